@@ -1,0 +1,28 @@
+"""Model directories, training checkpoints and hub names; knows no model."""
+
+from taming.serialization.directory import (
+    SavedModel,
+    is_model_directory,
+    load_config,
+    load_model_directory,
+    save_model_directory,
+)
+from taming.serialization.locate import find_model, load_saved_model
+from taming.serialization.training_checkpoint import (
+    checkpoint_entry,
+    load_training_checkpoint,
+    read_training_checkpoint,
+)
+
+__all__ = [
+    "SavedModel",
+    "checkpoint_entry",
+    "find_model",
+    "is_model_directory",
+    "load_config",
+    "load_model_directory",
+    "load_saved_model",
+    "load_training_checkpoint",
+    "read_training_checkpoint",
+    "save_model_directory",
+]

@@ -1,0 +1,135 @@
+"""Model directories: `config.json` and `model.safetensors`, with parts of a model in sub-directories."""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from taming.errors import UserError
+
+__all__ = [
+    "SavedModel",
+    "is_model_directory",
+    "load_config",
+    "load_model_directory",
+    "save_model_directory",
+]
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+FORMAT_VERSION = 1
+
+
+@dataclass
+class SavedModel:
+    """A model as plain data: what a model directory and a training checkpoint both hold.
+
+    Attributes:
+        kind: what it is a model of: `"vqgan"`, `"gpt"` or `"generator"`.
+        config: plain dictionary from which the model is rebuilt; JSON-serialisable.
+        state: the model's own weights by name; empty for a model that only joins parts.
+        parts: models this one is made of, by name (`"tokenizer"`, `"transformer"`).
+    """
+
+    kind: str
+    config: dict[str, Any]
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    parts: dict[str, "SavedModel"] = field(default_factory=dict)
+
+    def require(self, kind: str, where: str) -> "SavedModel":
+        """Returns itself if it is of this kind, else raises a `UserError` naming `where`."""
+        if self.kind != kind:
+            raise UserError(f"{where} holds a {self.kind}, where a {kind} is needed.")
+        return self
+
+
+def is_model_directory(path: Path) -> bool:
+    """Whether `path` is a directory with a `config.json` of this project."""
+    return (path / CONFIG_FILE).is_file()
+
+
+def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
+    """Writes a model directory; an older one at the same place is replaced only once the new one is whole.
+
+    Raises:
+        UserError: if `directory` holds something that is not a model directory.
+    """
+    directory = Path(directory)
+    if directory.exists() and not is_model_directory(directory) and any(directory.iterdir()):
+        raise UserError(
+            f"{directory} exists and is not a model directory: not overwritten. Choose another."
+        )
+    unfinished = directory.with_name(directory.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        _write(model, unfinished)
+    except Exception:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+    unfinished.rename(directory)
+    return directory
+
+
+def _write(model: SavedModel, directory: Path) -> None:
+    directory.mkdir(parents=True)
+    description = {"kind": model.kind, "format_version": FORMAT_VERSION, **model.config}
+    (directory / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
+    if model.state:
+        # clones: safetensors refuses tensors that share storage
+        state = {name: t.detach().cpu().clone().contiguous() for name, t in model.state.items()}
+        save_file(state, directory / WEIGHTS_FILE)
+    for name, part in model.parts.items():
+        _write(part, directory / name)
+
+
+def load_config(directory: Path) -> dict[str, Any]:
+    """Reads a model directory's `config.json`.
+
+    Raises:
+        UserError: if it is not JSON, or not written by this project or a version of it we can read.
+    """
+    path = directory / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(config, dict) or "kind" not in config:
+        raise UserError(
+            f"{path} is not the config.json of one of this project's models (it names no `kind`)."
+        )
+    if config.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"{path} is of format version {config.get('format_version')}, and this program reads "
+            f"version {FORMAT_VERSION}: install a newer version of it."
+        )
+    return config
+
+
+def load_model_directory(directory: Path) -> SavedModel:
+    """Reads a model directory and its parts, weights on the CPU.
+
+    Raises:
+        UserError: if a file is damaged or not ours.
+    """
+    config = load_config(directory)
+    kind = config.pop("kind")
+    config.pop("format_version")
+    weights = directory / WEIGHTS_FILE
+    state: dict[str, torch.Tensor] = {}
+    if weights.is_file():
+        try:
+            state = load_file(weights)
+        except SafetensorError as error:
+            raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
+    parts = {
+        child.name: load_model_directory(child)
+        for child in sorted(directory.iterdir())
+        if child.is_dir() and is_model_directory(child)
+    }
+    return SavedModel(kind, config, state, parts)

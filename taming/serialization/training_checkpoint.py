@@ -1,0 +1,62 @@
+"""The model inside a training checkpoint (`.ckpt`), read without running anything from the file.
+
+A training checkpoint is Lightning's, plus one entry, `model`: the finished model as plain data, with
+EMA weights where the run has them. Its tensors share storage with the training state, so they cost
+no disk space, and whoever reads a model out of a checkpoint need not know how it was trained.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from taming.errors import UserError
+from taming.serialization.directory import FORMAT_VERSION, SavedModel
+
+__all__ = ["checkpoint_entry", "load_training_checkpoint", "read_training_checkpoint"]
+
+ENTRY = "model"
+
+
+def checkpoint_entry(model: SavedModel) -> dict[str, Any]:
+    """The plain dictionary that goes into a checkpoint under `model`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": model.kind,
+        "config": model.config,
+        "state": model.state,
+        "parts": {name: checkpoint_entry(part) for name, part in model.parts.items()},
+    }
+
+
+def _saved_model(entry: dict[str, Any]) -> SavedModel:
+    parts = {name: _saved_model(part) for name, part in entry["parts"].items()}
+    return SavedModel(entry["kind"], entry["config"], entry["state"], parts)
+
+
+def read_training_checkpoint(path: Path) -> dict[str, Any]:
+    """Loads a `.ckpt` lazily on the CPU with `weights_only=True`, so that no code of it runs.
+
+    Raises:
+        UserError: if the file is damaged, holds anything but plain data, or is not this project's.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
+            f"of another program ({first_line})."
+        ) from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(ENTRY), dict):
+        raise UserError(
+            f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry, "
+            "which this project's checkpoints have."
+        )
+    return checkpoint
+
+
+def load_training_checkpoint(path: Path) -> SavedModel:
+    """The finished model inside a training checkpoint."""
+    return _saved_model(read_training_checkpoint(path)[ENTRY])
