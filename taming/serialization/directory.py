@@ -1,5 +1,6 @@
 """Model directories: `config.json` and `model.safetensors`, with parts of a model in sub-directories."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass, field
@@ -46,6 +47,18 @@ class SavedModel:
         if self.kind != kind:
             raise UserError(f"{where} holds a {self.kind}, where a {kind} is needed.")
         return self
+
+    def fingerprint(self) -> str:
+        """Hex digest of configuration, weights and parts: the same for equal models only."""
+        digest = hashlib.sha256(json.dumps([self.kind, self.config], sort_keys=True).encode())
+        for name, tensor in sorted(self.state.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(
+                tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            )
+        for name, part in sorted(self.parts.items()):
+            digest.update(f"{name} {part.fingerprint()}".encode())
+        return digest.hexdigest()
 
 
 def is_model_directory(path: Path) -> bool:

@@ -1,0 +1,19 @@
+"""Attention: the equation, its fast path, masks, several heads, and the cache for decoding."""
+
+from taming.attention.cache import KeyValueCache, LayerCache
+from taming.attention.equation import attention, attention_weights
+from taming.attention.fused import fused_attention
+from taming.attention.masks import causal_mask, padding_mask, prefix_causal_mask
+from taming.attention.multihead import MultiHeadAttention
+
+__all__ = [
+    "KeyValueCache",
+    "LayerCache",
+    "MultiHeadAttention",
+    "attention",
+    "attention_weights",
+    "causal_mask",
+    "fused_attention",
+    "padding_mask",
+    "prefix_causal_mask",
+]

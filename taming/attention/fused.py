@@ -1,0 +1,43 @@
+"""Attention by PyTorch's fused kernels.
+
+They compute the formula of `taming.attention.equation` without ever holding the `(… n_q n_k)`
+weights (Dao et al. 2022, "FlashAttention").
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from taming.attention.masks import causal_mask
+
+__all__ = ["fused_attention"]
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """The same as `taming.attention.equation.attention`, argument by argument."""
+    num_queries, num_keys = query.shape[-2], key.shape[-2]
+    if causal and num_queries == 1:
+        causal = False  # the last token sees all the others
+    if causal and (mask is not None or num_queries != num_keys):
+        # is_causal excludes another mask, and takes the queries for the first of the keys
+        in_past = causal_mask(num_queries, num_keys, device=query.device)
+        mask = in_past if mask is None else mask & in_past
+        causal = False
+    if mask is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=causal
+        )
+    # Kernels disagree about a query that may attend to nothing, so it attends to everything and
+    # its output is put to zero.
+    nothing = ~mask.any(dim=-1, keepdim=True)  # (… n_q 1)
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask | nothing, dropout_p=dropout
+    )
+    return output.masked_fill(nothing, 0.0)

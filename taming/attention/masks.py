@@ -1,0 +1,49 @@
+"""Boolean attention masks: True where a query (row) may attend to a key (column)."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["causal_mask", "padding_mask", "prefix_causal_mask"]
+
+
+def causal_mask(
+    num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None
+) -> Tensor:
+    """Each token attends to itself and to those before it.
+
+    Returns:
+        `(num_queries num_keys)`. With more keys than queries the queries are the last of the keys,
+        as when decoding with a cache.
+    """
+    num_keys = num_queries if num_keys is None else num_keys
+    if num_keys < num_queries:
+        raise ValueError(f"{num_queries} causal queries need as many keys, there are {num_keys}.")
+    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return everything.tril(diagonal=num_keys - num_queries)
+
+
+def prefix_causal_mask(
+    length: int, num_prefix: int, *, device: torch.device | str | None = None
+) -> Tensor:
+    """Causal, except that the first `num_prefix` tokens see each other in both directions.
+
+    Returns:
+        `(length length)`.
+    """
+    mask = causal_mask(length, device=device)
+    mask[:num_prefix, :num_prefix] = True
+    return mask
+
+
+def padding_mask(lengths: Tensor, num_keys: int) -> Tensor:
+    """Nothing attends to the padding behind the first `lengths[b]` keys.
+
+    Args:
+        lengths: `(b,)` integers.
+        num_keys: padded length.
+
+    Returns:
+        `(b 1 1 num_keys)`, to be broadcast over heads and queries.
+    """
+    is_token = torch.arange(num_keys, device=lengths.device) < lengths[:, None]  # (b num_keys)
+    return is_token[:, None, None, :]

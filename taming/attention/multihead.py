@@ -1,0 +1,110 @@
+"""Multi-head attention: one module for self-, causal and cross-attention."""
+
+import torch
+from torch import Tensor, nn
+
+from taming.attention.cache import LayerCache
+from taming.attention.equation import attention, attention_weights
+from taming.attention.fused import fused_attention
+from taming.errors import UserError
+
+__all__ = ["MultiHeadAttention"]
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, …, head_h) W_O with head_i = Attention(X W_Qᵢ, S W_Kᵢ, S W_Vᵢ).
+
+    Vaswani et al. 2017, section 3.2.2. What it is depends on its inputs: self-attention where the
+    source S is X itself, causal with `causal=True`, cross-attention with another source.
+
+    Args:
+        embed_dim: width of x and of the output.
+        num_heads: number of heads h.
+        source_dim: width of the source, if it is not that of x.
+        key_dim: width of queries and keys over all heads, if it is not `embed_dim`.
+        value_dim: width of the values over all heads, if it is not `embed_dim`.
+        bias: whether the four projections have biases.
+        dropout: probability with which an attention weight is dropped in training.
+        fused: the fast path; False computes the written-out equation.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        source_dim: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        fused: bool = True,
+    ) -> None:
+        super().__init__()
+        source_dim = embed_dim if source_dim is None else source_dim
+        key_dim = embed_dim if key_dim is None else key_dim
+        value_dim = embed_dim if value_dim is None else value_dim
+        for width in (key_dim, value_dim):
+            if width % num_heads:
+                raise UserError(
+                    f"a width of {width} cannot be split into {num_heads} attention heads: choose "
+                    "a width that is a multiple of the number of heads."
+                )
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.attention = fused_attention if fused else attention
+        self.query = nn.Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
+        self.key = nn.Linear(source_dim, key_dim, bias=bias)  # W_K
+        self.value = nn.Linear(source_dim, value_dim, bias=bias)  # W_V
+        self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
+
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Each token of x takes from the tokens of the source.
+
+        Args:
+            x: `(b n_q embed_dim)`.
+            source: `(b n_k source_dim)`; x itself where it is None.
+            mask: boolean, broadcast to `(b heads n_q n_k)`: True where x may attend to the source.
+            causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
+            cache: keys and values of earlier tokens, which then count among the `n_k`; those of
+                the source are appended to it.
+
+        Returns:
+            `(b n_q embed_dim)`.
+        """
+        source = x if source is None else source
+        query = self._split_heads(self.query(x))  # (b heads n_q d_k)
+        key = self._split_heads(self.key(source))  # (b heads n_k d_k)
+        value = self._split_heads(self.value(source))  # (b heads n_k d_v)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        dropout = self.dropout if self.training else 0.0
+        heads = self.attention(query, key, value, mask, dropout, causal=causal)  # (b heads n_q d_v)
+        concatenated = heads.transpose(1, 2).flatten(2)  # (b n_q value_dim)
+        return self.output(concatenated)
+
+    @torch.no_grad()
+    def weights(
+        self,
+        x: Tensor,
+        source: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The attention weights of each head, to look at: `(b heads n_q n_k)`."""
+        query = self._split_heads(self.query(x))
+        key = self._split_heads(self.key(x if source is None else source))
+        return attention_weights(query, key, mask, causal=causal)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """`(b n heads·d)` to `(b heads n d)`."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""The commands: each reads its configuration, checks it, and calls a workflow or the trainer."""

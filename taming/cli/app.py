@@ -1,0 +1,165 @@
+"""What all commands share: where configs are, how errors look, how a run directory begins."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import taming
+from taming.errors import MissingPathError, UserError
+
+__all__ = [
+    "begin_run",
+    "build",
+    "command",
+    "config_directory",
+    "is_first_process",
+    "resolved",
+    "resume_config",
+]
+
+COMPOSED_FILE, RESOLVED_FILE = "config_composed.yaml", "config.yaml"
+
+
+def is_first_process() -> bool:
+    """Whether this is the process the user started, and not a rank that was launched by it."""
+    return all(int(os.environ.get(name, "0")) == 0 for name in ("LOCAL_RANK", "NODE_RANK"))
+
+
+def config_directory() -> Path:
+    """`configs/` inside the installed package, or beside it in a checkout."""
+    if taming.__file__ is None or not hasattr(taming, "__version__"):
+        raise UserError(
+            "the package `taming` that Python finds is not this project's but another of the same "
+            "name: uninstall taming-transformers, or use a fresh virtual environment."
+        )
+    package = Path(taming.__file__).resolve().parent
+    packaged = package / "configs"
+    return packaged if packaged.is_dir() else package.parent / "configs"
+
+
+def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], Callable[[], None]]:
+    """Makes a function of a Hydra configuration a command.
+
+    What the user can put right is printed as one line on standard error, with exit status 2. The
+    function returns its exit status, None for 0.
+    """
+
+    def decorate(function: Callable[[DictConfig], int | None]) -> Callable[[], None]:
+        def run(config: DictConfig) -> None:
+            logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+            try:
+                status = function(config)
+            except (UserError, OmegaConfBaseException) as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(2)
+            sys.exit(status or 0)
+
+        def main() -> None:
+            decorator = hydra.main(
+                config_path=str(config_directory()), config_name=config_name, version_base="1.3"
+            )
+            decorator(run)()
+
+        main.__doc__ = function.__doc__
+        return main
+
+    return decorate
+
+
+def build(config: DictConfig, /, **arguments: Any) -> Any:
+    """Calls a configuration's `_target_` with plain Python values; None for one without.
+
+    Raises:
+        UserError: naming the target, if an argument is unknown, missing or wrong.
+    """
+    if config is None or config.get("_target_") is None:
+        return None
+    try:
+        return hydra.utils.instantiate(config, **arguments, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, TypeError | ValueError):
+            raise UserError(f"configuration of {config._target_}: {cause}.") from error
+        raise
+
+
+def resolved(config: DictConfig) -> dict[str, Any]:
+    """The configuration as a plain dictionary, interpolations resolved.
+
+    Raises:
+        UserError: naming the values that must be given and are not.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        example = " ".join(f"{name}=VALUE" for name in missing)
+        raise UserError(
+            f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
+        )
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(name): value for name, value in plain.items()}
+
+
+def resume_config(config: DictConfig) -> DictConfig:
+    """The configuration of the run in `config.resume`, with this command line's overrides on top.
+
+    Raises:
+        MissingPathError: if that is not a run directory.
+        UserError: for an override that makes no sense for a run that has begun.
+    """
+    run_dir = Path(config.resume).expanduser()
+    path = run_dir / COMPOSED_FILE
+    if not path.is_file():
+        raise MissingPathError(
+            f"nothing to resume: {path} does not exist. resume= takes the directory of a run, such as "
+            "the one named at its start."
+        )
+    saved = OmegaConf.load(path)
+    assert isinstance(saved, DictConfig)
+    for override in HydraConfig.get().overrides.task:
+        name = override.split("=", 1)[0].lstrip("+")
+        if name == "resume":
+            continue
+        if name in ("experiment", "run_dir") or name.startswith("~"):
+            raise UserError(
+                f"resume= continues the run with its own configuration: {override} cannot be combined "
+                "with it. Single values, such as trainer.max_steps=…, can."
+            )
+        OmegaConf.update(saved, name, OmegaConf.select(config, name), merge=False, force_add=True)
+    saved.run_dir = str(run_dir)
+    saved.resume = str(run_dir)
+    return saved
+
+
+def begin_run(config: DictConfig) -> Path:
+    """Makes the run directory and writes the configuration into it, as composed and resolved.
+
+    Raises:
+        UserError: if the directory holds another run already, or cannot be written.
+    """
+    plain = resolved(config)
+    run_dir = Path(plain["run_dir"]).expanduser()
+    if not is_first_process():
+        return run_dir
+    if plain["resume"] is None and (run_dir / COMPOSED_FILE).exists():
+        raise UserError(
+            f"{run_dir} holds a run already. Continue it with resume={run_dir}, or give another run_dir."
+        )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, run_dir / COMPOSED_FILE)
+        OmegaConf.save(OmegaConf.create(plain), run_dir / RESOLVED_FILE)
+    except OSError as error:
+        raise UserError(f"the run directory {run_dir} cannot be written: {error}.") from error
+    return run_dir

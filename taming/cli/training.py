@@ -1,0 +1,46 @@
+"""What the two training commands share."""
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from taming.cli.app import build, is_first_process, resolved
+from taming.errors import UserError
+from taming.serialization import read_training_checkpoint
+from taming.training import CSVTracker, Tracker, TrainingResult
+
+__all__ = ["finish", "start_trackers"]
+
+
+def start_trackers(config: DictConfig, run_dir: Path, resume_from: Path | None) -> list[Tracker]:
+    """`metrics.csv`, and what `config.logger` adds to it; nothing in processes of other ranks.
+
+    Raises:
+        UserError: if `metrics.csv` cannot be written.
+    """
+    if not is_first_process():
+        return []
+    first_step = 0 if resume_from is None else read_training_checkpoint(resume_from)["step"]
+    try:
+        trackers: list[Tracker] = [CSVTracker(run_dir / "metrics.csv", first_step)]
+    except OSError as error:
+        raise UserError(f"{run_dir / 'metrics.csv'} cannot be written: {error}.") from error
+    logger = build(config.logger, run_dir=run_dir, config=resolved(config))
+    return trackers if logger is None else [*trackers, logger]
+
+
+def finish(result: TrainingResult, run_dir: Path, *, script: str, next_step: str) -> int:
+    """Says what was written and what comes next; returns the exit status."""
+    if result.model_dir is None:  # another rank
+        return 0
+    print(f"\n{run_dir}: {result.step} steps done")
+    print(f"  model/        the model of step {result.exported_step}")
+    print("  checkpoints/  last.ckpt, and best.ckpt by validation")
+    print("  metrics.csv, grids/, config.yaml")
+    if result.interrupted:
+        print(f"interrupted; go on with:\n  python scripts/{script}.py resume={run_dir}")
+        return 130
+    print(f"next: {next_step}")
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,108 @@
+"""Class labels as conditions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taming.conditioning.base import Conditioning
+from taming.errors import UserError
+
+__all__ = ["ClassLabel"]
+
+NAMES_SHOWN = 20
+
+
+class ClassLabel(Conditioning):
+    """The prefix is the class label; one more id, the last, stands for "no class".
+
+    Args:
+        num_classes: labels are 0 to num_classes - 1.
+        dropout: share of the labels that training replaces by "no class". Only with some is the
+            "no class" id ever trained, and only then can images be asked for without a class.
+        class_names: name of each class, for messages and reports.
+    """
+
+    kind = "class_label"
+    prefix_length = 1
+
+    def __init__(
+        self, num_classes: int, dropout: float = 0.0, class_names: Sequence[str] | None = None
+    ) -> None:
+        if num_classes < 1:
+            raise UserError(f"num_classes is {num_classes}: a class model needs at least 1 class.")
+        if not 0.0 <= dropout < 1.0:
+            raise UserError(f"label dropout is {dropout}: it must be at least 0 and less than 1.")
+        if class_names is not None and len(class_names) != num_classes:
+            raise UserError(f"there are {len(class_names)} class names for {num_classes} classes.")
+        self.num_classes = num_classes
+        self.dropout = dropout
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.num_prefix_ids = num_classes + 1
+
+    @property
+    def no_class_id(self) -> int:
+        """The prefix id of "no class"."""
+        return self.num_classes
+
+    def prefix(
+        self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """The labels as prefix `(b 1)`.
+
+        Args:
+            condition: `(b,)` integer labels, or None for "no class".
+            batch_size: b.
+            device: where the prefix is to be.
+
+        Raises:
+            UserError: if a label is out of range, or None is not something the model has learned.
+        """
+        if condition is None:
+            if self.dropout == 0.0:
+                raise UserError(
+                    "this model was trained on classes without label dropout and has not learned "
+                    f"to do without: give a class label for each image, {self._range()}."
+                )
+            return torch.full((batch_size, 1), self.no_class_id, device=device)
+        if condition.shape != (batch_size,) or condition.is_floating_point():
+            raise UserError(
+                f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
+                f"where {batch_size} integer class labels, shape ({batch_size},), are needed."
+            )
+        wrong = condition[(condition < 0) | (condition >= self.num_classes)]
+        if len(wrong):
+            raise UserError(
+                f"class label {int(wrong[0])} does not exist in this model: labels are "
+                f"{self._range()}."
+            )
+        return condition.to(device=device, dtype=torch.int64)[:, None]
+
+    def drop(self, prefix: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Replaces each label by "no class" with probability `dropout`."""
+        if self.dropout == 0.0:
+            return prefix
+        chance = torch.rand(prefix.shape, device=prefix.device, generator=generator)  # (b 1)
+        return prefix.masked_fill(chance < self.dropout, self.no_class_id)
+
+    def with_class_names(self, class_names: Sequence[str]) -> "ClassLabel":
+        """A copy that knows the names of its classes."""
+        return ClassLabel(self.num_classes, self.dropout, class_names)
+
+    def config(self) -> dict[str, Any]:
+        """Plain dictionary from which `conditioning_from_config` rebuilds it."""
+        return {
+            "kind": self.kind,
+            "num_classes": self.num_classes,
+            "dropout": self.dropout,
+            "class_names": None if self.class_names is None else list(self.class_names),
+        }
+
+    def _range(self) -> str:
+        text = f"0 to {self.num_classes - 1}"
+        if self.class_names is None:
+            return text
+        named = [f"{label} {name}" for label, name in enumerate(self.class_names[:NAMES_SHOWN])]
+        more = ", …" if self.num_classes > NAMES_SHOWN else ""
+        return f"{text} ({', '.join(named)}{more})"

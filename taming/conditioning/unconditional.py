@@ -1,0 +1,32 @@
+"""No condition: every sequence begins with the same start id."""
+
+import torch
+from torch import Tensor
+
+from taming.conditioning.base import Conditioning
+from taming.errors import UserError
+
+__all__ = ["Unconditional"]
+
+
+class Unconditional(Conditioning):
+    """The prefix is the id 0, the only one there is."""
+
+    kind = "unconditional"
+    num_prefix_ids = 1
+    prefix_length = 1
+
+    def prefix(
+        self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """`(b 1)` zeros.
+
+        Raises:
+            UserError: if a condition is given.
+        """
+        if condition is not None:
+            raise UserError(
+                "this model was trained without conditions and cannot be asked for anything in "
+                "particular: leave the condition out, or use a model trained on classes."
+            )
+        return torch.zeros(batch_size, 1, dtype=torch.int64, device=device)

@@ -1,0 +1,34 @@
+"""Images for training and evaluation: sources, transforms, data sets, order, data module.
+
+`taming.data.sets` holds one function for each data set a config can name.
+"""
+
+from taming.data.builtin import ArraySource
+from taming.data.dataset import ImageDataset, Source
+from taming.data.image_folder import ImageFolder
+from taming.data.images import BrokenImageError, load_image
+from taming.data.loading import EndlessDataModule
+from taming.data.module import ImageDataModule, Part, hold_out
+from taming.data.sampler import EndlessBatches
+from taming.data.split import held_out_split
+from taming.data.tokens import CacheDescription, TokenDataModule, TokenDataset
+from taming.data.transforms import ImageTransform
+
+__all__ = [
+    "ArraySource",
+    "BrokenImageError",
+    "CacheDescription",
+    "EndlessBatches",
+    "EndlessDataModule",
+    "ImageDataModule",
+    "ImageDataset",
+    "ImageFolder",
+    "ImageTransform",
+    "Part",
+    "Source",
+    "TokenDataModule",
+    "TokenDataset",
+    "held_out_split",
+    "hold_out",
+    "load_image",
+]

@@ -1,0 +1,212 @@
+"""Images of any source as a map-style data set of tensors."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from taming.data.images import BrokenImageError, Channels, Color
+from taming.data.transforms import ImageTransform
+from taming.errors import UserError
+
+__all__ = ["ImageDataset", "Source"]
+
+log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where decoded images come from: a folder, an archive, an array.
+
+    Attributes:
+        description: name for messages and summaries.
+        channels: 1 or 3, of every image.
+        background: RGB behind transparent parts.
+        class_names: empty if there are no classes.
+        broken: (name, reason) of the files left out.
+        sizes: (height, width) of each image, where known.
+        in_memory: whether loading an image only copies it.
+        max_broken_fraction: share of images that may fail to load.
+    """
+
+    description: str
+    channels: Channels
+    background: Color
+    class_names: list[str]
+    broken: list[tuple[str, str]]
+    sizes: list[tuple[int, int]] | None
+    in_memory: bool
+    max_broken_fraction: float
+
+    def __len__(self) -> int: ...
+
+    def load(self, index: int) -> Image.Image:
+        """Mode `L` or `RGB` by `channels`; raises `BrokenImageError`."""
+
+    def label(self, index: int) -> int | None:
+        """The class of an image, without loading it."""
+
+    def name(self, index: int) -> str:
+        """Unique within the source."""
+
+    def fingerprint(self) -> str:
+        """Hex digest of everything that decides what `load` and `label` return."""
+
+
+class ImageDataset(Dataset[dict[str, Any]]):
+    """A source, or a part of it, under a transform.
+
+    `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
+    `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
+    float32 tensor `(c H W)` in [-1, 1]; `labels` is its class number and missing if there are no
+    classes.
+
+    An image that cannot be loaded after all is replaced by the next one of its class, and reported
+    once.
+
+    Args:
+        source: where the images come from.
+        transform: what is done with them.
+        seed: of the augmentation, not negative.
+        indices: the part of the source to take, in this order; None for all.
+
+    Raises:
+        UserError: if images have sizes that the transform cannot use; in `__getitem__`, if more
+            images than the source's `max_broken_fraction` cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: ImageTransform,
+        *,
+        seed: int,
+        indices: Sequence[int] | None = None,
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.seed = seed
+        self._indices = np.arange(len(source)) if indices is None else np.asarray(indices)
+        # in shared memory, so that what a loader's worker finds broken is known to all of them
+        self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()
+        self.num_magnified = self._check_sizes()
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
+        index, draw = key if isinstance(key, tuple) else (key, None)
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        rng = None if draw is None else np.random.default_rng((self.seed, draw))
+        image, index = self._load(index)
+        item: dict[str, Any] = {"images": self.transform(image, rng, self.name(index))}
+        label = self.label(index)
+        return item if label is None else {**item, "labels": label}
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes there are; None without classes."""
+        return len(self.source.class_names) or None
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names by class number; empty without classes."""
+        return self.source.class_names
+
+    @property
+    def channels(self) -> Channels:
+        """1 or 3."""
+        return self.source.channels
+
+    @property
+    def background(self) -> Color:
+        """RGB, 0 to 255, behind transparent parts."""
+        return self.source.background
+
+    @property
+    def resolution(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.transform.size
+
+    @property
+    def broken(self) -> list[tuple[str, str]]:
+        """(name, reason) of the files that the whole source left out at the start."""
+        return self.source.broken
+
+    @property
+    def replaced(self) -> list[str]:
+        """Names of the images that turned out to be broken later, in any worker so far."""
+        return [self.name(i) for i in self._replaced.nonzero().flatten().tolist()]
+
+    def name(self, index: int) -> str:
+        """File name, or `train/00012` for the twelfth image of a built-in set's training part."""
+        return self.source.name(int(self._indices[index]))
+
+    def label(self, index: int) -> int | None:
+        """The class of an item without loading its image; None without classes."""
+        return self.source.label(int(self._indices[index]))
+
+    def fingerprint(self) -> str:
+        """Hex digest of what the items are: files, labels, which of them in what order, transform.
+
+        Neither the seed nor where the files lie is part of it.
+        """
+        digest = hashlib.sha256(self.source.fingerprint().encode())
+        digest.update(self._indices.astype(np.int64).tobytes())
+        digest.update(repr(self.transform).encode())
+        return digest.hexdigest()
+
+    def _load(self, index: int) -> tuple[Image.Image, int]:
+        """The image, and the index it has: another than asked for if that one is broken."""
+        for candidate in self._with_stand_ins(index):
+            if self._replaced[candidate]:
+                continue
+            try:
+                return self.source.load(int(self._indices[candidate])), candidate
+            except BrokenImageError as error:
+                self._note_broken(candidate, error)
+        raise UserError(f"{self.source.description}: none of its {len(self)} images can be loaded.")
+
+    def _with_stand_ins(self, index: int) -> Iterator[int]:
+        label = self.label(index)
+        for same_class in (True, False):
+            for candidate in chain(range(index, len(self)), range(index)):
+                if (self.label(candidate) == label) is same_class:
+                    yield candidate
+
+    def _note_broken(self, index: int, error: BrokenImageError) -> None:
+        self._replaced[index] = True
+        num_broken = int(self._replaced.sum())
+        found = f"{self.source.description}: {self.name(index)} is broken ({error})"
+        if num_broken > self.source.max_broken_fraction * len(self):
+            raise UserError(
+                f"{found}, as are {num_broken - 1} others that passed the check at the start: "
+                f"more than max_broken_fraction={self.source.max_broken_fraction:g} of "
+                f"{len(self)} allows. Remove them; data.check=full finds them at the start."
+            )
+        log.warning("%s and replaced by another image; %d so far", found, num_broken)
+
+    def _check_sizes(self) -> int:
+        """Checks all known sizes; returns how many images are smaller than the result."""
+        if self.source.sizes is None:
+            return 0
+        misfits, num_magnified = [], 0
+        for index in self._indices:
+            size = self.source.sizes[index]
+            num_magnified += self.transform.magnifies(size)
+            try:
+                self.transform.check_size(size, self.source.name(int(index)))
+            except UserError as error:
+                misfits.append(str(error))
+        if misfits:
+            rest = (
+                f" So it is with {len(misfits)} images of {len(self)}." if len(misfits) > 1 else ""
+            )
+            raise UserError(f"{self.source.description}: {misfits[0]}{rest}")
+        return num_magnified

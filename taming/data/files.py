@@ -1,0 +1,161 @@
+"""Image files in a folder or a zip archive, read the same way."""
+
+import os
+import re
+import zipfile
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from taming.errors import MissingPathError, UserError
+
+__all__ = ["FileEntry", "FolderFiles", "ZipFiles", "natural_key", "open_files"]
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
+
+
+class FileEntry(NamedTuple):
+    """One image file.
+
+    Attributes:
+        name: path below the folder or in the archive, with forward slashes.
+        size: bytes.
+        stamp: changes with the content: modification time in a folder, CRC-32 in an archive.
+    """
+
+    name: str
+    size: int
+    stamp: int
+
+
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Sort key under which `image10` follows `image9`; ties go by the plain name."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
+
+
+class FolderFiles:
+    """The image files below a folder, in natural order; links are followed, hidden files left out.
+
+    Attributes:
+        entries: the files.
+        ignored: number of files with other suffixes, by suffix.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ignored: Counter[str] = Counter()
+        found = []
+        for file in self._walk(path, frozenset()):
+            name = file.relative_to(path).as_posix()
+            if _is_image(name, self.ignored):
+                status = file.stat()
+                found.append(FileEntry(name, status.st_size, status.st_mtime_ns))
+        self.entries = sorted(found, key=lambda entry: natural_key(entry.name))
+
+    def read(self, name: str) -> bytes:
+        """The content of one file."""
+        return (self.path / name).read_bytes()
+
+    def _walk(self, folder: Path, parents: frozenset[str]) -> list[Path]:
+        real = os.path.realpath(folder)
+        if real in parents:  # a link to a folder that contains it
+            return []
+        files = []
+        try:
+            with os.scandir(folder) as children:
+                for child in children:
+                    if child.is_dir() and not _is_hidden(child.name):
+                        files += self._walk(Path(child.path), parents | {real})
+                    elif child.is_file():
+                        files.append(Path(child.path))
+        except PermissionError as error:
+            raise UserError(f"{folder} cannot be read: permission denied.") from error
+        return files
+
+
+class ZipFiles:
+    """The image files in a zip archive, in natural order; each process opens it for itself.
+
+    Attributes: as for `FolderFiles`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ignored: Counter[str] = Counter()
+        self._opened: tuple[int, zipfile.ZipFile] | None = None
+        try:
+            infos = [info for info in self._archive().infolist() if not info.is_dir()]
+        except (zipfile.BadZipFile, OSError) as error:
+            raise UserError(f"{path} is not a readable zip archive: {error}.") from error
+        if any(info.flag_bits & 1 for info in infos):
+            raise UserError(f"{path} is encrypted: unpack it and give the folder instead.")
+        images = {
+            info.filename: FileEntry(info.filename, info.file_size, info.CRC)
+            for info in infos
+            if _is_image(info.filename, self.ignored)
+        }
+        self.entries = sorted(images.values(), key=lambda entry: natural_key(entry.name))
+
+    def read(self, name: str) -> bytes:
+        """The content of one file."""
+        return self._archive().read(name)
+
+    def _archive(self) -> zipfile.ZipFile:
+        # A forked worker must not share the file position with its parent.
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), zipfile.ZipFile(self.path)
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_opened": None}
+
+
+def open_files(path: str | Path, key: str = "path") -> FolderFiles | ZipFiles:
+    """Lists the images in a folder or `.zip` file.
+
+    Args:
+        path: where.
+        key: name of the setting `path` came from, for messages.
+
+    Raises:
+        MissingPathError: if nothing is there.
+        UserError: if it is neither of the two or holds no image files.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise MissingPathError(
+            f"{path} does not exist (looked from {Path.cwd()}). "
+            f"Give a folder of images or a .zip file as data.{key}."
+        )
+    if path.is_file() and path.suffix.lower() != ".zip":
+        raise UserError(
+            f"{path} is neither a folder nor a .zip file: data.{key} must be one of them."
+        )
+    files = ZipFiles(path) if path.is_file() else FolderFiles(path)
+    if not files.entries:
+        others = f" (but {describe_ignored(files.ignored)})" if files.ignored else ""
+        raise UserError(
+            f"{path} holds no images{others}: data.{key} must lead to files that end in "
+            f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
+        )
+    return files
+
+
+def describe_ignored(ignored: Counter[str]) -> str:
+    """`3 .txt, 1 .gif`: most frequent first."""
+    return ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(10))
+
+
+def _is_hidden(part: str) -> bool:
+    return part.startswith(".") or part == "__MACOSX"
+
+
+def _is_image(name: str, ignored: Counter[str]) -> bool:
+    path = PurePosixPath(name)
+    if any(_is_hidden(part) for part in path.parts):
+        return False
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        ignored[suffix or "without suffix"] += 1
+    return suffix in SUFFIXES

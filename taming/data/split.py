@@ -1,0 +1,69 @@
+"""Which images are held out for validation."""
+
+import hashlib
+from collections.abc import Sequence
+
+from taming.errors import UserError
+
+__all__ = ["check_fraction", "held_out_split"]
+
+
+def held_out_split(
+    names: Sequence[str], labels: Sequence[int | None], fraction: float
+) -> tuple[list[int], list[int]]:
+    """Splits items into training and validation, the same way whatever the seed and the machine.
+
+    round(fraction · n) items are held out, each class giving its share (largest remainders first)
+    but never its last item. Within a class the items with the smallest hash of their name go, so
+    adding images to the set moves few of the others from one side to the other.
+
+    Args:
+        names: unique names, n of them.
+        labels: the class of each, or None.
+        fraction: share to hold out, between 0 and 1.
+
+    Returns:
+        Indices for training and for validation, both ascending.
+
+    Raises:
+        UserError: if the fraction is out of range or leaves no images for validation.
+    """
+    check_fraction(fraction)
+    classes: dict[int | None, list[int]] = {}
+    for index, label in enumerate(labels):
+        classes.setdefault(label, []).append(index)
+    held_out: list[int] = []
+    quotas = _quotas([len(members) for members in classes.values()], round(fraction * len(names)))
+    if sum(quotas) == 0:
+        raise UserError(
+            f"val_fraction={fraction} of {len(names)} images leaves 0 images for validation (a "
+            "class's last image is never held out): raise it, or give more images or a val_path."
+        )
+    for members, quota in zip(classes.values(), quotas, strict=True):
+        held_out += sorted(members, key=lambda index: _hash(names[index]))[:quota]
+    kept = set(range(len(names))).difference(held_out)
+    return sorted(kept), sorted(held_out)
+
+
+def check_fraction(fraction: float) -> None:
+    """Raises a `UserError` unless it is above 0 and below 1."""
+    if not 0 < fraction < 1:
+        raise UserError(
+            f"val_fraction is {fraction}: give the share to hold out for validation, above 0 and "
+            "below 1 (or name a folder of validation images with val_path)."
+        )
+
+
+def _quotas(sizes: list[int], total: int) -> list[int]:
+    """Shares `total` out in proportion to `sizes` by largest remainder, leaving one of each."""
+    num_items = sum(sizes)
+    quotas = [min(size * total // num_items, size - 1) for size in sizes]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: -(sizes[i] * total % num_items))
+    can_give = [i for i in by_remainder if quotas[i] + 1 < sizes[i]]
+    for i in can_give[: total - sum(quotas)]:
+        quotas[i] += 1
+    return quotas
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,205 @@
+"""From an 8-bit image of any size to a tensor of one size, with or without augmentation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from taming.data.images import Color
+from taming.errors import UserError
+
+__all__ = ["Crop", "ImageTransform", "Resize", "as_color"]
+
+Resize = Literal["shorter_side", "stretch", "enlarge", "none"]
+Crop = Literal["center", "random", "none"]
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTransform:
+    """Resizes, crops and augments; the deterministic version differs only in what is drawn.
+
+    The steps, in this order:
+
+    1. `pad` pixels of `fill` on every side.
+    2. `resize` and `crop`. A *window* of the image becomes the result:
+
+       - `shorter_side`: the window has the shape of `resolution` and is as large as fits. With
+         `crop="center"` it lies in the middle. With `crop="random"` each side is shrunk by a
+         factor drawn uniformly from `crop_scale` and the place is drawn too, so that
+         `crop_scale=(1, 1)` moves along the longer side only. It is resized with an antialiased
+         Lanczos filter.
+       - `stretch`: the window is the whole image (`crop="none"`), resized with the same filter; the
+         aspect is not kept.
+       - `enlarge`: the whole image (`crop="none"`), each pixel repeated a whole number of times.
+       - `none`: the window has exactly `resolution` pixels: in the middle, anywhere, or, with
+         `crop="none"`, the image must have that size.
+    3. Training only: a mirror image every other time, if `horizontal_flip`.
+    4. Training only: a move by up to `random_shift` result pixels along each axis; `fill` follows.
+
+    Args:
+        resolution: pixels of the result, a number (square) or (height, width).
+        resize: see above.
+        crop: see above; without augmentation, `random` means `center` and the largest window.
+        crop_scale: smallest and largest factor for a random window; read only where
+            `resize="shorter_side"` and `crop="random"`.
+        horizontal_flip: whether to mirror.
+        random_shift: pixels.
+        pad: pixels.
+        fill: RGB, 0 to 255, for `pad` and `random_shift`; a grey image takes its luma.
+
+    Raises:
+        UserError: for values that make no sense together.
+    """
+
+    resolution: int | Sequence[int]
+    resize: Resize
+    crop: Crop
+    crop_scale: Sequence[float] = (1.0, 1.0)
+    horizontal_flip: bool = False
+    random_shift: int = 0
+    pad: int = 0
+    fill: Sequence[int] = (0, 0, 0)
+
+    def __post_init__(self) -> None:
+        given = self.resolution
+        pair = (given, given) if isinstance(given, int) else tuple(given)
+        if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+            raise UserError(f"resolution is {given}: give pixels, one number or [height, width].")
+        object.__setattr__(self, "resolution", pair)
+        object.__setattr__(self, "crop_scale", tuple(self.crop_scale))
+        object.__setattr__(self, "fill", as_color(self.fill, "fill"))
+        for name, value, allowed in (
+            ("resize", self.resize, get_args(Resize)),
+            ("crop", self.crop, get_args(Crop)),
+        ):
+            if value not in allowed:
+                raise UserError(f"{name} is {value!r}: choose one of {', '.join(allowed)}.")
+        if self.resize in ("stretch", "enlarge") and self.crop != "none":
+            raise UserError(
+                f"resize={self.resize} takes the whole image: set crop=none, not crop={self.crop}."
+            )
+        if self.resize == "shorter_side" and self.crop == "none":
+            raise UserError(
+                "resize=shorter_side leaves the longer side too long: set crop=center or "
+                "crop=random, or resize=stretch to change the aspect."
+            )
+        if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise UserError(
+                f"crop_scale is {list(self.crop_scale)}: give [smallest, largest], above 0 and "
+                "at most 1."
+            )
+        if self.random_shift < 0 or self.pad < 0:
+            raise UserError("random_shift and pad are pixels: 0 or more.")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the result in pixels."""
+        return cast(tuple[int, int], self.resolution)
+
+    def __call__(
+        self, image: Image.Image, rng: np.random.Generator | None = None, name: str = "the image"
+    ) -> torch.Tensor:
+        """Transforms one image.
+
+        Args:
+            image: mode `L` or `RGB`.
+            rng: draws the augmentation; None for the deterministic version.
+            name: what to call the image in an error.
+
+        Returns:
+            float32 `(c H W)` in [-1, 1], c is 1 or 3.
+
+        Raises:
+            UserError: if the image's size does not suit the settings.
+        """
+        self.check_size((image.height, image.width), name)
+        if self.pad:
+            image = ImageOps.expand(image, self.pad, self._fill(image))
+        height, width = self.size
+        filtered = self.resize in ("shorter_side", "stretch")
+        resampling = Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
+        image = image.crop(self._window(image, rng)).resize((width, height), resampling)
+        if rng is not None:
+            if self.horizontal_flip and rng.integers(2):
+                image = ImageOps.mirror(image)
+            image = self._shifted(image, rng)
+        pixels = torch.from_numpy(np.array(image)).reshape(height, width, -1)
+        return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
+
+    def check_size(self, size: tuple[int, int], name: str) -> None:
+        """Raises a `UserError` naming the image if one of this (height, width) cannot be used."""
+        height, width = (side + 2 * self.pad for side in size)
+        target_height, target_width = self.size
+        padded = f" ({height}x{width} with pad={self.pad})" if self.pad else ""
+        problem = (
+            f"{name} is {size[0]}x{size[1]} pixels (height x width){padded}, "
+            f"resolution is {target_height}x{target_width}: "
+        )
+        if self.resize == "enlarge":
+            factor = target_height // height
+            if factor < 1 or (height * factor, width * factor) != self.size:
+                raise UserError(
+                    f"{problem}resize=enlarge repeats pixels a whole number of times, so "
+                    f"resolution must be a multiple of {height}x{width}. Change it, or pad, "
+                    "or resize=stretch."
+                )
+        elif self.resize == "none":
+            if self.crop == "none" and (height, width) != self.size:
+                raise UserError(f"{problem}resize=none with crop=none needs images of that size.")
+            if height < target_height or width < target_width:
+                raise UserError(
+                    f"{problem}it is too small to crop. Use a smaller resolution, "
+                    "resize=shorter_side, or leave small images out."
+                )
+
+    def magnifies(self, size: tuple[int, int]) -> bool:
+        """Whether an image of this (height, width) must be resized up, and turns out soft."""
+        too_small = any(
+            side + 2 * self.pad < target for side, target in zip(size, self.size, strict=True)
+        )
+        return self.resize in ("shorter_side", "stretch") and too_small
+
+    def _window(self, image: Image.Image, rng: np.random.Generator | None) -> Box:
+        """(left, top, right, bottom) of the part of the image that becomes the result."""
+        if self.crop == "none":
+            return 0, 0, image.width, image.height
+        height, width = self.size
+        if self.resize == "shorter_side":
+            scale = min(image.height / height, image.width / width)
+            if rng is not None and self.crop == "random":
+                scale *= rng.uniform(self.crop_scale[0], self.crop_scale[1])
+            height = min(max(round(height * scale), 1), image.height)
+            width = min(max(round(width * scale), 1), image.width)
+        room_y, room_x = image.height - height, image.width - width
+        if rng is not None and self.crop == "random":
+            top, left = int(rng.integers(room_y + 1)), int(rng.integers(room_x + 1))
+        else:
+            top, left = room_y // 2, room_x // 2
+        return left, top, left + width, top + height
+
+    def _shifted(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        if self.random_shift == 0:
+            return image
+        offset = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
+        canvas = Image.new(image.mode, image.size, self._fill(image))
+        canvas.paste(image, (int(offset[0]), int(offset[1])))
+        return canvas
+
+    def _fill(self, image: Image.Image) -> Color | int:
+        color = cast(Color, self.fill)
+        if image.mode == "RGB":
+            return color
+        return cast(int, Image.new("RGB", (1, 1), color).convert("L").getpixel((0, 0)))
+
+
+def as_color(value: Sequence[int], key: str) -> Color:
+    """Three numbers from 0 to 255 as a tuple; a `UserError` naming `key` for anything else."""
+    color = tuple(value) if isinstance(value, Sequence) else ()
+    if len(color) != 3 or not all(isinstance(n, int) and 0 <= n <= 255 for n in color):
+        raise UserError(f"{key} is {value}: give red, green and blue, each 0 to 255.")
+    return color[0], color[1], color[2]

@@ -1,0 +1,24 @@
+"""Drawing images from a trained generator."""
+
+from taming.generation.decoding import (
+    decode_tokens,
+    evaluation_mode,
+    greedy_choice,
+    random_choice,
+    random_numbers,
+)
+from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
+from taming.generation.generator import ImageGenerator
+
+__all__ = [
+    "ImageGenerator",
+    "apply_temperature",
+    "decode_tokens",
+    "evaluation_mode",
+    "filter_logits",
+    "greedy_choice",
+    "keep_top_k",
+    "keep_top_p",
+    "random_choice",
+    "random_numbers",
+]

@@ -1,0 +1,70 @@
+"""From the model's logits to the logits that are sampled: temperature, top-k and top-p.
+
+Pure functions of `(… v)` logits. A token that is ruled out gets -∞. Of equally probable tokens the
+lower one counts as the more probable, so that the result is always well defined.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from taming.errors import UserError
+
+__all__ = ["apply_temperature", "filter_logits", "keep_top_k", "keep_top_p"]
+
+
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Divides the logits: below 1 probable tokens become more probable, above 1 less.
+
+    The greatest is put to 0 first, which changes no probability and lets no temperature overflow.
+    """
+    if not temperature > 0:
+        raise UserError(
+            f"temperature is {temperature} and must be more than 0; for the most probable tokens "
+            "use greedy sampling."
+        )
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """Keeps the k most probable tokens; all of them where there are no more than k."""
+    if k < 1:
+        raise UserError(f"top_k is {k} and must be at least 1; for no limit leave it out (null).")
+    order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
+    return logits.scatter(-1, order[..., k:], -torch.inf)
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """Keeps the fewest most probable tokens whose probabilities sum to at least p.
+
+    Nucleus sampling (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration",
+    equation 2). At least one token is kept.
+    """
+    if not 0 < p <= 1:
+        raise UserError(f"top_p is {p} and must be more than 0 and at most 1.")
+    if p == 1:
+        return logits  # whatever rounding makes of the sum
+    order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
+    probabilities = logits.softmax(dim=-1).gather(-1, order)  # (… v)
+    sum_before = F.pad(probabilities.cumsum(dim=-1)[..., :-1], (1, 0))  # (… v), of the first 0
+    ruled_out = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, sum_before >= p)
+    return logits.masked_fill(ruled_out, -torch.inf)
+
+
+def filter_logits(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Temperature, then top-k, then top-p of what top-k has left; None leaves one out.
+
+    Raises:
+        UserError: if a value is out of range.
+    """
+    logits = apply_temperature(logits, temperature)
+    if top_k is not None:
+        logits = keep_top_k(logits, top_k)
+    if top_p is not None:
+        logits = keep_top_p(logits, top_p)
+    return logits

@@ -1,0 +1,28 @@
+"""Quantizers: one idea a file, all behind the interface in `interface.py`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from taming.errors import UserError
+from taming.quantizers.interface import Quantizer, QuantizerOutput
+from taming.quantizers.vector import VectorQuantizer
+
+__all__ = ["Quantizer", "QuantizerOutput", "VectorQuantizer", "build_quantizer"]
+
+KINDS: dict[str, type[Quantizer]] = {"vector": VectorQuantizer}
+
+
+def build_quantizer(config: Mapping[str, Any]) -> Quantizer:
+    """Builds a quantizer from a plain dictionary: its `kind` and its constructor's arguments.
+
+    Raises:
+        UserError: if the kind or an argument is unknown.
+    """
+    arguments = dict(config)
+    kind = arguments.pop("kind", None)
+    if kind not in KINDS:
+        raise UserError(f"quantizer kind {kind!r} is unknown; known: {', '.join(KINDS)}.")
+    try:
+        return KINDS[kind](**arguments)
+    except TypeError as error:
+        raise UserError(f"quantizer {kind!r}: {error}.") from error

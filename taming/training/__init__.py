@@ -1,0 +1,22 @@
+"""The two training stages on Lightning."""
+
+from taming.training.adversary import Adversary
+from taming.training.optimizer import OptimizerConfig
+from taming.training.run import TrainerConfig, TrainingResult, check_resume, train
+from taming.training.trackers import CSVTracker, Tracker, WandbTracker
+from taming.training.transformer import TransformerTraining
+from taming.training.vqgan import VQGANTraining
+
+__all__ = [
+    "Adversary",
+    "CSVTracker",
+    "OptimizerConfig",
+    "Tracker",
+    "TrainerConfig",
+    "TrainingResult",
+    "TransformerTraining",
+    "VQGANTraining",
+    "WandbTracker",
+    "check_resume",
+    "train",
+]

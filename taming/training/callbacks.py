@@ -1,0 +1,249 @@
+"""What happens around the steps: progress, checkpoints, and ending well."""
+
+import logging
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from tqdm import tqdm
+
+from taming.errors import UserError
+from taming.training.module import TrainingModule
+
+__all__ = ["Checkpoints", "Progress", "StopTraining", "TrainingInterrupted", "parse_duration"]
+
+log = logging.getLogger("taming")
+
+
+class TrainingInterrupted(Exception):  # noqa: N818
+    """The user or the machine asked the training to end; its state is whole."""
+
+
+def parse_duration(text: str) -> float:
+    """`"90s"`, `"45m"`, `"1h30m"` to seconds.
+
+    Raises:
+        UserError: for anything else.
+    """
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip())
+    if not match or not any(match.groups()):
+        raise UserError(f"trainer.max_time is a duration such as 90s, 45m or 1h30m, not {text!r}.")
+    hours, minutes, seconds = (int(group or 0) for group in match.groups())
+    return 3600.0 * hours + 60.0 * minutes + seconds
+
+
+class StopTraining(L.Callback):
+    """Ends the training at `max_steps`, after `max_time`, or on Ctrl-C, always between two steps.
+
+    Args:
+        max_time: seconds from the start of this session; None: no limit.
+    """
+
+    def __init__(self, max_time: float | None) -> None:
+        self.max_time = max_time
+        self.interrupted = False
+        self._handlers: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Starts the clock and listens to Ctrl-C and to a scheduler's request to end."""
+        self._started = time.monotonic()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:  # asked twice: at once
+            raise KeyboardInterrupt
+        self.interrupted = True
+        print("\nending after this step; once more ends at once", file=sys.stderr)  # noqa: T201
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Looks whether it is time to end."""
+        assert isinstance(pl_module, TrainingModule)
+        if not pl_module.between_steps:
+            return
+        out_of_time = self.max_time is not None and time.monotonic() - self._started > self.max_time
+        interrupted = self.interrupted
+        if trainer.world_size > 1:  # all ranks end after the same step
+            decide = trainer.strategy.reduce_boolean_decision
+            out_of_time, interrupted = (
+                decide(out_of_time, all=False),
+                decide(interrupted, all=False),
+            )
+        if interrupted:
+            raise TrainingInterrupted
+        if pl_module.step >= pl_module.max_steps or out_of_time:
+            trainer.should_stop = True
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Gives the signals back."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
+class Checkpoints(L.Callback):
+    """`last.ckpt` at every validation and every `save_every` steps, `best.ckpt` by a validation number.
+
+    A checkpoint is written beside the old one and takes its place when it is whole, so a full disk or a
+    kill costs no earlier one.
+
+    Args:
+        directory: where to write.
+        monitor: the number by which the best is chosen, e.g. `"val/loss"`.
+        mode: `"min"` or `"max"`.
+        save_every: steps between checkpoints besides those at validations; None: only there.
+    """
+
+    def __init__(self, directory: Path, *, monitor: str, mode: str, save_every: int | None) -> None:
+        if mode not in ("min", "max"):
+            raise UserError(f"checkpoints: mode is 'min' or 'max', not {mode!r}.")
+        self.directory = directory
+        self.monitor = monitor
+        self.mode = mode
+        self.save_every = save_every
+        self.best: float | None = None
+        self.best_step: int | None = None
+
+    @property
+    def last_path(self) -> Path:
+        """The newest checkpoint."""
+        return self.directory / "last.ckpt"
+
+    @property
+    def best_path(self) -> Path:
+        """The one best by `monitor`."""
+        return self.directory / "best.ckpt"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to know of the best."""
+        return {"best": self.best, "best_step": self.best_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the last, and the best if it is."""
+        assert isinstance(pl_module, TrainingModule)
+        value = pl_module.latest.get(self.monitor)
+        if value is None:
+            raise UserError(
+                f"checkpoints.monitor names {self.monitor!r}, which validation does not report; it "
+                f"reports {', '.join(n for n in pl_module.latest if n.startswith('val/'))}."
+            )
+        sign = 1 if self.mode == "min" else -1
+        if self.best is None or sign * value < sign * self.best:
+            self.best, self.best_step = value, pl_module.step
+            self._try_save(trainer, self.best_path)
+        self._try_save(trainer, self.last_path)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Saves the last every `save_every` steps."""
+        assert isinstance(pl_module, TrainingModule)
+        due = self.save_every is not None and pl_module.step % self.save_every == 0
+        if due and pl_module.between_steps:
+            self._try_save(trainer, self.last_path)
+
+    def save_last(self, trainer: L.Trainer) -> None:
+        """Saves the last checkpoint.
+
+        Raises:
+            UserError: if it cannot be written; the earlier one is intact.
+        """
+        self._save(trainer, self.last_path)
+
+    def _try_save(self, trainer: L.Trainer, path: Path) -> None:
+        try:
+            self._save(trainer, path)
+        except UserError as error:
+            log.warning("%s Training goes on.", error)
+
+    def _save(self, trainer: L.Trainer, path: Path) -> None:
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            if trainer.is_global_zero:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            trainer.save_checkpoint(unfinished)
+            if trainer.is_global_zero:
+                unfinished.replace(path)
+        except (OSError, RuntimeError) as error:
+            unfinished.unlink(missing_ok=True)
+            kept = f"The earlier {path.name} is intact. " if path.exists() else ""
+            raise UserError(
+                f"the checkpoint {path} could not be written ({str(error).splitlines()[0]}). "
+                f"{kept}Is the disk full? Free some space."
+            ) from error
+
+
+class Progress(L.Callback):
+    """One bar over all steps: step, time per step, time left, losses, memory.
+
+    Args:
+        show: names of reported numbers to show, without `train/` or `val/`.
+    """
+
+    def __init__(self, show: tuple[str, ...]) -> None:
+        self.show = show
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Opens the bar."""
+        assert isinstance(pl_module, TrainingModule)
+        self.bar = tqdm(
+            total=pl_module.max_steps,
+            initial=pl_module.step,
+            disable=not trainer.is_global_zero,
+            unit="step",
+            desc="training",
+            dynamic_ncols=True,
+            mininterval=0.5 if sys.stderr.isatty() else 10,
+        )
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Moves it."""
+        assert isinstance(pl_module, TrainingModule)
+        self._describe(pl_module)
+        self.bar.update(pl_module.step - self.bar.n)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prints the validation's numbers above the bar."""
+        assert isinstance(pl_module, TrainingModule)
+        if trainer.is_global_zero:
+            numbers = {k: v for k, v in pl_module.latest.items() if k.startswith("val/")}
+            text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            tqdm.write(f"step {pl_module.step}: {text}", file=sys.stderr)
+
+    def _describe(self, module: TrainingModule) -> None:
+        shown = {
+            name: f"{module.latest[f'train/{name}']:.3g}"
+            for name in self.show
+            if f"train/{name}" in module.latest
+        }
+        self.bar.set_postfix({**shown, "memory": _memory(module.device)}, refresh=False)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Closes the bar."""
+        if hasattr(self, "bar"):
+            self.bar.close()
+
+
+def _memory(device: torch.device) -> str:
+    """The peak memory of the process: on the GPU if that is where it trains, else in RAM."""
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f}GiB"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+    return f"{peak / (2**30 if sys.platform == 'darwin' else 2**20):.1f}GiB"

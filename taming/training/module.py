@@ -1,0 +1,190 @@
+"""What both stages share: one step counter, accumulation, clipping, EMA, reports and checkpoints."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from PIL import Image
+from torch import nn
+
+from taming.errors import UserError
+from taming.serialization import SavedModel, checkpoint_entry
+from taming.training.ema import ExponentialMovingAverage
+from taming.training.optimizer import OptimizerConfig
+from taming.training.trackers import Tracker
+
+__all__ = ["TrainingModule"]
+
+
+class TrainingModule(L.LightningModule):
+    """A LightningModule that counts steps itself.
+
+    A step is one optimizer update of the generator (stage 1) or the transformer (stage 2), however
+    many optimizers and accumulated batches are behind it. Learning rates, the discriminator's start,
+    logs, checkpoints and the end of training all follow `self.step`, and so does the order of the
+    data; Lightning's `global_step` is used for nothing.
+
+    Args:
+        model: what is trained, averaged and exported.
+        max_steps: steps of the whole training; schedules end there.
+        accumulate: batches per step.
+        gradient_clip: largest norm of an optimizer's gradient; None: no clipping.
+        ema_decay: decay of the averaged weights that validation and export use; None: no average.
+
+    Attributes:
+        step: finished steps.
+        run_dir: where grids go; set by the training workflow, None writes nothing.
+        trackers: where numbers and pictures go; set by the training workflow.
+        latest: the newest value of every reported number, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        max_steps: int,
+        accumulate: int,
+        gradient_clip: float | None,
+        ema_decay: float | None,
+    ) -> None:
+        super().__init__()
+        if max_steps < 1:
+            raise UserError(f"trainer.max_steps must be at least 1, not {max_steps}.")
+        if accumulate < 1:
+            raise UserError(f"trainer.accumulate must be at least 1, not {accumulate}.")
+        self.automatic_optimization = False
+        self.max_steps = max_steps
+        self.accumulate = accumulate
+        self.gradient_clip = gradient_clip
+        self.step = 0
+        self.ema = ExponentialMovingAverage(model, ema_decay) if ema_decay is not None else None
+        self.log_every = 50
+        self.run_dir: Path | None = None
+        self.trackers: Sequence[Tracker] = ()
+        self.latest: dict[str, float] = {}
+        self._accumulated_batches = 0
+        self._sums: dict[str, torch.Tensor] = {}
+        self._num_summed: dict[str, int] = {}
+
+    # --- what a stage defines -------------------------------------------------------------------
+
+    @abstractmethod
+    def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Adds the gradients of one batch (through `backward`); returns numbers to log, by name."""
+
+    @abstractmethod
+    def to_saved(self) -> SavedModel:
+        """The model as it would be exported now, EMA weights where there are any."""
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the last batch finished a step, so that the state is whole."""
+        return self._accumulated_batches == 0
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        """One batch; every `accumulate`-th makes a step."""
+        self._remember(self.backward_losses(batch))
+        self._accumulated_batches += 1
+        if self._accumulated_batches < self.accumulate:
+            return
+        self._accumulated_batches = 0
+        self.update()
+        self.step += 1
+        if self.step % self.log_every == 0 or self.step == 1:
+            self._log_training()
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Adds the loss's gradient, averaged over the accumulated batches."""
+        (loss / self.accumulate).backward(*args, **kwargs)
+
+    @abstractmethod
+    def update(self) -> None:
+        """Steps the optimizers (through `step_optimizer`) and the EMA."""
+
+    def step_optimizer(
+        self, optimizer: Any, config: OptimizerConfig, parameters: Iterable[nn.Parameter], name: str
+    ) -> None:
+        """Sets the learning rate of this step, clips, steps and clears the gradients."""
+        learning_rate = config.learning_rate_at(self.step, self.max_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        limit = float("inf") if self.gradient_clip is None else self.gradient_clip
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._remember({f"{name}gradient_norm": norm.detach()})
+        self.latest[f"train/{name}learning_rate"] = learning_rate
+
+    # --- reports --------------------------------------------------------------------------------
+
+    def _remember(self, values: Mapping[str, torch.Tensor]) -> None:
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value.detach().float()
+            self._num_summed[name] = self._num_summed.get(name, 0) + 1
+
+    def _log_training(self) -> None:
+        """Reports the mean of each number since the last report (this rank's)."""
+        means = {
+            f"train/{name}": float(total) / self._num_summed[name]
+            for name, total in self._sums.items()
+        }
+        self._sums, self._num_summed = {}, {}
+        rates = {n: v for n, v in self.latest.items() if n.endswith("learning_rate")}
+        self.report({**means, **rates})
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Sends numbers to the trackers and keeps them in `latest`."""
+        self.latest.update(metrics)
+        for tracker in self.trackers:
+            tracker.metrics(metrics, self.step)
+
+    def report_image(self, name: str, image: Image.Image) -> None:
+        """Writes a picture into the run directory's `grids/` and sends it to the trackers."""
+        if self.run_dir is None or self.global_rank != 0:
+            return
+        path = self.run_dir / "grids" / f"{name}_{self.step:07d}.png"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            image.save(path)
+        except OSError as error:
+            self.print(f"warning: {path} cannot be written ({error}); training goes on.")
+        for tracker in self.trackers:
+            tracker.image(f"val/{name}", image, self.step)
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the finished model, the step and the random state; drops Lightning's loop counters.
+
+        Data order is a function of `step`, so the loops start afresh in a resumed run.
+        """
+        checkpoint["model"] = checkpoint_entry(self.to_saved())
+        checkpoint["step"] = self.step
+        checkpoint["random_state"] = {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+        checkpoint.pop("loops", None)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the step; the random state follows when the training starts."""
+        self.step = checkpoint["step"]
+        self._random_state = checkpoint["random_state"]
+
+    def on_fit_start(self) -> None:
+        """Tells the data and the validation schedule where the run goes on."""
+        num_batches = self.step * self.accumulate
+        self.trainer.datamodule.start_batch = num_batches  # type: ignore[attr-defined]
+        self.trainer.fit_loop.epoch_loop.batch_progress.total.ready = num_batches
+
+    def on_train_start(self) -> None:
+        """Goes on with the saved random numbers, where there is one process to have saved them."""
+        if self.step > 0 and self.trainer.world_size == 1:
+            torch.set_rng_state(self._random_state["cpu"])
+            if torch.cuda.is_available() and self._random_state["cuda"]:
+                torch.cuda.set_rng_state_all(self._random_state["cuda"])

@@ -1,0 +1,211 @@
+"""One training run: its directory, its Lightning trainer, and how it ends."""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from taming.data import EndlessDataModule
+from taming.errors import MissingPathError, UserError
+from taming.serialization import (
+    load_training_checkpoint,
+    read_training_checkpoint,
+    save_model_directory,
+)
+from taming.training.callbacks import (
+    Checkpoints,
+    Progress,
+    StopTraining,
+    TrainingInterrupted,
+    parse_duration,
+)
+from taming.training.module import TrainingModule
+from taming.training.trackers import Tracker
+
+__all__ = ["TrainerConfig", "TrainingResult", "check_resume", "train"]
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, on what, and how often to look.
+
+    Attributes:
+        max_steps: steps of the whole training, resumed parts included.
+        max_time: `"1h30m"`, `"45m"` or `"90s"` for this session; None: no limit.
+        accelerator, devices, strategy: as Lightning takes them.
+        precision: `"auto"` (bf16 autocast on GPUs that have it, else float32), `"32-true"` or
+            `"bf16-mixed"`.
+        accumulate: batches per step.
+        gradient_clip: largest gradient norm; None: no clipping.
+        val_every: steps between validations.
+        log_every: steps between reports of training losses.
+        save_every: steps between checkpoints, besides the one at each validation; None: none.
+        monitor, mode: the validation number the best checkpoint is chosen by, and whether small
+            (`"min"`) or large (`"max"`) is good.
+        export: which checkpoint becomes `model/`: `"best"` or `"last"`.
+    """
+
+    max_steps: int
+    val_every: int
+    monitor: str
+    export: str
+    mode: str = "min"
+    max_time: str | None = None
+    accelerator: str = "auto"
+    devices: Any = "auto"
+    strategy: str = "auto"
+    precision: str = "auto"
+    accumulate: int = 1
+    gradient_clip: float | None = 1.0
+    log_every: int = 50
+    save_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.export not in ("best", "last"):
+            raise UserError(f"trainer.export is 'best' or 'last', not {self.export!r}.")
+        if self.precision not in ("auto", "32-true", "bf16-mixed"):
+            raise UserError(
+                f"trainer.precision is auto, 32-true or bf16-mixed, not {self.precision!r}."
+            )
+        for name in ("max_steps", "val_every", "log_every", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UserError(f"trainer.{name} must be at least 1, not {getattr(self, name)}.")
+        if self.max_time is not None:
+            parse_duration(self.max_time)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        step: finished steps.
+        interrupted: whether it was asked to end before `max_steps` and `max_time`.
+        model_dir: the exported model; None if the run ended before there was one.
+        exported_step: the step the exported model is of.
+        metrics: the newest reported numbers.
+    """
+
+    step: int
+    interrupted: bool
+    model_dir: Path | None
+    exported_step: int | None
+    metrics: dict[str, float]
+
+
+def check_resume(run_dir: Path, max_steps: int) -> Path:
+    """The checkpoint to resume the run in `run_dir` from.
+
+    Raises:
+        MissingPathError: if there is no run or no checkpoint.
+        UserError: if the checkpoint is damaged, or the run has done `max_steps` already.
+    """
+    path = run_dir / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise MissingPathError(
+            f"nothing to resume: {path} does not exist. Give the directory of a run that has saved a "
+            "checkpoint."
+        )
+    step = read_training_checkpoint(path)["step"]
+    if step >= max_steps:
+        raise UserError(
+            f"the run in {run_dir} has done its {step} steps; to train on, give a larger number: "
+            f"trainer.max_steps={2 * step}."
+        )
+    return path
+
+
+def train(
+    module: TrainingModule,
+    data: EndlessDataModule,
+    config: TrainerConfig,
+    *,
+    run_dir: Path,
+    trackers: list[Tracker],
+    resume_from: Path | None,
+    show: tuple[str, ...],
+) -> TrainingResult:
+    """Trains, checkpoints into `run_dir/checkpoints`, and exports into `run_dir/model`.
+
+    Args:
+        module: stage 1 or stage 2.
+        data: what to train on.
+        config: how.
+        run_dir: the run's directory, which exists.
+        trackers: where numbers and pictures go.
+        resume_from: checkpoint of the same run to go on from.
+        show: numbers the progress bar shows.
+
+    Raises:
+        UserError: if the last checkpoint or the model cannot be written.
+    """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    module.run_dir = run_dir
+    module.log_every = config.log_every
+    checkpoints = Checkpoints(
+        run_dir / "checkpoints",
+        monitor=config.monitor,
+        mode=config.mode,
+        save_every=config.save_every,
+    )
+    max_time = parse_duration(config.max_time) if config.max_time is not None else None
+    trainer = L.Trainer(
+        accelerator=config.accelerator,
+        devices=config.devices,
+        strategy=config.strategy,
+        precision=_precision(config),
+        max_epochs=-1,
+        val_check_interval=config.val_every * config.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[Progress(show), checkpoints, StopTraining(max_time)],
+    )
+    module.trackers = trackers if trainer.is_global_zero else []
+    torch.set_float32_matmul_precision("high")
+    interrupted = False
+    try:
+        with warnings.catch_warnings():
+            # Lightning's advice on data loaders and on its own loops does not apply here
+            warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
+            trainer.fit(
+                module,
+                datamodule=data,
+                ckpt_path=None if resume_from is None else str(resume_from),
+                weights_only=True,
+            )
+    except TrainingInterrupted:
+        interrupted = True
+    finally:
+        for tracker in module.trackers:
+            tracker.finish()
+    checkpoints.save_last(trainer)
+    model_dir, exported_step = None, None
+    if trainer.is_global_zero:
+        best = config.export == "best" and checkpoints.best_path.exists()
+        exported = checkpoints.best_path if best else checkpoints.last_path
+        model_dir = run_dir / "model"
+        try:
+            save_model_directory(load_training_checkpoint(exported), model_dir)
+        except OSError as error:
+            raise UserError(
+                f"{model_dir} could not be written ({error}). The checkpoint {exported} holds the same "
+                "model."
+            ) from error
+        exported_step = checkpoints.best_step if best else module.step
+    return TrainingResult(module.step, interrupted, model_dir, exported_step, module.latest)
+
+
+def _precision(config: TrainerConfig) -> Any:
+    if config.precision != "auto":
+        return config.precision
+    on_gpu = config.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"

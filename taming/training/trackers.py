@@ -1,0 +1,167 @@
+"""Where a run's numbers and pictures go: metrics.csv always, Weights & Biases if asked for."""
+
+import csv
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from PIL import Image
+
+__all__ = ["CSVTracker", "Tracker", "WandbTracker"]
+
+log = logging.getLogger("taming")
+
+
+class Tracker(Protocol):
+    """What a run reports to. `step` is the run's own step counter."""
+
+    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Records numbers."""
+
+    def image(self, name: str, image: Image.Image, step: int) -> None:
+        """Records a picture."""
+
+    def finish(self) -> None:
+        """Called once, at the end of the run."""
+
+
+class CSVTracker:
+    """`metrics.csv`: a row a report, a column a number, empty where a report has none.
+
+    Args:
+        path: the file. If it exists the run continues in it, without the rows after `first_step`,
+            which the resumed run is about to repeat.
+        first_step: the step the run (re)starts from.
+    """
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        self.path = path
+        self.columns = ["step"]
+        if path.exists():
+            rows = [row for row in self._read() if int(row["step"]) <= first_step]
+            self._rewrite(rows)
+        self.failed = False
+
+    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Appends a row; a new column rewrites the file."""
+        row = {"step": str(step), **{name: f"{value:.7g}" for name, value in metrics.items()}}
+        new = [name for name in row if name not in self.columns]
+        try:
+            if new or not self.path.exists():
+                rows = self._read() if self.path.exists() else []
+                self.columns += new
+                self._rewrite([*rows, row])
+            else:
+                with self.path.open("a", newline="") as file:
+                    csv.DictWriter(file, self.columns).writerow(row)
+        except OSError as error:
+            if not self.failed:
+                log.warning("%s cannot be written (%s); training goes on.", self.path, error)
+            self.failed = True
+
+    def image(self, name: str, image: Image.Image, step: int) -> None:
+        """Pictures are no numbers: ignored (they are files in the run directory already)."""
+
+    def finish(self) -> None:
+        """Nothing to do: each row is on disk when `metrics` returns."""
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            self.columns = list(reader.fieldnames or ["step"])
+            return list(reader)
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        unfinished = self.path.with_suffix(".csv.unfinished")
+        with unfinished.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        unfinished.replace(self.path)
+
+
+class WandbTracker:
+    """Weights & Biases, in the run directory, offline unless asked; a failure of it never stops a run.
+
+    Args:
+        run_dir: its files go to `run_dir/wandb`.
+        config: the run's resolved configuration.
+        project: name of the project.
+        name: name of the run; None takes the run directory's.
+        mode: `"offline"`, `"online"` or `"disabled"`; None takes the environment variable `WANDB_MODE`,
+            else offline.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Mapping[str, Any],
+        *,
+        project: str = "taming",
+        name: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+    ) -> None:
+        self.run: Any = None
+        mode = mode or os.environ.get("WANDB_MODE") or "offline"  # type: ignore[assignment]
+        try:
+            import wandb
+
+            if mode == "online" and not wandb.api.api_key:
+                log.warning(
+                    "wandb: no API key here, so this run is tracked offline. Log in with `wandb login`, "
+                    "or upload it later with `wandb sync`."
+                )
+                mode = "offline"
+            id_file = run_dir / "wandb_id.txt"
+            run_id = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:12]
+            self.run = wandb.init(
+                project=project,
+                name=name or run_dir.name,
+                id=run_id,
+                resume="allow" if mode == "online" else None,
+                mode=mode,
+                dir=run_dir,
+                config=dict(config),
+                settings=wandb.Settings(console="off", silent=True, init_timeout=30),
+            )
+            id_file.write_text(run_id + "\n")
+            self.run.define_metric("*", step_metric="step")
+        except Exception as error:  # whatever it is, it must not stop the training
+            self._give_up(error)
+
+    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs numbers with `step` as their horizontal axis."""
+        self._log({**metrics, "step": step})
+
+    def image(self, name: str, image: Image.Image, step: int) -> None:
+        """Logs a picture."""
+        if self.run is not None:
+            import wandb
+
+            self._log({name: wandb.Image(image), "step": step})
+
+    def finish(self) -> None:
+        """Writes what is left; returns even if the service does not answer."""
+        if self.run is not None:
+            try:
+                self.run.finish()
+            except Exception as error:
+                self._give_up(error)
+
+    def _log(self, values: dict[str, Any]) -> None:
+        if self.run is not None:
+            try:
+                self.run.log(values)
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.run = None
+        log.warning(
+            "wandb: %s. The run goes on without it; metrics.csv has the numbers. logger=csv turns "
+            "wandb off.",
+            str(error).strip().split("\n")[0] or type(error).__name__,
+        )

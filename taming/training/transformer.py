@@ -1,0 +1,180 @@
+"""Stage 2: training a GPT on the tokenizer's codes (Esser et al. 2021, §3.2)."""
+
+import logging
+import math
+
+import torch
+import torch.nn.functional as F
+
+from taming.conditioning import Conditioning
+from taming.errors import UserError
+from taming.evaluation import image_grid
+from taming.generation import ImageGenerator
+from taming.losses import FrozenNetwork
+from taming.sequence import to_tokens
+from taming.serialization import SavedModel
+from taming.training.module import TrainingModule
+from taming.training.optimizer import OptimizerConfig
+from taming.transformer import GPT
+from taming.vqgan import VQGAN
+
+__all__ = ["TransformerTraining"]
+
+log = logging.getLogger("taming")
+
+
+class TransformerTraining(TrainingModule):
+    """Trains the transformer to predict each token from those before it and the condition.
+
+    The loss is the mean cross-entropy of a token, in nats.
+
+    Args:
+        transformer: the model.
+        tokenizer: the stage-1 model, frozen; part of the exported generator.
+        conditioning: class label or none.
+        grid_size: (height, width) of the code grid.
+        optimizer: of the transformer.
+        max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
+        num_samples: images of the sample grid made at each validation; 0 makes none.
+        patience: validations in a row without a better one, while the training loss falls, after which
+            the run warns of overfitting.
+    """
+
+    def __init__(
+        self,
+        transformer: GPT,
+        tokenizer: VQGAN,
+        conditioning: Conditioning,
+        grid_size: tuple[int, int],
+        *,
+        optimizer: OptimizerConfig,
+        max_steps: int,
+        accumulate: int = 1,
+        gradient_clip: float | None = 1.0,
+        ema_decay: float | None = None,
+        num_samples: int = 16,
+        patience: int = 3,
+    ) -> None:
+        super().__init__(
+            transformer,
+            max_steps=max_steps,
+            accumulate=accumulate,
+            gradient_clip=gradient_clip,
+            ema_decay=ema_decay,
+        )
+        if num_samples < 0 or patience < 1:
+            raise UserError("training: num_samples must be at least 0, and patience at least 1.")
+        self.transformer = transformer
+        self.tokenizer = FrozenNetwork(tokenizer)
+        self.conditioning = conditioning
+        self.grid_size = grid_size
+        self.optimizer = optimizer
+        self.num_samples = num_samples
+        self.overfitting = OverfittingWatch(patience)
+        self._val_loss = torch.zeros(2, dtype=torch.float64)
+
+    @property
+    def generator(self) -> ImageGenerator:
+        """What is validated and exported: the averaged transformer with its tokenizer."""
+        model = self.ema.model if self.ema is not None else self.transformer
+        tokenizer = self.tokenizer.network
+        assert isinstance(model, GPT)
+        assert isinstance(tokenizer, VQGAN)
+        return ImageGenerator(tokenizer, model, self.conditioning, self.grid_size)
+
+    def to_saved(self) -> SavedModel:
+        """The generator as it would be exported now."""
+        return self.generator.to_saved()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The transformer's optimizer."""
+        return self.optimizer.build(self.transformer.parameters())
+
+    def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradient of one batch: `indices` `(b h w)` and, with classes, `labels` `(b,)`."""
+        tokens = to_tokens(batch["indices"])  # (b n)
+        prefix = self.conditioning.prefix(batch.get("labels"), len(tokens), tokens.device)
+        logits = self.transformer.token_logits(self.conditioning.drop(prefix), tokens)  # (b n v)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+        self.manual_backward(loss)
+        return {"loss": loss}
+
+    def update(self) -> None:
+        """One step of the optimizer, then the average."""
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        self.step_optimizer(optimizer, self.optimizer, self.transformer.parameters(), "")
+        if self.ema is not None:
+            self.ema.update(self.transformer)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets the last validation."""
+        self._val_loss = torch.zeros(2, dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        """Adds a batch's cross-entropy."""
+        tokens = to_tokens(batch["indices"])
+        logits = self.generator.logits(tokens, batch.get("labels"))
+        loss = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten(), reduction="sum")
+        self._val_loss += torch.stack([loss, loss.new_tensor(tokens.numel())])
+
+    def on_validation_epoch_end(self) -> None:
+        """Reports nats, bits and perplexity over all tokens of all ranks, and draws samples."""
+        total, count = self.trainer.strategy.reduce(self._val_loss, reduce_op="sum").tolist()
+        nats = total / count
+        train_loss = self.latest.get("train/loss", math.inf)
+        self.report(
+            {
+                "val/loss": nats,
+                "val/bits_per_token": nats / math.log(2),
+                "val/perplexity": math.exp(nats),
+                "val/gap": nats - train_loss if math.isfinite(train_loss) else math.nan,
+            }
+        )
+        warning = self.overfitting.update(self.step, train_loss, nats)
+        if warning is not None and self.global_rank == 0:
+            log.warning(warning)
+        if self.num_samples > 0 and self.global_rank == 0:
+            self._report_samples()
+
+    def _report_samples(self) -> None:
+        condition, captions = None, None
+        num_classes = getattr(self.conditioning, "num_classes", None)
+        if num_classes is not None:
+            condition = torch.arange(self.num_samples) % num_classes
+            names = self.conditioning.class_names or [str(c) for c in range(num_classes)]
+            captions = [names[label] for label in condition.tolist()]
+        samples = self.generator.sample(self.num_samples, condition, seed=0)
+        self.report_image("samples", image_grid(samples, captions=captions))
+
+
+class OverfittingWatch:
+    """Notices that validation gets worse while training gets better.
+
+    Args:
+        patience: validations in a row above the best before it speaks.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.best = math.inf
+        self.best_step = 0
+        self.train_at_best = math.inf
+        self.since_best = 0
+
+    def update(self, step: int, train_loss: float, val_loss: float) -> str | None:
+        """Takes a validation's two losses; returns the warning when it is time for it."""
+        if val_loss < self.best:
+            self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
+            self.since_best = 0
+            return None
+        self.since_best += 1
+        if self.since_best != self.patience or not train_loss < self.train_at_best:
+            return None
+        return (
+            f"overfitting: since step {self.best_step} the validation loss has risen from "
+            f"{self.best:.4f} to {val_loss:.4f} while the training loss fell from "
+            f"{self.train_at_best:.4f} to {train_loss:.4f}. best.ckpt keeps step {self.best_step}; "
+            "training longer will not help. More images, more views (num_views, with crops and flips in "
+            "data), more dropout (model.dropout) or a smaller model will."
+        )

@@ -1,0 +1,200 @@
+"""Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
+
+import torch
+from torch import nn
+
+from taming.evaluation import CodebookUsage, ReconstructionMetrics, reconstruction_grid
+from taming.errors import UserError
+from taming.losses import adaptive_weight, l1_loss, l2_loss
+from taming.serialization import SavedModel
+from taming.training.adversary import Adversary
+from taming.training.module import TrainingModule
+from taming.training.optimizer import OptimizerConfig
+from taming.vqgan import VQGAN
+
+__all__ = ["VQGANTraining"]
+
+NUM_GRID_IMAGES = 16
+
+
+class VQGANTraining(TrainingModule):
+    """Trains encoder, quantizer and decoder, and beside them the discriminator.
+
+    L = L_rec + λ_p L_perceptual + L_quantizer + λ L_GAN (eq. 5–7 of the paper). One forward pass of
+    the VQGAN serves both optimizers, and the perceptual network is differentiated once, not once for
+    the adaptive weight and once more for the step: its gradient at the reconstructions is kept.
+
+    Args:
+        vqgan: the model.
+        perceptual: `(reconstructions, images)` to a scalar, or None.
+        adversary: the discriminator and its schedule, or None.
+        optimizer: of the VQGAN.
+        reconstruction: `"l1"` or `"l2"`.
+        reconstruction_weight: of that loss.
+        perceptual_weight: of the perceptual loss.
+        max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
+    """
+
+    RECONSTRUCTION_LOSSES = {"l1": l1_loss, "l2": l2_loss}  # noqa: RUF012
+
+    def __init__(
+        self,
+        vqgan: VQGAN,
+        perceptual: nn.Module | None,
+        adversary: Adversary | None,
+        *,
+        optimizer: OptimizerConfig,
+        max_steps: int,
+        accumulate: int = 1,
+        gradient_clip: float | None = 1.0,
+        ema_decay: float | None = 0.999,
+        reconstruction: str = "l1",
+        reconstruction_weight: float = 1.0,
+        perceptual_weight: float = 1.0,
+    ) -> None:
+        super().__init__(
+            vqgan,
+            max_steps=max_steps,
+            accumulate=accumulate,
+            gradient_clip=gradient_clip,
+            ema_decay=ema_decay,
+        )
+        if reconstruction not in self.RECONSTRUCTION_LOSSES:
+            raise UserError(f"training.reconstruction is 'l1' or 'l2', not {reconstruction!r}.")
+        if adversary is not None:
+            adversary.discriminator.check_resolution(vqgan.resolution)
+        self.vqgan = vqgan
+        self.perceptual = perceptual
+        self.adversary = adversary
+        self.optimizer = optimizer
+        self.pixel_loss = self.RECONSTRUCTION_LOSSES[reconstruction]
+        self.reconstruction_weight = reconstruction_weight
+        self.perceptual_weight = perceptual_weight
+        self.codebook_usage = CodebookUsage(vqgan.codebook_size)
+        self.reconstruction_metrics = ReconstructionMetrics()
+        self._val_sums: dict[str, torch.Tensor] = {}
+        self._val_images = 0
+
+    @property
+    def averaged_vqgan(self) -> VQGAN:
+        """The weights that are validated and exported."""
+        model = self.ema.model if self.ema is not None else self.vqgan
+        assert isinstance(model, VQGAN)
+        return model
+
+    def to_saved(self) -> SavedModel:
+        """The VQGAN as it would be exported now."""
+        return self.averaged_vqgan.to_saved()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The VQGAN's optimizer, and the discriminator's if there is one."""
+        optimizers: list[torch.optim.Optimizer] = [self.optimizer.build(self.vqgan.parameters())]
+        if self.adversary is not None:
+            discriminator = self.adversary.discriminator
+            optimizers.append(self.adversary.optimizer.build(discriminator.parameters()))
+        return optimizers
+
+    def reconstruction_losses(
+        self, reconstructions: torch.Tensor, images: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Two `(b c H W)` to the terms by name and their weighted sum, `reconstruction_loss`."""
+        pixel = self.pixel_loss(reconstructions, images)
+        losses = {"pixel_loss": pixel, "reconstruction_loss": self.reconstruction_weight * pixel}
+        if self.perceptual is not None:
+            perceptual = self.perceptual(reconstructions, images)
+            losses["perceptual_loss"] = perceptual
+            losses["reconstruction_loss"] = (
+                losses["reconstruction_loss"] + self.perceptual_weight * perceptual
+            )
+        return losses
+
+    def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gradients of both optimizers from one batch."""
+        images = batch["images"]
+        output = self.vqgan(images)
+        reconstructions = output.reconstructions.float()
+        # The losses see a leaf in place of the reconstructions: what they send back is a gradient at the
+        # pixels, and nothing of it can reach the discriminator's weights.
+        leaf = reconstructions.detach().requires_grad_()
+        losses = self.reconstruction_losses(leaf, images)
+        (gradient,) = torch.autograd.grad(losses["reconstruction_loss"], leaf)
+        adversary = self.adversary
+        factor = adversary.generator_factor(self.step) if adversary is not None else 0.0
+        if adversary is not None and factor > 0:
+            losses["generator_loss"] = adversary.generator_loss(leaf)
+            (adversarial_gradient,) = torch.autograd.grad(losses["generator_loss"], leaf)
+            if adversary.adaptive:
+                weight = adaptive_weight(
+                    self._at_last_layer(reconstructions, gradient),
+                    self._at_last_layer(reconstructions, adversarial_gradient),
+                )
+                losses["adaptive_weight"] = weight
+                adversarial_gradient = weight * adversarial_gradient
+            gradient = gradient + factor * adversarial_gradient
+        quantizer_loss = torch.stack(list(output.quantizer.losses.values())).sum()
+        # this sum's derivative with respect to the reconstructions is `gradient`
+        self.manual_backward((reconstructions * gradient).sum() + quantizer_loss)
+        if adversary is not None and adversary.trains_at(self.step):
+            discriminator = adversary.discriminator_loss(images, reconstructions.detach())
+            self.manual_backward(discriminator["discriminator_loss"])
+            losses.update(discriminator)
+        return {**losses, **output.quantizer.losses}
+
+    def _at_last_layer(self, reconstructions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient at the reconstructions, carried back to the decoder's last layer."""
+        return torch.autograd.grad(
+            reconstructions, self.vqgan.last_layer, grad_outputs=gradient, retain_graph=True
+        )[0]
+
+    def update(self) -> None:
+        """One step of each optimizer that has something to learn from, then the average."""
+        optimizers = self.optimizers()
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        self.step_optimizer(optimizers[0], self.optimizer, self.vqgan.parameters(), "")
+        if self.adversary is not None and self.adversary.trains_at(self.step):
+            self.step_optimizer(
+                optimizers[1],
+                self.adversary.optimizer,
+                self.adversary.discriminator.parameters(),
+                "discriminator_",
+            )
+        if self.ema is not None:
+            self.ema.update(self.vqgan)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets the last validation."""
+        self.codebook_usage.reset()
+        self.reconstruction_metrics.reset()
+        self._val_sums, self._val_images = {}, 0
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        """Adds a batch to the metrics; the first makes the grid."""
+        images = batch["images"]
+        output = self.averaged_vqgan(images)
+        reconstructions = output.reconstructions.float()
+        losses = self.reconstruction_losses(reconstructions, images)
+        for name, value in losses.items():
+            self._val_sums[name] = self._val_sums.get(name, 0.0) + value.double() * len(images)
+        self._val_images += len(images)
+        self.reconstruction_metrics.update(reconstructions, images)
+        self.codebook_usage.update(output.quantizer.code_counts)
+        if batch_idx == 0:
+            count = NUM_GRID_IMAGES
+            grid = reconstruction_grid(images[:count], reconstructions[:count])
+            self.report_image("reconstructions", grid)
+
+    def on_validation_epoch_end(self) -> None:
+        """Reports means over the whole validation set, of all ranks."""
+        num_images = self.trainer.strategy.reduce(
+            torch.tensor(float(self._val_images), device=self.device), reduce_op="sum"
+        )
+        means = {
+            name: float(self.trainer.strategy.reduce(total, reduce_op="sum") / num_images)
+            for name, total in self._val_sums.items()
+        }
+        metrics = {
+            name: float(value)
+            for metric in (self.reconstruction_metrics, self.codebook_usage)
+            for name, value in metric.compute().items()
+        }
+        self.report({f"val/{name}": value for name, value in {**means, **metrics}.items()})

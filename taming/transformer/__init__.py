@@ -1,0 +1,6 @@
+"""The stage-2 model: a decoder-only transformer over codebook tokens."""
+
+from taming.transformer.block import FeedForward, TransformerBlock
+from taming.transformer.gpt import GPT
+
+__all__ = ["GPT", "FeedForward", "TransformerBlock"]

@@ -1,0 +1,181 @@
+"""The VQGAN: encoder, quantizer and decoder; as stage 2 sees it, the tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from taming.autoencoder import Decoder, Encoder
+from taming.errors import UserError
+from taming.quantizers import QuantizerOutput, build_quantizer
+from taming.serialization import SavedModel, load_saved_model, save_model_directory
+
+__all__ = ["VQGAN", "VQGANOutput"]
+
+
+@dataclass
+class VQGANOutput:
+    """What a forward pass gives: `reconstructions` `(b c H W)` and the quantizer's output."""
+
+    reconstructions: torch.Tensor
+    quantizer: QuantizerOutput
+
+
+class VQGAN(nn.Module):
+    """Vector-quantized autoencoder (Esser et al. 2021, "Taming Transformers", §3.1).
+
+    Images are float, [-1, 1] is black to white.
+
+    Args:
+        quantizer: `kind` and arguments of the quantizer (see `taming.quantizers`).
+        image_channels: channels of the images: 3, 1, or the classes of a one-hot label map.
+        resolution: (height, width) the model is trained at, one number for a square. Other sizes that
+            divide by `downsample_factor` work too: the model is convolutional.
+        base_channels: width of the first level.
+        channel_multipliers: width of each level in units of `base_channels`. The downsample factor
+            is 2^(levels − 1).
+        num_residual_blocks: residual blocks per level (one more in the decoder).
+        attention_resolutions: heights of the levels with attention.
+        latent_channels: width of the encoder's output, before the 1×1 convolution to the codebook's.
+        dropout: inside residual blocks.
+    """
+
+    def __init__(
+        self,
+        *,
+        quantizer: Mapping[str, Any],
+        image_channels: int = 3,
+        resolution: int | Sequence[int] = 256,
+        base_channels: int = 128,
+        channel_multipliers: Sequence[int] = (1, 1, 2, 2, 4),
+        num_residual_blocks: int = 2,
+        attention_resolutions: Sequence[int] = (16,),
+        latent_channels: int = 256,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
+        self.resolution = (height, width)
+        self.image_channels = image_channels
+        self.downsample_factor = 2 ** (len(channel_multipliers) - 1)
+        self.grid_size = self.grid_size_for(self.resolution)
+        shape: dict[str, Any] = {
+            "image_channels": image_channels,
+            "base_channels": base_channels,
+            "channel_multipliers": list(channel_multipliers),
+            "num_residual_blocks": num_residual_blocks,
+            "attention_resolutions": list(attention_resolutions),
+            "latent_channels": latent_channels,
+            "dropout": dropout,
+        }
+        self.config: dict[str, Any] = {
+            "resolution": list(self.resolution),
+            **shape,
+            "quantizer": dict(quantizer),
+        }
+        self.encoder = Encoder(resolution=height, **shape)
+        self.quantizer = build_quantizer(quantizer)
+        self.pre_quantizer = nn.Conv2d(latent_channels, self.quantizer.codebook_dim, 1)
+        self.post_quantizer = nn.Conv2d(self.quantizer.codebook_dim, latent_channels, 1)
+        self.decoder = Decoder(resolution=height, **shape)
+
+    @property
+    def codebook_size(self) -> int:
+        """Number of codes."""
+        return self.quantizer.codebook_size
+
+    @property
+    def last_layer(self) -> torch.Tensor:
+        """The weight of the decoder's last convolution, at which the adaptive weight is measured."""
+        return self.decoder.conv_out.weight
+
+    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
+        """(height, width) of the code grid of images of this (height, width).
+
+        Raises:
+            UserError: if the resolution does not divide by the downsample factor.
+        """
+        height, width = resolution
+        factor = self.downsample_factor
+        if height % factor or width % factor:
+            raise UserError(
+                f"the resolution {height}×{width} does not divide by the model's downsample factor "
+                f"{factor}: use multiples of {factor}, or change channel_multipliers (its length "
+                "minus one is the number of halvings)."
+            )
+        return height // factor, width // factor
+
+    def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
+        """`(b c H W) -> (b d h w)`: what the quantizer receives, before any normalisation.
+
+        Raises:
+            UserError: if channels or size of the images do not fit the model.
+        """
+        if images.ndim != 4 or images.shape[1] != self.image_channels:
+            raise UserError(
+                f"the model takes images (b {self.image_channels} H W), got {tuple(images.shape)}."
+            )
+        self.grid_size_for(images.shape[2:])
+        return self.pre_quantizer(self.encoder(images))
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """`(b c H W) -> (b h w)` int64; deterministic and without side effects in any mode."""
+        was_training = self.training
+        self.eval()  # no dropout, no codebook statistics
+        try:
+            return self.quantizer(self.encode_latents(images)).indices
+        finally:
+            self.train(was_training)
+
+    def decode(self, indices: torch.Tensor) -> torch.Tensor:
+        """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped."""
+        return self.decode_quantized(self.quantizer.lookup(indices))
+
+    def decode_quantized(self, quantized: torch.Tensor) -> torch.Tensor:
+        """`(b d h w) -> (b c H W)`."""
+        return self.decoder(self.post_quantizer(quantized))
+
+    def forward(self, images: torch.Tensor) -> VQGANOutput:
+        """Reconstructs `images` `(b c H W)`."""
+        quantizer_output = self.quantizer(self.encode_latents(images))
+        return VQGANOutput(self.decode_quantized(quantizer_output.quantized), quantizer_output)
+
+    def to_saved(self) -> SavedModel:
+        """The model as plain data."""
+        return SavedModel("vqgan", self.config, self.state_dict())
+
+    @classmethod
+    def from_saved(cls, saved: SavedModel) -> Self:
+        """Rebuilds a model, in evaluation mode.
+
+        Raises:
+            UserError: if configuration and weights do not fit each other.
+        """
+        try:
+            model = cls(**saved.config)
+            model.load_state_dict(saved.state)
+        except (TypeError, RuntimeError) as error:
+            raise UserError(f"the saved VQGAN does not fit this program: {error}") from error
+        return model.eval()
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Writes a model directory: config.json and model.safetensors."""
+        save_model_directory(self.to_saved(), directory)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Self:
+        """Loads a model directory, run directory, training checkpoint or `hf:owner/name`; in eval mode.
+
+        Of a generator its tokenizer is taken.
+
+        Raises:
+            MissingPathError: if the path does not exist.
+            UserError: if what is there is not a VQGAN.
+        """
+        saved = load_saved_model(path)
+        if saved.kind == "generator" and "tokenizer" in saved.parts:
+            saved = saved.parts["tokenizer"]
+        return cls.from_saved(saved.require("vqgan", str(path)))

@@ -1,0 +1,131 @@
+import logging
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from taming.data import ImageDataset, ImageFolder, ImageTransform
+from taming.errors import UserError
+
+AUGMENTED = ImageTransform(
+    resolution=16, resize="shorter_side", crop="random", crop_scale=(0.5, 1.0), horizontal_flip=True
+)
+
+
+def dataset(
+    root: Path, check: str = "none", transform: ImageTransform = AUGMENTED, **settings: Any
+) -> ImageDataset:
+    source = ImageFolder(
+        root, channels=3, background=(9, 8, 7), labels="auto", max_broken_fraction=0.25
+    )
+    source.drop_broken(check)  # type: ignore[arg-type]
+    return ImageDataset(source, transform, **{"seed": 0, **settings})
+
+
+def test_items(make_folder: Any) -> None:
+    data = dataset(make_folder({"cat": 2, "dog": 1}))
+    item = data[2]
+    assert item["images"].shape == (3, 16, 16)
+    assert item["images"].dtype == torch.float32
+    assert -1 <= item["images"].min() < -0.5 < 0.5 < item["images"].max() <= 1
+    assert item["labels"] == data.label(2) == 1
+    assert data.num_classes == 2
+    assert data.class_names == ["cat", "dog"]
+    assert data.name(2) == "dog/0.png"
+    assert (data.channels, data.background, data.resolution) == (3, (9, 8, 7), (16, 16))
+    with pytest.raises(IndexError):
+        data[3]
+
+
+def test_without_classes_there_are_no_labels(make_folder: Any) -> None:
+    data = dataset(make_folder({"": 2}))
+    assert set(data[0]) == {"images"}
+    assert data.num_classes is None
+    assert data.class_names == []
+    assert data.label(0) is None
+
+
+def test_augmentation_depends_on_seed_and_draw_alone(make_folder: Any) -> None:
+    root = make_folder({"": 3})
+    data = dataset(root)
+    first = data[0, 5]["images"]
+    data[1, 6], data[2, 7]  # whatever else was loaded
+    assert torch.equal(data[0, 5]["images"], first)
+    assert torch.equal(dataset(root)[0, 5]["images"], first)
+    assert not torch.equal(data[0, 6]["images"], first)
+    assert not torch.equal(dataset(root, seed=1)[0, 5]["images"], first)
+    assert torch.equal(data[0]["images"], dataset(root, seed=1)[0]["images"])  # not augmented
+
+
+def test_a_part(make_folder: Any) -> None:
+    root = make_folder({"": 5})
+    part = dataset(root, indices=[4, 1])
+    assert len(part) == 2
+    assert [part.name(i) for i in range(2)] == ["4.png", "1.png"]
+    assert torch.equal(part[0]["images"], dataset(root)[4]["images"])
+
+
+def test_fingerprint(make_folder: Any) -> None:
+    root = make_folder({"": 4})
+    base = dataset(root).fingerprint()
+    assert dataset(root, seed=3).fingerprint() == base
+    assert dataset(root, indices=[0, 1]).fingerprint() != base
+    other = ImageTransform(resolution=16, resize="shorter_side", crop="center")
+    assert dataset(root, transform=other).fingerprint() != base
+    (root / "0.png").write_bytes((root / "0.png").read_bytes() + b"\0")
+    assert dataset(root).fingerprint() != base
+
+
+def test_a_file_that_breaks_later_is_replaced_by_one_of_its_class(
+    make_folder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = dataset(make_folder({"cat": 4, "dog": 4}))
+    root = Path(data.source.description)
+    (root / "cat" / "3.png").write_bytes(b"gone")
+    with caplog.at_level(logging.WARNING, "taming"):
+        item = data[3]
+        assert torch.equal(data[3]["images"], item["images"])
+    assert item["labels"] == 0
+    assert torch.equal(item["images"], data[0]["images"])  # the next cat, round the corner
+    assert data.replaced == ["cat/3.png"]
+    (message,) = caplog.messages  # once
+    assert "cat/3.png is broken (not an image of a known format)" in message
+    assert pickle.loads(pickle.dumps(data)).replaced == ["cat/3.png"]
+
+
+def test_a_worker_that_replaces_an_image_tells_the_others(make_folder: Any) -> None:
+    root = make_folder({"": 8})
+    data = dataset(root)
+    (root / "5.png").write_bytes(b"gone")
+    loader = DataLoader(data, batch_size=4, num_workers=2)
+    assert sum(len(batch["images"]) for batch in loader) == 8
+    assert data.replaced == ["5.png"]
+
+
+def test_an_opened_zip_can_be_sent_to_a_spawned_worker(make_folder: Any) -> None:
+    root = make_folder({"cat": 2, "dog": 2})
+    data = dataset(Path(shutil.make_archive(str(root), "zip", root)), "full")
+    received = pickle.loads(pickle.dumps(data))
+    assert torch.equal(received[3, 9]["images"], data[3, 9]["images"])
+
+
+def test_too_many_that_break_later_stop(make_folder: Any) -> None:
+    root = make_folder({"": 4})
+    data = dataset(root)
+    for i in range(2):
+        (root / f"{i}.png").write_bytes(b"gone")
+    with pytest.raises(UserError, match=r"1\.png is broken.*1 others.*max_broken_fraction=0\.25"):
+        data[0]
+
+
+def test_sizes_that_do_not_suit_are_an_error_at_once(make_folder: Any) -> None:
+    root = make_folder({"": 3}, size=(24, 12))
+    cut = ImageTransform(resolution=16, resize="none", crop="random")
+    with pytest.raises(UserError, match=r"photos: 0\.png is 24x12 .*too small.*3 images of 3"):
+        dataset(root, "full", cut)
+    assert dataset(root, "full").num_magnified == 3
+    assert dataset(make_folder({"": 3}, "large"), "header").num_magnified == 0

@@ -1,0 +1,196 @@
+import logging
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from taming.data import ImageFolder
+from taming.errors import MissingPathError, UserError
+
+
+def opened(path: Path, check: str = "full", **settings: Any) -> ImageFolder:
+    defaults = {
+        "channels": 3,
+        "background": (255, 255, 255),
+        "labels": "auto",
+        "max_broken_fraction": 0.2,
+    }
+    source = ImageFolder(path, **{**defaults, **settings})
+    source.drop_broken(check)  # type: ignore[arg-type]
+    return source
+
+
+def names(source: ImageFolder) -> list[str]:
+    return [source.name(i) for i in range(len(source))]
+
+
+def zipped(folder: Path, prefix: str = "") -> Path:
+    path = folder.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(folder.rglob("*"), reverse=True):
+            archive.write(file, prefix + file.relative_to(folder).as_posix())
+    return path
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-400])
+
+
+def test_everything_an_image_and_nothing_hidden_is_found(make_folder: Any) -> None:
+    root = make_folder({"": 1, "deep/er": 2, ".cache": 1, "__MACOSX": 1})
+    (root / "._0.png").write_bytes(b"resource fork")
+    (root / "notes.txt").write_text("no image")
+    for suffix in ("JPG", "jpeg", "webp", "bmp", "tif", "tiff"):
+        Image.new("RGB", (8, 8)).save(root / f"x.{suffix}")
+    found = names(opened(root))
+    assert found == [
+        "0.png",
+        "deep/er/0.png",
+        "deep/er/1.png",
+        "x.JPG",
+        "x.bmp",
+        "x.jpeg",
+        "x.tif",
+        "x.tiff",
+        "x.webp",
+    ]
+
+
+def test_order_is_natural(make_folder: Any) -> None:
+    assert names(opened(make_folder({"": 12})))[-2:] == ["10.png", "11.png"]
+
+
+def test_classes_and_labels(make_folder: Any) -> None:
+    source = opened(make_folder({"dog": 2, "cat": 1}))
+    assert source.class_names == ["cat", "dog"]
+    assert [source.label(i) for i in range(3)] == [0, 1, 1]
+    flat = opened(make_folder({"": 2}, "flat"))
+    assert flat.class_names == []
+    assert flat.label(0) is None
+
+
+def test_a_zip_equals_its_folder(make_folder: Any) -> None:
+    root = make_folder({"cat": 3, "dog": 2})
+    folder, archive = opened(root), opened(zipped(root))
+    assert names(folder) == names(archive)
+    assert folder.class_names == archive.class_names
+    assert folder.sizes == archive.sizes == [(24, 24)] * 5
+    for i in range(5):
+        assert folder.label(i) == archive.label(i)
+        assert np.array_equal(np.asarray(folder.load(i)), np.asarray(archive.load(i)))
+
+
+def test_a_zip_with_an_outer_folder_and_mac_files(make_folder: Any) -> None:
+    root = make_folder({"cat": 1, "dog": 1, "__MACOSX": 1})
+    source = opened(zipped(root, "my photos/"))
+    assert source.class_names == ["cat", "dog"]
+
+
+def test_links_to_folders_are_followed_but_not_in_circles(make_folder: Any) -> None:
+    root = make_folder({"cat": 2})
+    (root / "dog").symlink_to(make_folder({"": 1}, "elsewhere"), target_is_directory=True)
+    (root / "cat" / "up").symlink_to(root, target_is_directory=True)
+    assert names(opened(root)) == ["cat/0.png", "cat/1.png", "dog/0.png"]
+
+
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_broken_files_are_left_out_counted_and_named(
+    make_folder: Any, caplog: pytest.LogCaptureFixture, as_zip: bool
+) -> None:
+    root = make_folder({"cat": 6, "dog": 5})
+    (root / "cat" / "0.png").write_bytes(b"")
+    cut_off(root / "dog" / "4.png")
+    with caplog.at_level(logging.WARNING, "taming"):
+        source = opened(zipped(root) if as_zip else root)
+    assert [name for name, _ in source.broken] == ["cat/0.png", "dog/4.png"]
+    assert len(source) == 9
+    assert [source.label(i) for i in range(9)] == [0] * 5 + [1] * 4
+    assert source.sizes == [(24, 24)] * 9
+    (message,) = caplog.messages
+    assert "2 of 11 images are broken" in message
+    assert "cat/0.png: not an image" in message
+    assert "dog/4.png" in message
+
+
+def test_too_many_broken_files_stop(make_folder: Any) -> None:
+    root = make_folder({"": 10})
+    for i in (3, 7):
+        cut_off(root / f"{i}.png")
+    assert len(opened(root, max_broken_fraction=0.2)) == 8
+    with pytest.raises(UserError, match=r"2 of 10 .*=0\.19 .*3\.png.*7\.png.*max_broken_fraction"):
+        opened(root, max_broken_fraction=0.19)
+    with pytest.raises(UserError, match="max_broken_fraction=0 "):
+        opened(root, max_broken_fraction=0)
+
+
+def test_only_broken_files(make_folder: Any) -> None:
+    root = make_folder({"": 2})
+    for file in root.iterdir():
+        file.write_bytes(b"gone")
+    with pytest.raises(UserError, match="none is left"):
+        opened(root, max_broken_fraction=1.0)
+
+
+def test_what_the_checks_find(make_folder: Any) -> None:
+    root = make_folder({"": 8})
+    for i in range(2):
+        Image.effect_noise((64, 64), 50).save(root / f"{i}.jpg")
+    cut_off(root / "1.jpg")
+    (root / "0.png").write_bytes(b"gone")
+    assert [n for n, _ in opened(root, "full").broken] == ["0.png", "1.jpg"]
+    assert [n for n, _ in opened(root, "auto").broken] == ["0.png", "1.jpg"]  # a small set
+    assert [n for n, _ in opened(root, "header").broken] == ["0.png"]
+    assert opened(root, "none").broken == []
+    with pytest.raises(UserError, match="check is 'some'"):
+        opened(root, "some")
+
+
+def test_a_damaged_zip_member_is_a_broken_file(make_folder: Any) -> None:
+    archive = zipped(make_folder({"": 8}))
+    content = bytearray(archive.read_bytes())
+    content[200] ^= 255  # inside the first member; its checksum no longer fits
+    archive.write_bytes(content)
+    assert len(opened(archive).broken) == 1
+
+
+def test_missing_path_and_wrong_paths(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match=r"nowhere does not exist.*data\.path"):
+        opened(tmp_path / "nowhere")
+    with pytest.raises(MissingPathError, match=r"data\.val_path"):
+        opened(tmp_path / "nowhere", key="val_path")
+    (tmp_path / "list.txt").write_text("a")
+    with pytest.raises(UserError, match="neither a folder nor"):
+        opened(tmp_path / "list.txt")
+    (tmp_path / "no.zip").write_text("a")
+    with pytest.raises(UserError, match="not a readable zip"):
+        opened(tmp_path / "no.zip")
+
+
+def test_no_images(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no images: .*\.jpg"):
+        opened(tmp_path)
+    (tmp_path / "clip.gif").write_bytes(b"GIF89a")
+    with pytest.raises(UserError, match=r"holds no images \(but 1 \.gif\)"):
+        opened(tmp_path)
+
+
+def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -> None:
+    root = make_folder({"cat": 2, "dog": 2})
+    base = opened(root).fingerprint()
+    assert opened(root).fingerprint() == base
+    assert opened(root, "none").fingerprint() == base
+    assert opened(root, labels="none").fingerprint() != base
+    assert opened(root, channels=1).fingerprint() != base
+    assert opened(root, background=(0, 0, 0)).fingerprint() != base
+    os.utime(root / "cat" / "0.png", (2e9, 2e9))
+    touched = opened(root).fingerprint()
+    assert touched != base
+    (root / "cat" / "1.png").rename(root / "cat" / "2.png")
+    assert opened(root).fingerprint() != touched
+    in_zip = opened(zipped(root)).fingerprint()
+    Image.new("RGB", (24, 24)).save(root / "dog" / "1.png")
+    assert opened(zipped(root)).fingerprint() != in_zip

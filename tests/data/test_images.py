@@ -1,0 +1,108 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from taming.data.images import BrokenImageError, header_size, load_image
+
+GREEN = (0, 255, 0)
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    file.seek(0)
+    return file
+
+
+def pixels(
+    image: Image.Image, kind: str = "PNG", channels: int = 3, **options: object
+) -> np.ndarray:
+    loaded = load_image(saved(image, kind, **options), channels, GREEN)
+    assert loaded.mode == {1: "L", 3: "RGB"}[channels]
+    return np.asarray(loaded)
+
+
+def solid(mode: str, color: object) -> Image.Image:
+    return Image.new(mode, (6, 4), color)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_lossless_formats_keep_every_pixel(kind: str) -> None:
+    original = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    assert np.array_equal(pixels(Image.fromarray(original), kind), original)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_lossy_formats_keep_the_color(kind: str) -> None:
+    error = np.abs(pixels(solid("RGB", (200, 100, 50)), kind).astype(int) - (200, 100, 50))
+    assert error.max() <= 4
+
+
+def test_grey_becomes_rgb_and_rgb_becomes_luma() -> None:
+    assert (pixels(solid("L", 77)) == 77).all()
+    assert (pixels(solid("RGB", (255, 0, 0)), channels=1) == 76).all()  # 0.299 * 255
+    assert set(pixels(solid("1", 1), channels=1).flatten()) == {255}
+
+
+def test_palette_and_its_transparent_entry() -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    image.putpixel((1, 0), 1)
+    assert pixels(image).tolist() == [[[10, 20, 30], [40, 50, 60]]]
+    assert pixels(image, transparency=0).tolist() == [[[0, 255, 0], [40, 50, 60]]]
+    assert pixels(image, transparency=b"\x00\xff").tolist() == [[[0, 255, 0], [40, 50, 60]]]
+
+
+def test_transparency_shows_the_background_and_blends() -> None:
+    assert (pixels(solid("RGBA", (255, 0, 0, 0))) == GREEN).all()
+    assert (pixels(solid("RGBA", (255, 0, 0, 51))) == (51, 204, 0)).all()  # alpha one fifth
+    assert (pixels(solid("LA", (255, 0))) == GREEN).all()
+    assert (pixels(solid("LA", (255, 0)), channels=1) == 150).all()  # the background's luma
+    assert (pixels(solid("RGBA", (255, 0, 0, 0)), "WEBP", lossless=True) == GREEN).all()
+
+
+def test_cmyk_jpeg() -> None:
+    found = pixels(solid("CMYK", (255, 0, 0, 0)), "JPEG")  # pure cyan
+    assert np.abs(found.astype(int) - (0, 255, 255)).max() <= 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bit_grey_is_scaled_not_cut_off(kind: str) -> None:
+    samples = np.array([[0, 257, 32896, 65535]], dtype=np.uint16)
+    assert pixels(Image.fromarray(samples), kind, channels=1).tolist() == [[0, 1, 128, 255]]
+
+
+def test_float_and_wide_integer_tiffs() -> None:
+    halves = np.array([[0.0, 0.5, 1.0]], dtype=np.float32)
+    assert pixels(Image.fromarray(halves), "TIFF", channels=1).tolist() == [[0, 128, 255]]
+    with pytest.raises(BrokenImageError, match="unknown range"):
+        pixels(Image.fromarray(np.array([[0, 1 << 20]], dtype=np.int32)), "TIFF")
+
+
+def test_exif_rotation_is_applied() -> None:
+    image = Image.new("RGB", (6, 4))
+    image.paste((255, 255, 255), (0, 0, 6, 2))  # top half white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn clockwise to view: the top comes to the right
+    file = saved(image, "JPEG", exif=exif, quality=100, subsampling=0)
+    assert header_size(file) == (6, 4)
+    upright = np.asarray(load_image(file, 1, GREEN))
+    assert upright.shape == (6, 4)
+    assert upright[:, 2:].min() > 250
+    assert upright[:, :2].max() < 5
+
+
+def test_broken_files_say_why(tmp_path: Path) -> None:
+    whole = saved(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG").getvalue()
+    half = io.BytesIO(whole[: len(whole) // 2])
+    assert header_size(half) == (64, 64)  # a header alone does not show it
+    with pytest.raises(BrokenImageError, match="truncated"):
+        load_image(half, 3, GREEN)
+    for content in (b"", b"not an image at all"):
+        with pytest.raises(BrokenImageError, match=r"^not an image of a known format$"):
+            load_image(io.BytesIO(content), 3, GREEN)
+        with pytest.raises(BrokenImageError, match=r"^not an image of a known format$"):
+            header_size(io.BytesIO(content))

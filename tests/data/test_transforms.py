@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from taming.data.transforms import ImageTransform, as_color
+from taming.errors import UserError
+
+
+def ramp(height: int, width: int) -> Image.Image:
+    """Grey, each pixel its column number."""
+    return Image.fromarray(np.tile(np.arange(width, dtype=np.uint8), (height, 1)))
+
+
+def levels(images: torch.Tensor) -> np.ndarray:
+    """(c H W) in [-1, 1] back to 0..255."""
+    return ((images + 1) * 127.5).round().to(torch.int64).numpy()
+
+
+def test_range_shape_and_type() -> None:
+    transform = ImageTransform(resolution=(2, 3), resize="none", crop="none")
+    black_white = Image.new("RGB", (3, 2), (0, 255, 0))
+    images = transform(black_white)
+    assert images.shape == (3, 2, 3)
+    assert images.dtype == torch.float32
+    assert images[0].unique().tolist() == [-1.0]
+    assert images[1].unique().tolist() == [1.0]
+    assert transform(black_white.convert("L")).shape == (1, 2, 3)
+
+
+def test_shorter_side_takes_the_middle_and_keeps_the_aspect() -> None:
+    transform = ImageTransform(resolution=4, resize="shorter_side", crop="center")
+    columns = levels(transform(ramp(8, 20)))[0, 0]
+    # columns 6 to 13 in pairs: 6.5, 8.5, ... away from the window's edges
+    assert np.allclose(columns[1:3], [8.5, 10.5], atol=0.6)
+    assert np.array_equal(columns, levels(transform(ramp(8, 20).crop((6, 0, 14, 8))))[0, 0])
+
+
+def test_an_image_of_the_right_size_is_not_resampled() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    transform = ImageTransform(resolution=16, resize="shorter_side", crop="center")
+    assert np.array_equal(levels(transform(Image.fromarray(noise))).transpose(1, 2, 0), noise)
+
+
+def test_resizing_down_is_antialiased() -> None:
+    stripes = Image.fromarray(np.tile(np.array([0, 255], dtype=np.uint8), (64, 32)))
+    smooth = ImageTransform(resolution=16, resize="stretch", crop="none")(stripes)
+    assert smooth.abs().max() < 0.2  # stripes too fine to show become grey
+
+
+def test_stretch_uses_the_whole_image() -> None:
+    columns = levels(ImageTransform(resolution=4, resize="stretch", crop="none")(ramp(4, 200)))[
+        0, 0
+    ]
+    assert np.allclose(columns, [25, 75, 125, 175], atol=8)
+
+
+def test_enlarge_repeats_pixels_exactly() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    transform = ImageTransform(resolution=24, resize="enlarge", crop="none")
+    expected = noise.repeat(3, 0).repeat(3, 1)
+    assert np.array_equal(levels(transform(Image.fromarray(noise)))[0], expected)
+    for size in ((7, 8), (9, 9), (48, 48), (8, 12)):
+        with pytest.raises(UserError, match=rf"x is {size[0]}x{size[1]}.*multiple of"):
+            transform.check_size(size, "x")
+
+
+def test_no_resize_cuts_out_and_names_what_is_too_small() -> None:
+    transform = ImageTransform(resolution=4, resize="none", crop="center")
+    assert levels(transform(ramp(10, 10)))[0, 0].tolist() == [3, 4, 5, 6]
+    with pytest.raises(UserError, match=r"cats/1\.png is 3x9 .* 4x4: .*too small to crop"):
+        transform(ramp(3, 9), None, "cats/1.png")
+    exact = ImageTransform(resolution=4, resize="none", crop="none")
+    with pytest.raises(UserError, match="needs images of that size"):
+        exact(ramp(5, 4))
+
+
+def test_pad_comes_first_and_is_filled() -> None:
+    transform = ImageTransform(
+        resolution=8, resize="enlarge", crop="none", pad=2, fill=(255, 255, 255)
+    )
+    found = levels(transform(Image.new("L", (4, 4), 0)))[0]
+    assert found[2:6, 2:6].max() == 0
+    assert found.sum() == 255 * (64 - 16)
+
+
+def test_random_crops_stay_within_crop_scale_and_move() -> None:
+    transform = ImageTransform(
+        resolution=16, resize="shorter_side", crop="random", crop_scale=(0.5, 0.75)
+    )
+    lefts, widths = [], []
+    for seed in range(300):
+        columns = levels(transform(ramp(64, 64), np.random.default_rng(seed)))[0, 0]
+        width = (columns[-2] - columns[1]) * 16 / 13
+        widths.append(width)
+        lefts.append(columns[0])
+    assert 30 < min(widths) < 35
+    assert 45 < max(widths) < 50
+    assert min(lefts) < 3
+    assert max(lefts) > 25
+    # without random numbers: the largest window, in the middle
+    assert levels(transform(ramp(64, 64)))[0, 0, 8] == 34
+
+
+def test_augmentation_depends_on_the_random_numbers_alone() -> None:
+    transform = ImageTransform(
+        resolution=8,
+        resize="shorter_side",
+        crop="random",
+        crop_scale=(0.5, 1),
+        horizontal_flip=True,
+        random_shift=2,
+    )
+    image = ramp(20, 20)
+    first = [transform(image, np.random.default_rng(seed)) for seed in range(20)]
+    again = [transform(image, np.random.default_rng(seed)) for seed in range(20)]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert len({a.numpy().tobytes() for a in first}) == 20
+    assert torch.equal(transform(image), transform(image))
+
+
+def test_flip_is_even() -> None:
+    transform = ImageTransform(resolution=8, resize="none", crop="none", horizontal_flip=True)
+    rng = np.random.default_rng(0)
+    flipped = sum(bool(transform(ramp(8, 8), rng)[0, 0, 0] > -0.97) for _ in range(200))
+    assert 75 < flipped < 125
+
+
+def test_shift_moves_and_fills() -> None:
+    transform = ImageTransform(resolution=5, resize="none", crop="none", random_shift=2)
+    dot = Image.new("RGB", (5, 5))
+    dot.putpixel((2, 2), (255, 255, 255))
+    rng = np.random.default_rng(0)
+    places = set()
+    for _ in range(300):
+        found = levels(transform(dot, rng))[0]
+        assert found.sum() == 255  # never lost, the rest is fill
+        places.add(int(found.argmax()))
+    assert places == set(range(25))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resolution": 0}, "resolution is 0"),
+        ({"resolution": (8, 8, 3)}, "resolution is"),
+        ({"resize": "longer_side"}, "choose one of shorter_side, stretch"),
+        ({"crop": "top"}, "crop is 'top'"),
+        ({"resize": "stretch"}, "set crop=none"),
+        ({"crop": "none"}, "longer side"),
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale"),
+        ({"crop_scale": (0.9, 0.5)}, "crop_scale"),
+        ({"pad": -1}, "pad"),
+        ({"fill": (0, 0, 256)}, "fill is"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ImageTransform(**{"resolution": 8, "resize": "shorter_side", "crop": "center", **settings})
+
+
+def test_as_color() -> None:
+    assert as_color([1, 2, 3], "background") == (1, 2, 3)
+    with pytest.raises(UserError, match="background is white"):
+        as_color("white", "background")

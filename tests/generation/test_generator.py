@@ -1,0 +1,249 @@
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import taming
+from taming.conditioning import ClassLabel, Conditioning, Unconditional
+from taming.errors import MissingPathError, UserError
+from taming.generation import ImageGenerator, generator
+from taming.serialization import SavedModel
+from taming.transformer import GPT
+
+
+class FakeTokenizer(nn.Module):
+    """Shows code i of 8 as a 2×2 block of one grey, code 7 as brighter than white."""
+
+    codebook_size = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def decode(self, indices: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        grey = (indices * self.scale - 2.0)[:, None].expand(-1, 3, -1, -1)
+        return grey.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+    def to_saved(self) -> SavedModel:
+        return SavedModel("vqgan", {}, self.state_dict())
+
+    @classmethod
+    def from_saved(cls, saved: SavedModel) -> "FakeTokenizer":
+        tokenizer = cls()
+        tokenizer.load_state_dict(saved.state)
+        return tokenizer.eval()
+
+
+def make(
+    conditioning: Conditioning | None = None,
+    grid_size: Any = (2, 3),
+    tokenizer: nn.Module | None = None,
+    **changes: Any,
+) -> ImageGenerator:
+    torch.manual_seed(0)
+    conditioning = conditioning or ClassLabel(3, dropout=0.1)
+    config: dict[str, Any] = {
+        "codebook_size": 8,
+        "num_prefix_ids": conditioning.num_prefix_ids,
+        "context_length": 6,
+        "num_layers": 2,
+        "num_heads": 2,
+        "embed_dim": 16,
+        "dropout": 0.3,
+    }
+    transformer = GPT(**{**config, **changes})
+    nn.init.normal_(transformer.head.weight, std=0.5)  # far from uniform
+    return ImageGenerator(tokenizer, transformer, conditioning, grid_size).eval()  # type: ignore[arg-type]
+
+
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+
+
+def test_the_batch_makes_no_difference() -> None:
+    model = make()
+    whole = model.sample_tokens(7, LABELS, seed=3)
+    assert whole.shape == (7, 6) and whole.dtype == torch.int64
+    assert torch.equal(model.sample_tokens(7, LABELS, seed=3, batch_size=3), whole)
+    assert torch.equal(model.sample_tokens(7, LABELS, seed=3, batch_size=1), whole)
+    later = model.sample_tokens(3, LABELS[4:], seed=3, first_image=4)
+    assert torch.equal(later, whole[4:])
+    assert not torch.equal(model.sample_tokens(7, LABELS, seed=4), whole)
+    assert len(whole[LABELS == 0].unique(dim=0)) > 1  # each image of a class is another
+
+
+def test_without_a_seed_pytorch_global_state_decides() -> None:
+    model = make()
+    torch.manual_seed(1)
+    first, second = model.sample_tokens(5), model.sample_tokens(5)
+    torch.manual_seed(1)
+    assert torch.equal(model.sample_tokens(5), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 2.0}, {"top_k": 2}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.8}]
+)
+def test_frequencies_are_the_probabilities_of_the_model(options: dict[str, Any]) -> None:
+    model = make(grid_size=(1, 2), codebook_size=4, conditioning=Unconditional())
+    pairs = torch.tensor(list(itertools.product(range(4), repeat=2)))  # all images there are
+    with torch.no_grad():
+        logits = model.logits(pairs)
+    log_probabilities = generator_filter(logits, **options).log_softmax(-1)  # (16 2 4)
+    chosen = log_probabilities.gather(-1, pairs[..., None]).squeeze(-1)
+    expected = chosen.sum(1).exp()
+    torch.testing.assert_close(expected.sum(), torch.tensor(1.0))
+
+    num_images = 6000
+    tokens = model.sample_tokens(num_images, seed=0, batch_size=2000, **options)
+    counts = torch.bincount(tokens[:, 0] * 4 + tokens[:, 1], minlength=16).float()
+    assert (counts[expected == 0] == 0).all()
+    possible = expected > 0
+    difference = counts[possible] - num_images * expected[possible]
+    chi_square = (difference**2 / (num_images * expected[possible])).sum().item()
+    assert possible.sum() >= 3
+    assert chi_square < 37.7  # the 0.1 % point of 15 degrees of freedom
+
+
+def generator_filter(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+    from taming.generation import filter_logits
+
+    return filter_logits(logits, **options)
+
+
+def test_greedy_is_the_most_probable_and_needs_no_seed() -> None:
+    model = make()
+    tokens = model.sample_tokens(3, LABELS[:3], greedy=True)
+    assert torch.equal(model.logits(tokens, LABELS[:3]).argmax(-1), tokens)
+    assert torch.equal(model.sample_tokens(3, LABELS[:3], top_k=1, seed=9), tokens)
+    assert torch.equal(model.sample_tokens(3, LABELS[:3], top_p=1e-6, seed=9), tokens)
+
+
+def test_given_tokens_begin_the_image() -> None:
+    model = make()
+    drawn = model.sample_tokens(4, LABELS[:4], seed=3)
+    again = model.sample_tokens(4, LABELS[:4], seed=3, given_tokens=drawn[:, :2], batch_size=3)
+    assert torch.equal(again, drawn)  # each place has its own random number
+    given = (drawn[:, :4] + 1) % 8
+    assert torch.equal(model.sample_tokens(4, LABELS[:4], seed=3, given_tokens=given)[:, :4], given)
+
+
+def test_sampling_is_in_evaluation_mode_and_leaves_the_mode_alone() -> None:
+    model = make(tokenizer=FakeTokenizer())
+    tokens = model.sample_tokens(4, LABELS[:4], seed=3)
+    model.train()
+    assert torch.equal(model.sample_tokens(4, LABELS[:4], seed=3), tokens)
+    model.sample(2, LABELS[:2])
+    assert all(part.training for part in model.modules())
+
+
+def test_images_show_the_grid_row_by_row_and_are_clamped() -> None:
+    model = make(tokenizer=FakeTokenizer())
+    given = torch.tensor([[0, 2, 3, 4, 5, 7]])
+    images = model.sample(1, LABELS[:1], given_tokens=given)
+    assert images.shape == (1, 3, 4, 6) and not images.requires_grad
+    assert images[0, 0, ::2, ::2].tolist() == [[-1.0, -1.0, -0.5], [0.0, 0.5, 1.0]]
+    images = model.sample(5, LABELS[:5], seed=3, batch_size=2)
+    assert torch.equal(images, model.decode(model.sample_tokens(5, LABELS[:5], seed=3)))
+
+
+def test_without_a_tokenizer_it_draws_tokens_only() -> None:
+    model = make()
+    assert model.sample_tokens(1, LABELS[:1]).shape == (1, 6)
+    with pytest.raises(UserError, match="no tokenizer, so it draws tokens but no images"):
+        model.sample(1, LABELS[:1])
+
+
+def test_logits_are_aligned_and_conditional() -> None:
+    model = make()
+    tokens = model.sample_tokens(2, LABELS[:2], seed=0)
+    logits = model.logits(tokens, LABELS[:2])
+    assert logits.shape == (2, 6, 8) and logits.requires_grad
+    changed = tokens.clone()
+    changed[:, -1] = 0
+    assert torch.equal(model.logits(changed, LABELS[:2]), logits)  # the last is only predicted
+    assert not torch.allclose(model.logits(tokens, LABELS[1:3]), logits)
+    assert not torch.allclose(model.logits(tokens), logits)
+
+
+def test_what_cannot_be_asked_for() -> None:
+    model = make()
+    with pytest.raises(UserError, match=r"class label 3 does not exist.*0 to 2"):
+        model.sample_tokens(2, torch.tensor([0, 3]))
+    with pytest.raises(UserError, match="2 integer class labels"):
+        model.sample_tokens(2, torch.tensor([0]))
+    with pytest.raises(UserError, match="trained without conditions"):
+        make(Unconditional()).sample_tokens(1, torch.tensor([0]))
+    with pytest.raises(UserError, match="without label dropout"):
+        make(ClassLabel(3)).sample_tokens(1)
+    with pytest.raises(UserError, match=r"shape \(1, 7\).*at most 6"):
+        model.sample_tokens(1, given_tokens=torch.zeros(1, 7, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"shape \(2, 1\), and must have \(1, m\)"):
+        model.sample_tokens(1, given_tokens=torch.zeros(2, 1, dtype=torch.int64))
+    with pytest.raises(UserError, match="tokens are 0 to 8, and the codes of this model 0 to 7"):
+        model.logits(torch.tensor([[0, 8]]))
+    with pytest.raises(UserError, match="num_images is 0"):
+        model.sample_tokens(0)
+    with pytest.raises(UserError, match="temperature is 0"):
+        model.sample_tokens(1, temperature=0)
+
+
+def test_parts_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="5 prefix ids and the condition 4"):
+        make(num_prefix_ids=5)
+    with pytest.raises(UserError, match="tokenizer has 8 codes and the transformer 16"):
+        make(tokenizer=FakeTokenizer(), codebook_size=16)
+    with pytest.raises(UserError, match=r"grid of 4 × 4 codes needs a context of 16, .* is 6"):
+        make(grid_size=4)
+
+
+def test_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "VQGAN", FakeTokenizer)
+    model = make(tokenizer=FakeTokenizer())
+    model.tokenizer.scale.data.fill_(0.25)
+    model = ImageGenerator(
+        model.tokenizer, model.transformer, model.conditioning, (2, 3), ["cat", "dog", "owl"]
+    )
+    model.save_pretrained(tmp_path / "generator")
+    config = json.loads((tmp_path / "generator" / "config.json").read_text())
+    assert config["kind"] == "generator" and config["grid_size"] == [2, 3]
+    assert config["conditioning"]["class_names"] == ["cat", "dog", "owl"]
+
+    loaded = taming.ImageGenerator.from_pretrained(tmp_path / "generator")
+    assert not any(part.training for part in loaded.modules())
+    assert loaded.grid_size == (2, 3) and loaded.class_names == ("cat", "dog", "owl")
+    assert torch.equal(loaded.sample(5, LABELS[:5], seed=3), model.sample(5, LABELS[:5], seed=3))
+    transformer = GPT.from_pretrained(tmp_path / "generator")
+    assert torch.equal(transformer.head.weight, model.transformer.head.weight)
+
+
+def test_save_and_load_without_a_tokenizer(tmp_path: Path) -> None:
+    model = make(Unconditional(), positions="learned", tie_head=True)
+    model.save_pretrained(tmp_path / "generator")
+    loaded = ImageGenerator.from_pretrained(tmp_path / "generator")
+    assert loaded.tokenizer is None
+    assert torch.equal(loaded.sample_tokens(5, seed=3), model.sample_tokens(5, seed=3))
+
+
+def test_what_is_no_generator(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match="nowhere does not exist"):
+        ImageGenerator.from_pretrained(tmp_path / "nowhere")
+    model = make()
+    model.transformer.save_pretrained(tmp_path / "gpt")
+    with pytest.raises(UserError, match="gpt holds a gpt, where a generator is needed"):
+        ImageGenerator.from_pretrained(tmp_path / "gpt")
+    saved = model.to_saved()
+    del saved.parts["transformer"]
+    with pytest.raises(UserError, match="has no transformer"):
+        ImageGenerator.from_saved(saved)
+
+
+def test_progress_bar_counts_new_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    make().sample_tokens(4, LABELS[:4], batch_size=3, progress=True)
+    assert "24.0/24.0" in capsys.readouterr().err
+    make().sample_tokens(4, LABELS[:4])
+    assert capsys.readouterr().err == ""

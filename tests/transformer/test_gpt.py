@@ -1,0 +1,165 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from taming.attention import KeyValueCache
+from taming.errors import UserError
+from taming.transformer import GPT
+
+
+def tiny(**changes: Any) -> GPT:
+    torch.manual_seed(0)
+    config: dict[str, Any] = {
+        "codebook_size": 11,
+        "num_prefix_ids": 3,
+        "context_length": 10,
+        "num_layers": 2,
+        "num_heads": 2,
+        "embed_dim": 16,
+    }
+    return GPT(**{**config, **changes})
+
+
+def inputs(num_tokens: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    prefix = torch.randint(3, (2, 2), generator=generator)
+    return prefix, torch.randint(11, (2, num_tokens), generator=generator)
+
+
+def test_parameter_count_of_the_published_size() -> None:
+    with torch.device("meta"):
+        model = GPT(
+            codebook_size=1024,
+            num_prefix_ids=1,
+            context_length=512,
+            num_layers=24,
+            num_heads=16,
+            embed_dim=1024,
+            positions="learned",
+        )
+    # minGPT with 24 layers of width 1024: 304,932,864; the start id has one row of its own here
+    assert sum(p.numel() for p in model.parameters()) == 304_932_864 + 1024
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("steps", [[1] * 8, [4, 1, 3]])
+def test_cached_equals_uncached(positions: str, steps: list[int]) -> None:
+    model = tiny(positions=positions).double().eval()
+    prefix, tokens = inputs()
+    cache = KeyValueCache(2, 10)
+    with torch.no_grad():
+        whole = model(prefix, tokens)
+        parts = [model(prefix, tokens[:, :0], cache)]
+        parts += [model(prefix[:, :0], part, cache) for part in tokens.split(steps, dim=1)]
+    assert whole.shape == (2, 10, 11)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
+def test_no_logit_sees_a_later_token() -> None:
+    model = tiny().double()
+    prefix, tokens = inputs()
+    before = model.token_logits(prefix, tokens)
+    changed = tokens.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % 11
+    after = model.token_logits(prefix, changed)
+    assert torch.equal(after[:, :4], before[:, :4])  # logits[:, 3] predicts tokens[:, 3]
+    assert (after[:, 4] != before[:, 4]).all()
+    other = model.token_logits((prefix + 1) % 3, tokens)
+    assert (other[:, 0] != before[:, 0]).all()
+
+
+def test_token_logits_are_aligned() -> None:
+    model = tiny()
+    prefix, tokens = inputs(num_tokens=9)  # one longer than the context: the last is no input
+    logits = model.token_logits(prefix, tokens)
+    torch.testing.assert_close(logits, model(prefix, tokens[:, :-1])[:, 1:])
+    assert model.token_logits(prefix, tokens[:, :1]).shape == (2, 1, 11)
+    assert model.token_logits(prefix, tokens[:, :0]).shape == (2, 0, 11)
+    with pytest.raises(ValueError, match="give a prefix"):
+        model.token_logits(prefix[:, :0], tokens)
+
+
+def test_the_context_ends_with_a_clear_message() -> None:
+    model = tiny()
+    prefix, tokens = inputs(num_tokens=9)
+    with pytest.raises(ValueError, match=r"sequence of 11 .* context of this model, 10"):
+        model(prefix, tokens)
+    cache = KeyValueCache(2, 20)
+    model(prefix, tokens[:, :8], cache)
+    with pytest.raises(ValueError, match="sequence of 11"):
+        model(prefix[:, :0], tokens[:, 8:], cache)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_initialisation_is_that_of_the_table(positions: str) -> None:
+    model = tiny(positions=positions, embed_dim=128, codebook_size=512)
+    block = model.blocks[0]
+    assert block.attention.query.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for map_ in (block.attention.output, block.feed_forward.contract):
+        assert map_.weight.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.05)
+        assert (map_.bias == 0).all()
+    assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    added = model.positions(torch.zeros(1, 10, 128))  # neither drowns the other
+    assert 0.015 < added.std().item() < 0.06
+    prefix, tokens = inputs()
+    loss = F.cross_entropy(model.token_logits(prefix, tokens).flatten(0, 1), tokens.flatten())
+    assert loss.item() == pytest.approx(math.log(512), rel=0.03)
+
+
+def test_tied_head_is_the_token_embedding() -> None:
+    model, untied = tiny(tie_head=True), tiny()
+    assert model.head.weight is model.token_embedding.weight
+    assert sum(p.numel() for p in untied.parameters()) == 11 * 16 + sum(
+        p.numel() for p in model.parameters()
+    )
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_it_learns_a_sequence_by_heart(positions: str) -> None:
+    model = tiny(positions=positions, embed_dim=32)
+    prefix = torch.tensor([[0], [1]])
+    tokens = torch.tensor([[1, 1, 2, 1, 1, 3, 1, 1], [4, 4, 4, 4, 5, 5, 5, 5]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        loss = F.cross_entropy(model.token_logits(prefix, tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05
+    assert torch.equal(model.token_logits(prefix, tokens).argmax(-1), tokens)
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "tie_head": True}])
+def test_save_and_load(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = tiny(dropout=0.1, embedding_dropout=0.1, **changes)
+    model.save_pretrained(tmp_path / "gpt")
+    loaded = GPT.from_pretrained(tmp_path / "gpt")
+    assert not loaded.training and loaded.config == model.config
+    prefix, tokens = inputs()
+    assert torch.equal(loaded(prefix, tokens), model.eval()(prefix, tokens))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    saved = tiny().to_saved()
+    saved.config["embed_dim"] = 32
+    with pytest.raises(UserError, match=r"in here do not fit .* size mismatch .* more") as error:
+        GPT.from_saved(saved, where="here")
+    assert len(str(error.value)) < 300
+    saved = tiny().to_saved()
+    del saved.state["norm.weight"]
+    with pytest.raises(UserError, match=r"norm\.weight"):
+        GPT.from_saved(saved)
+    saved = tiny().to_saved()
+    saved.config["width"] = 3
+    with pytest.raises(UserError, match="width"):
+        GPT.from_saved(saved)
+    saved.kind = "vqgan"
+    with pytest.raises(UserError, match="holds a vqgan, where a gpt is needed"):
+        GPT.from_saved(saved)
+    with pytest.raises(UserError, match='"sinusoidal" or "learned", not \'rotary\''):
+        tiny(positions="rotary")
