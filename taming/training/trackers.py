@@ -88,7 +88,7 @@ class WandbTracker:
 
     Args:
         run_dir: its files go to `run_dir/wandb`.
-        config: the run's resolved configuration.
+        settings: the run's resolved configuration.
         project: name of the project.
         name: name of the run; None takes the run directory's.
         mode: `"offline"`, `"online"` or `"disabled"`; None takes the environment variable `WANDB_MODE`,
@@ -98,7 +98,7 @@ class WandbTracker:
     def __init__(
         self,
         run_dir: Path,
-        config: Mapping[str, Any],
+        settings: Mapping[str, Any],
         *,
         project: str = "taming",
         name: str | None = None,
@@ -124,7 +124,7 @@ class WandbTracker:
                 resume="allow" if mode == "online" else None,
                 mode=mode,
                 dir=run_dir,
-                config=dict(config),
+                config=dict(settings),
                 settings=wandb.Settings(console="off", silent=True, init_timeout=30),
             )
             id_file.write_text(run_id + "\n")
