@@ -26,8 +26,10 @@ def start_trackers(config: DictConfig, run_dir: Path, resume_from: Path | None) 
         trackers: list[Tracker] = [CSVTracker(run_dir / "metrics.csv", first_step)]
     except OSError as error:
         raise UserError(f"{run_dir / 'metrics.csv'} cannot be written: {error}.") from error
-    logger = build(config.logger, run_dir=run_dir, settings=resolved(config))
-    return trackers if logger is None else [*trackers, logger]
+    start_logger = build(config.logger)
+    if start_logger is not None:
+        trackers.append(start_logger(run_dir, resolved(config)))
+    return trackers
 
 
 def finish(result: TrainingResult, run_dir: Path, *, script: str, next_step: str) -> int:
