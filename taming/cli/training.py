@@ -1,6 +1,5 @@
 """What the two training commands share."""
 
-import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -34,15 +33,17 @@ def start_trackers(config: DictConfig, run_dir: Path, resume_from: Path | None) 
 
 def finish(result: TrainingResult, run_dir: Path, *, script: str, next_step: str) -> int:
     """Says what was written and what comes next; returns the exit status."""
-    if result.model_dir is None:  # another rank
+    if not is_first_process():
         return 0
+    numbers = ", ".join(
+        f"{name.removeprefix('val/')} {value:.4g}" for name, value in result.metrics.items()
+    )
     print(f"\n{run_dir}: {result.step} steps done")
-    print(f"  model/        the model of step {result.exported_step}")
-    print("  checkpoints/  last.ckpt, and best.ckpt by validation")
-    print("  metrics.csv, grids/, config.yaml")
+    print(f"  model/         the model of step {result.exported_step}: {numbers or 'not validated'}")
+    print("  checkpoints/   last.ckpt, and best.ckpt by validation")
+    print("  metrics.csv, result.json, grids/, config.yaml")
     if result.interrupted:
         print(f"interrupted; go on with:\n  python scripts/{script}.py resume={run_dir}")
         return 130
     print(f"next: {next_step}")
-    sys.stdout.flush()
     return 0

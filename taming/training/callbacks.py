@@ -114,6 +114,7 @@ class Checkpoints(L.Callback):
         self.save_every = save_every
         self.best: float | None = None
         self.best_step: int | None = None
+        self.best_metrics: dict[str, float] = {}
 
     @property
     def last_path(self) -> Path:
@@ -127,11 +128,16 @@ class Checkpoints(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to know of the best."""
-        return {"best": self.best, "best_step": self.best_step}
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "best_metrics": self.best_metrics,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there."""
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
+        self.best_metrics = state_dict["best_metrics"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last, and the best if it is."""
@@ -140,11 +146,12 @@ class Checkpoints(L.Callback):
         if value is None:
             raise UserError(
                 f"checkpoints.monitor names {self.monitor!r}, which validation does not report; it "
-                f"reports {', '.join(n for n in pl_module.latest if n.startswith('val/'))}."
+                f"reports {', '.join(pl_module.val_metrics)}."
             )
         sign = 1 if self.mode == "min" else -1
         if self.best is None or sign * value < sign * self.best:
             self.best, self.best_step = value, pl_module.step
+            self.best_metrics = pl_module.val_metrics
             self._try_save(trainer, self.best_path)
         self._try_save(trainer, self.last_path)
 
@@ -223,7 +230,7 @@ class Progress(L.Callback):
         """Prints the validation's numbers above the bar."""
         assert isinstance(pl_module, TrainingModule)
         if trainer.is_global_zero:
-            numbers = {k: v for k, v in pl_module.latest.items() if k.startswith("val/")}
+            numbers = pl_module.val_metrics
             text = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
             tqdm.write(f"step {pl_module.step}: {text}", file=sys.stderr)
 

@@ -143,6 +143,11 @@ class TrainingModule(L.LightningModule):
         for tracker in self.trackers:
             tracker.metrics(metrics, self.step)
 
+    @property
+    def val_metrics(self) -> dict[str, float]:
+        """The numbers of the latest validation."""
+        return {name: value for name, value in self.latest.items() if name.startswith("val/")}
+
     def report_image(self, name: str, image: Image.Image) -> None:
         """Writes a picture into the run directory's `grids/` and sends it to the trackers."""
         if self.run_dir is None or self.global_rank != 0:

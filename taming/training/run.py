@@ -1,8 +1,9 @@
 """One training run: its directory, its Lightning trainer, and how it ends."""
 
+import json
 import logging
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +86,13 @@ class TrainingResult:
     Attributes:
         step: finished steps.
         interrupted: whether it was asked to end before `max_steps` and `max_time`.
-        model_dir: the exported model; None if the run ended before there was one.
-        exported_step: the step the exported model is of.
-        metrics: the newest reported numbers.
+        exported_step: the step of the model in `model/`.
+        metrics: the numbers of that model's validation, or of the latest one before it.
     """
 
     step: int
     interrupted: bool
-    model_dir: Path | None
-    exported_step: int | None
+    exported_step: int
     metrics: dict[str, float]
 
 
@@ -129,7 +128,8 @@ def train(
     resume_from: Path | None,
     show: tuple[str, ...],
 ) -> TrainingResult:
-    """Trains, checkpoints into `run_dir/checkpoints`, and exports into `run_dir/model`.
+    """Trains, checkpoints into `run_dir/checkpoints`, and exports into `run_dir/model`; `result.json`
+    there says how it ended.
 
     Args:
         module: stage 1 or stage 2.
@@ -188,20 +188,28 @@ def train(
         for tracker in module.trackers:
             tracker.finish()
     checkpoints.save_last(trainer)
-    model_dir, exported_step = None, None
+    best = config.export == "best" and checkpoints.best_step is not None
+    result = TrainingResult(
+        step=module.step,
+        interrupted=interrupted,
+        exported_step=checkpoints.best_step if best else module.step,
+        metrics=checkpoints.best_metrics if best else module.val_metrics,
+    )
     if trainer.is_global_zero:
-        best = config.export == "best" and checkpoints.best_path.exists()
-        exported = checkpoints.best_path if best else checkpoints.last_path
-        model_dir = run_dir / "model"
-        try:
-            save_model_directory(load_training_checkpoint(exported), model_dir)
-        except OSError as error:
-            raise UserError(
-                f"{model_dir} could not be written ({error}). The checkpoint {exported} holds the same "
-                "model."
-            ) from error
-        exported_step = checkpoints.best_step if best else module.step
-    return TrainingResult(module.step, interrupted, model_dir, exported_step, module.latest)
+        _export(checkpoints.best_path if best else checkpoints.last_path, run_dir, result)
+    return result
+
+
+def _export(checkpoint: Path, run_dir: Path, result: TrainingResult) -> None:
+    """Writes `model/`, and how the run ended into `result.json`."""
+    try:
+        save_model_directory(load_training_checkpoint(checkpoint), run_dir / "model")
+        (run_dir / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{run_dir / 'model'} could not be written ({error}). The checkpoint {checkpoint} holds "
+            "the same model."
+        ) from error
 
 
 def _precision(config: TrainerConfig) -> Any:
