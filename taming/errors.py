@@ -1,4 +1,4 @@
-"""The exceptions a user can cause and mend; the commands print them as one line, without a traceback."""
+"""Exceptions a user can cause and mend; the commands print them as one line, no traceback."""
 
 __all__ = ["MissingPathError", "UserError"]
 

@@ -32,14 +32,15 @@ class VQGAN(nn.Module):
     Args:
         quantizer: `kind` and arguments of the quantizer (see `taming.quantizers`).
         image_channels: channels of the images: 3, 1, or the classes of a one-hot label map.
-        resolution: (height, width) the model is trained at, one number for a square. Other sizes that
-            divide by `downsample_factor` work too: the model is convolutional.
+        resolution: (height, width) the model is trained at, one number for a square. Other sizes
+            that divide by `downsample_factor` work too: the model is convolutional.
         base_channels: width of the first level.
         channel_multipliers: width of each level in units of `base_channels`. The downsample factor
             is 2^(levels − 1).
         num_residual_blocks: residual blocks per level (one more in the decoder).
         attention_resolutions: heights of the levels with attention.
-        latent_channels: width of the encoder's output, before the 1×1 convolution to the codebook's.
+        latent_channels: width of the encoder's output, before the 1×1 convolution to the
+            codebook's.
         dropout: inside residual blocks.
     """
 
@@ -89,7 +90,7 @@ class VQGAN(nn.Module):
 
     @property
     def last_layer(self) -> torch.Tensor:
-        """The weight of the decoder's last convolution, at which the adaptive weight is measured."""
+        """The weight of the decoder's last convolution; the adaptive weight is measured there."""
         return self.decoder.conv_out.weight
 
     def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
@@ -167,7 +168,7 @@ class VQGAN(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
-        """Loads a model directory, run directory, training checkpoint or `hf:owner/name`; in eval mode.
+        """Loads a model or run directory, training checkpoint or `hf:owner/name`; in eval mode.
 
         Of a generator its tokenizer is taken.
 

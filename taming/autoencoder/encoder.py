@@ -27,7 +27,8 @@ class Encoder(nn.Module):
         channel_multipliers: width of each level in units of `base_channels`; one level each, with a
             halving of the resolution between levels.
         num_residual_blocks: residual blocks per level.
-        attention_resolutions: levels of these heights get an attention block after each residual one.
+        attention_resolutions: levels of these heights get an attention block after each residual
+            one.
         latent_channels: width of the output.
         dropout: inside residual blocks.
     """

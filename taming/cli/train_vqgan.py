@@ -5,7 +5,7 @@ from pathlib import Path
 import lightning as L
 from omegaconf import DictConfig
 
-from taming.cli.app import begin_run, build, command, resume_config
+from taming.cli.app import begin_run, build, command, resolved, resume_config
 from taming.cli.training import finish, start_trackers
 from taming.training import check_resume, train
 
@@ -17,6 +17,7 @@ def main(config: DictConfig) -> int:
     """Trains a VQGAN and exports it into the run directory."""
     if config.resume is not None:
         config = resume_config(config)
+    resolved(config)  # missing values first
     trainer = build(config.trainer)
     resume_from = None
     if config.resume is not None:

@@ -39,7 +39,9 @@ def finish(result: TrainingResult, run_dir: Path, *, script: str, next_step: str
         f"{name.removeprefix('val/')} {value:.4g}" for name, value in result.metrics.items()
     )
     print(f"\n{run_dir}: {result.step} steps done")
-    print(f"  model/         the model of step {result.exported_step}: {numbers or 'not validated'}")
+    print(
+        f"  model/         the model of step {result.exported_step}: {numbers or 'not validated'}"
+    )
     print("  checkpoints/   last.ckpt, and best.ckpt by validation")
     print("  metrics.csv, result.json, grids/, config.yaml")
     if result.interrupted:

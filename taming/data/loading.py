@@ -18,9 +18,9 @@ class EndlessDataModule(L.LightningDataModule):
     """Training batches that never end (see `EndlessBatches`), validation batches in order.
 
     A training's length is a number of steps; to resume, set `start_batch`. Under several ranks the
-    trainer must not add its own sampler (`use_distributed_sampler=False`): training batches are dealt
-    out already, and of the validation data rank r of W takes every W-th item from the r-th on, no item
-    twice, so that one rank may get one item more than another.
+    trainer must not add its own sampler (`use_distributed_sampler=False`): training batches are
+    dealt out already, and of the validation data rank r of W takes every W-th item from the r-th
+    on, no item twice, so that one rank may get one item more than another.
 
     Args:
         batch_size: training items a step and rank.

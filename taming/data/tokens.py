@@ -79,13 +79,15 @@ class TokenDataset(Dataset[dict[str, Any]]):
             self.labels = np.load(labels_file) if labels_file.exists() else None
         except (OSError, ValueError) as error:
             raise UserError(
-                f"the token cache {directory} is damaged ({error}). Delete it: it will be made anew."
+                f"the token cache {directory} is damaged ({error}). Delete it: it will be made "
+                "anew."
             ) from error
         differing = [name for name, value in expected.plain().items() if found.get(name) != value]
         if differing or self.indices.shape != expected.shape:
             raise UserError(
                 f"the token cache {directory} is stale: it was made from another "
-                f"{', '.join(differing) or 'number of images'}. Delete it, or give another cache_dir."
+                f"{', '.join(differing) or 'number of images'}. Delete it, or give another "
+                "cache_dir."
             )
         self.seed = expected.seed
 

@@ -61,8 +61,9 @@ class PatchDiscriminator(nn.Module):
         smallest = 3 * 2**self.num_layers
         if min(resolution) < smallest:
             raise UserError(
-                f"a patch discriminator of {self.num_layers} layers needs images of {smallest} pixels "
-                f"or more, and these are {resolution[0]}×{resolution[1]}: use fewer num_layers."
+                f"a patch discriminator of {self.num_layers} layers needs images of {smallest} "
+                f"pixels or more, and these are {resolution[0]}×{resolution[1]}: use fewer "
+                "num_layers."
             )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,7 @@ def _initialise(module: nn.Module) -> None:
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it, batch normalisation normalises as in training but updates no running statistics."""
+    """Within it, batch normalisation works as in training but updates no running statistics."""
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
     tracking = [norm.track_running_stats for norm in norms]
     try:

@@ -25,9 +25,9 @@ def image_grid(
     captions: Sequence[str] | None = None,
     min_side: int = 48,
 ) -> Image.Image:
-    """Lays `(b c H W)` in [-1, 1] out in rows, each with its caption above it if there are captions.
+    """Lays `(b c H W)` in [-1, 1] out in rows, each under its caption if there are captions.
 
-    Small images are enlarged by a whole factor to at least `min_side` pixels, so that they can be seen.
+    Small images are enlarged by a whole factor to at least `min_side` pixels, to be seen.
     """
     pixels = to_uint8(images)
     height, width = pixels.shape[1:3]
@@ -50,6 +50,6 @@ def image_grid(
 
 
 def reconstruction_grid(images: torch.Tensor, reconstructions: torch.Tensor) -> Image.Image:
-    """Images and their reconstructions, both `(b c H W)`, side by side in pairs, four pairs a row."""
+    """Images and their reconstructions, both `(b c H W)`, side by side, four pairs a row."""
     pairs = torch.stack([images.float().cpu(), reconstructions.float().cpu()], 1).flatten(0, 1)
     return image_grid(pairs, num_columns=min(8, len(pairs)))

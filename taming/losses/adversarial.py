@@ -1,4 +1,4 @@
-"""Adversarial losses on discriminator scores, high is real (Lim & Ye 2017, "Geometric GAN", eq. 14)."""
+"""Losses on discriminator scores, high is real (Lim & Ye 2017, "Geometric GAN", eq. 14)."""
 
 import torch
 import torch.nn.functional as F

@@ -1,14 +1,18 @@
 """How different two images look: differences of a pretrained network's features.
 
-`LPIPSLoss` is the published measure, from the `lpips` package. `FeatureLoss` compares the features of
-any torchvision backbone from a weights file; it is not LPIPS and its values must not be called so.
+`LPIPSLoss` is the published measure, from the `lpips` package. `FeatureLoss` compares the features
+of any torchvision backbone from a weights file; it is not LPIPS and its values must not be called
+so.
 """
 
+import pickle
 import warnings
 from pathlib import Path
 
 import torch
 import torchvision
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from taming.errors import MissingPathError, UserError
@@ -23,12 +27,14 @@ WAYS_OUT = (
 
 
 class LPIPSLoss(nn.Module):
-    """LPIPS (Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric").
+    """LPIPS: how different two images look.
+
+    Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric".
 
     Args:
         backbone: `"vgg"` or `"alex"`.
-        pretrained: with ImageNet weights from torchvision's cache, or its download. False is for timing
-            and tests: random weights, named so because their values mean nothing.
+        pretrained: with ImageNet weights from torchvision's cache, or its download. False is for
+            timing and tests: random weights, named so because their values mean nothing.
 
     Raises:
         UserError: if the weights are neither on disk nor can be downloaded.
@@ -63,8 +69,8 @@ class LPIPSLoss(nn.Module):
         path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
         if path.is_file():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path), progress=True)
         except OSError as error:
             raise UserError(
@@ -76,8 +82,8 @@ class LPIPSLoss(nn.Module):
 class FeatureLoss(nn.Module):
     """Mean squared difference of normalised features of a torchvision backbone.
 
-    At each chosen layer features are scaled to unit length along the channels, as in LPIPS eq. 1, but
-    with equal weights for all channels and layers: a distance between 0 and 4.
+    At each chosen layer features are scaled to unit length along the channels, as in LPIPS eq. 1,
+    but with equal weights for all channels and layers: a distance between 0 and 4.
 
     Args:
         backbone: name of a torchvision model with a `features` part: `"squeezenet1_1"`, `"vgg16"`,
@@ -99,11 +105,12 @@ class FeatureLoss(nn.Module):
         super().__init__()
         if backbone not in self.LAYERS:
             raise UserError(
-                f"perceptual loss: backbone {backbone!r} is unknown; known: {', '.join(self.LAYERS)}."
+                f"perceptual loss: backbone {backbone!r} is unknown; known: "
+                f"{', '.join(self.LAYERS)}."
             )
         self.layers = self.LAYERS[backbone]
         network = getattr(torchvision.models, backbone)(weights=None).features
-        network.load_state_dict(_feature_weights(Path(weights), set(network.state_dict())))
+        network.load_state_dict(_feature_weights(Path(weights), network.state_dict()))
         self.features = FrozenNetwork(network[: max(self.layers) + 1])
         self.mean: torch.Tensor
         self.std: torch.Tensor
@@ -136,27 +143,35 @@ def _three_channels(images: torch.Tensor) -> torch.Tensor:
     return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
 
 
-def _feature_weights(path: Path, names: set[str]) -> dict[str, torch.Tensor]:
+def _feature_weights(path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise MissingPathError(
             f"perceptual loss: the weights file {path} does not exist. Give perceptual.weights a "
             "file in torchvision's key names (.safetensors or .pth), or use perceptual=none."
         )
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        weights = load_file(path)
-    else:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"perceptual loss: {path} is no weights file, or damaged ({first_line})."
+        ) from error
     found = {
         name.removeprefix("features."): tensor
         for name, tensor in weights.items()
         if name.startswith("features.")
     }
-    if set(found) != names:
-        missing = sorted(names - set(found)) + sorted(set(found) - names)
+    differing = sorted(
+        name
+        for name in expected.keys() | found.keys()
+        if name not in expected or name not in found or expected[name].shape != found[name].shape
+    )
+    if differing:
         raise UserError(
             f"perceptual loss: {path} does not fit the backbone; differing keys: "
-            f"{', '.join(missing[:4])}{' …' if len(missing) > 4 else ''}."
+            f"{', '.join(differing[:4])}{' …' if len(differing) > 4 else ''}."
         )
     return found

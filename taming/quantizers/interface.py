@@ -41,5 +41,5 @@ class Quantizer(nn.Module):
         raise NotImplementedError
 
     def lookup(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 to `(b d h w)`: what `forward` returns as `quantized` for these indices."""
+        """`(b h w)` int64 to `(b d h w)`: what `forward` returns as `quantized` for them."""
         raise NotImplementedError

@@ -1,4 +1,10 @@
-"""Nearest-code vector quantization (van den Oord et al. 2017, "Neural Discrete Representation Learning")."""
+"""Nearest-code vector quantization.
+
+van den Oord et al. 2017, "Neural Discrete Representation Learning".
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -14,8 +20,8 @@ __all__ = ["VectorQuantizer"]
 class VectorQuantizer(Quantizer):
     """The nearest code, with a straight-through gradient.
 
-    The loss is ‖sg[z] − e‖² + β‖z − sg[e]‖² (eq. 3 of the paper), each a mean over all elements: the
-    first term moves the codes, the second, with β, commits the encoder to them.
+    The loss is ‖sg[z] − e‖² + β‖z − sg[e]‖² (eq. 3 of the paper), each a mean over all elements:
+    the first term moves the codes, the second, with β, commits the encoder to them.
 
     Args:
         codebook_size: number of codes.
@@ -24,8 +30,9 @@ class VectorQuantizer(Quantizer):
         cosine: compare directions: latents and codes are l2-normalised before the search and in the
             result (Yu et al. 2022, "Vector-quantized Image Modeling with Improved VQGAN", §3.2).
         revive_after: a code that no latent has chosen in this many training batches is moved to a
-            random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). As no code has
-            been chosen before the first batch, it also initialises the codebook from data. None: never.
+            random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). As no code
+            has been chosen before the first batch, it also initialises the codebook from data.
+            None: never.
     """
 
     def __init__(
@@ -91,7 +98,8 @@ class VectorQuantizer(Quantizer):
     @staticmethod
     def _nearest(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
         # argmin ‖z − e‖² = argmin ‖e‖² − 2 z·e
-        distances = torch.addmm(codebook.square().sum(1), rows, codebook.T, alpha=-2)  # (n v)
+        with _full_precision():
+            distances = torch.addmm(codebook.square().sum(1), rows, codebook.T, alpha=-2)  # (n v)
         return distances.argmin(1)
 
     @torch.no_grad()
@@ -114,3 +122,14 @@ class VectorQuantizer(Quantizer):
             counts = counts.clone()
             dist.all_reduce(counts)
         self.batches_unused.add_(1).masked_fill_(counts > 0, 0)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    # training lets GPUs multiply float32 matrices with TF32's 10 bits: too few to compare distances
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

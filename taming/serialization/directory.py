@@ -1,4 +1,4 @@
-"""Model directories: `config.json` and `model.safetensors`, with parts of a model in sub-directories."""
+"""Model directories: `config.json` and `model.safetensors`, a model's parts in sub-directories."""
 
 import hashlib
 import json
@@ -67,13 +67,14 @@ def is_model_directory(path: Path) -> bool:
 
 
 def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
-    """Writes a model directory; an older one at the same place is replaced only once the new one is whole.
+    """Writes a model directory; an older one in its place is replaced once the new one is whole.
 
     Raises:
         UserError: if `directory` holds something that is not a model directory.
     """
     directory = Path(directory)
-    if directory.exists() and not is_model_directory(directory) and any(directory.iterdir()):
+    foreign = directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
+    if foreign and not is_model_directory(directory):
         raise UserError(
             f"{directory} exists and is not a model directory: not overwritten. Choose another."
         )
@@ -96,7 +97,10 @@ def _write(model: SavedModel, directory: Path) -> None:
     if model.state:
         # clones: safetensors refuses tensors that share storage
         state = {name: t.detach().cpu().clone().contiguous() for name, t in model.state.items()}
-        save_file(state, directory / WEIGHTS_FILE)
+        try:
+            save_file(state, directory / WEIGHTS_FILE)
+        except SafetensorError as error:  # how safetensors reports a full disk
+            raise OSError(f"{directory / WEIGHTS_FILE}: {error}") from error
     for name, part in model.parts.items():
         _write(part, directory / name)
 
@@ -110,18 +114,25 @@ def load_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
         config = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(config, dict) or "kind" not in config:
         raise UserError(
             f"{path} is not the config.json of one of this project's models (it names no `kind`)."
         )
-    if config.get("format_version") != FORMAT_VERSION:
-        raise UserError(
-            f"{path} is of format version {config.get('format_version')}, and this program reads "
-            f"version {FORMAT_VERSION}: install a newer version of it."
-        )
+    check_format_version(config.get("format_version"), path)
     return config
+
+
+def check_format_version(version: Any, path: Path) -> None:
+    """Raises a `UserError` if `path` is of a format version this program does not read."""
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path} is of format version {version}, and this program reads version "
+            f"{FORMAT_VERSION}: install a newer version of it."
+        )
 
 
 def load_model_directory(directory: Path) -> SavedModel:

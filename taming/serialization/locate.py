@@ -16,7 +16,8 @@ def find_model(path: str | Path) -> Path:
 
     In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
     or, while the run has not ended, `checkpoints/best.ckpt`, else `checkpoints/last.ckpt`;
-    `"hf:owner/name"` for the Hugging Face hub. A path that does not exist is never taken for a hub name.
+    `"hf:owner/name"` for the Hugging Face hub. A path that does not exist is never taken for a hub
+    name.
 
     Raises:
         MissingPathError: if nothing is there.
@@ -62,5 +63,6 @@ def _download(name: str) -> Path:
         first_line = str(error).strip().split("\n")[0]
         raise UserError(
             f"{HUB_PREFIX}{name} could not be fetched from the Hugging Face hub: {first_line}. "
-            "Check the name and the network, or download the model directory by hand and give its path."
+            "Check the name and the network, or download the model directory by hand and give its "
+            "path."
         ) from error

@@ -1,18 +1,19 @@
 """The model inside a training checkpoint (`.ckpt`), read without running anything from the file.
 
-A training checkpoint is Lightning's, plus one entry, `model`: the finished model as plain data, with
-EMA weights where the run has them. Its tensors share storage with the training state, so they cost
-no disk space, and whoever reads a model out of a checkpoint need not know how it was trained.
+A training checkpoint is Lightning's, plus one entry, `model`: the finished model as plain data,
+with EMA weights where the run has them. Its tensors share storage with the training state, so they
+cost no disk space, and whoever reads a model out of a checkpoint need not know how it was trained.
 """
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from taming.errors import UserError
-from taming.serialization.directory import FORMAT_VERSION, SavedModel
+from taming.serialization.directory import FORMAT_VERSION, SavedModel, check_format_version
 
 __all__ = ["checkpoint_entry", "load_training_checkpoint", "read_training_checkpoint"]
 
@@ -41,6 +42,8 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: if the file is damaged, holds anything but plain data, or is not this project's.
     """
+    if not zipfile.is_zipfile(path):  # the format of torch.save
+        raise UserError(f"{path} is not a checkpoint of this project, or is incomplete.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
@@ -49,11 +52,13 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
             f"of another program ({first_line})."
         ) from error
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(ENTRY), dict):
+    entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None
+    if not isinstance(entry, dict) or "format_version" not in entry:
         raise UserError(
-            f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry, "
-            "which this project's checkpoints have."
+            f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry such as "
+            "this project's checkpoints have."
         )
+    check_format_version(entry["format_version"], path)
     return checkpoint
 
 

@@ -43,8 +43,8 @@ class Adversary(nn.Module):
         super().__init__()
         if isinstance(start, float) and not 0 <= start <= 1:
             raise UserError(
-                f"adversary.start is a step (a whole number) or a fraction of the training between 0 "
-                f"and 1, not {start}."
+                "adversary.start is a step (a whole number) or a fraction of the training between "
+                f"0 and 1, not {start}."
             )
         self.discriminator = discriminator
         self.optimizer = optimizer
@@ -59,7 +59,7 @@ class Adversary(nn.Module):
         return step >= self.start
 
     def generator_factor(self, step: int) -> float:
-        """The adversarial loss's weight in the step after `step` finished ones, before adaptation."""
+        """The adversarial weight in the step after `step` finished ones, before adaptation."""
         since = step - self.start - self.warmup
         if since < 0:
             return 0.0

@@ -1,6 +1,7 @@
 """What happens around the steps: progress, checkpoints, and ending well."""
 
 import logging
+import math
 import re
 import resource
 import signal
@@ -91,12 +92,15 @@ class StopTraining(L.Callback):
             signal.signal(number, handler)
         self._handlers = {}
 
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Gives them back too: Lightning tears callbacks down only after a good end."""
+        self.teardown(trainer, pl_module, "fit")
+
 
 class Checkpoints(L.Callback):
-    """`last.ckpt` at every validation and every `save_every` steps, `best.ckpt` by a validation number.
-
-    A checkpoint is written beside the old one and takes its place when it is whole, so a full disk or a
-    kill costs no earlier one.
+    """`last.ckpt` at validations and every `save_every` steps, `best.ckpt` by a validation number.
 
     Args:
         directory: where to write.
@@ -149,10 +153,12 @@ class Checkpoints(L.Callback):
                 f"reports {', '.join(pl_module.val_metrics)}."
             )
         sign = 1 if self.mode == "min" else -1
-        if self.best is None or sign * value < sign * self.best:
+        if math.isfinite(value) and (self.best is None or sign * value < sign * self.best):
+            before = self.state_dict()
             self.best, self.best_step = value, pl_module.step
             self.best_metrics = pl_module.val_metrics
-            self._try_save(trainer, self.best_path)
+            if not self._try_save(trainer, self.best_path):
+                self.load_state_dict(before)  # the file is still that of the earlier best
         self._try_save(trainer, self.last_path)
 
     def on_train_batch_end(
@@ -172,22 +178,18 @@ class Checkpoints(L.Callback):
         """
         self._save(trainer, self.last_path)
 
-    def _try_save(self, trainer: L.Trainer, path: Path) -> None:
+    def _try_save(self, trainer: L.Trainer, path: Path) -> bool:
         try:
             self._save(trainer, path)
         except UserError as error:
             log.warning("%s Training goes on.", error)
+            return False
+        return True
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        unfinished = path.with_suffix(".unfinished")
         try:
-            if trainer.is_global_zero:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            trainer.save_checkpoint(unfinished)
-            if trainer.is_global_zero:
-                unfinished.replace(path)
+            trainer.save_checkpoint(path)
         except (OSError, RuntimeError) as error:
-            unfinished.unlink(missing_ok=True)
             kept = f"The earlier {path.name} is intact. " if path.exists() else ""
             raise UserError(
                 f"the checkpoint {path} could not be written ({str(error).splitlines()[0]}). "
@@ -246,6 +248,12 @@ class Progress(L.Callback):
         """Closes the bar."""
         if hasattr(self, "bar"):
             self.bar.close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Closes it too: Lightning tears callbacks down only after a good end."""
+        self.teardown(trainer, pl_module, "fit")
 
 
 def _memory(device: torch.device) -> str:

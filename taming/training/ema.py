@@ -12,8 +12,8 @@ __all__ = ["ExponentialMovingAverage"]
 class ExponentialMovingAverage(nn.Module):
     """A second copy of a model whose weights follow the first one's smoothly.
 
-    θ̄ ← d θ̄ + (1 − d) θ after each step, with d = min(decay, (1 + n) / (10 + n)) at the n-th update, so
-    that the random first weights are soon forgotten. Buffers are copied, not averaged.
+    θ̄ ← d θ̄ + (1 − d) θ after each step, with d = min(decay, (1 + n) / (10 + n)) after n updates,
+    so that the random first weights are soon forgotten. Buffers are copied, not averaged.
 
     Attributes:
         model: the averaged model, always in evaluation mode.

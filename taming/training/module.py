@@ -1,4 +1,4 @@
-"""What both stages share: one step counter, accumulation, clipping, EMA, reports and checkpoints."""
+"""What both stages share: the step counter, accumulation, clipping, EMA, reports, checkpoints."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ class TrainingModule(L.LightningModule):
     """A LightningModule that counts steps itself.
 
     A step is one optimizer update of the generator (stage 1) or the transformer (stage 2), however
-    many optimizers and accumulated batches are behind it. Learning rates, the discriminator's start,
-    logs, checkpoints and the end of training all follow `self.step`, and so does the order of the
-    data; Lightning's `global_step` is used for nothing.
+    many optimizers and accumulated batches are behind it. Learning rates, the discriminator's
+    start, logs, checkpoints and the end of training all follow `self.step`, and so does the order
+    of the data; Lightning's `global_step` is used for nothing.
 
     Args:
         model: what is trained, averaged and exported.

@@ -15,12 +15,13 @@ __all__ = ["OptimizerConfig"]
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with a learning rate that is a pure function of the step, so that a resumed run has it right.
+    """AdamW with a learning rate that is a function of the step: a resumed run has it right.
 
     Attributes:
         learning_rate: peak learning rate.
         betas: of Adam.
-        weight_decay: applied to matrices and convolutions, not to biases, norms and embeddings' 1-D parts.
+        weight_decay: applied to matrices and convolutions, not to biases, norms and other 1-D
+            parameters.
         warmup_steps: linear rise from 0 at the start.
         schedule: `"constant"` or `"cosine"` after the warm-up.
         final_fraction: where the cosine ends at `max_steps`, as a fraction of `learning_rate`.

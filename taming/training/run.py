@@ -24,6 +24,7 @@ from taming.training.callbacks import (
     TrainingInterrupted,
     parse_duration,
 )
+from taming.training.checkpoint_io import WholeFileCheckpointIO
 from taming.training.module import TrainingModule
 from taming.training.trackers import Tracker
 
@@ -106,8 +107,8 @@ def check_resume(run_dir: Path, max_steps: int) -> Path:
     path = run_dir / "checkpoints" / "last.ckpt"
     if not path.is_file():
         raise MissingPathError(
-            f"nothing to resume: {path} does not exist. Give the directory of a run that has saved a "
-            "checkpoint."
+            f"nothing to resume: {path} does not exist. Give the directory of a run that has saved "
+            "a checkpoint."
         )
     step = read_training_checkpoint(path)["step"]
     if step >= max_steps:
@@ -128,8 +129,9 @@ def train(
     resume_from: Path | None,
     show: tuple[str, ...],
 ) -> TrainingResult:
-    """Trains, checkpoints into `run_dir/checkpoints`, and exports into `run_dir/model`; `result.json`
-    there says how it ended.
+    """Trains, checkpoints into `run_dir/checkpoints`, and exports into `run_dir/model`.
+
+    `run_dir/result.json` says how it ended.
 
     Args:
         module: stage 1 or stage 2.
@@ -167,6 +169,7 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
+        plugins=[WholeFileCheckpointIO()],
         callbacks=[Progress(show), checkpoints, StopTraining(max_time)],
     )
     module.trackers = trackers if trainer.is_global_zero else []
@@ -188,15 +191,16 @@ def train(
         for tracker in module.trackers:
             tracker.finish()
     checkpoints.save_last(trainer)
-    best = config.export == "best" and checkpoints.best_step is not None
+    best_step = checkpoints.best_step if config.export == "best" else None
     result = TrainingResult(
         step=module.step,
         interrupted=interrupted,
-        exported_step=checkpoints.best_step if best else module.step,
-        metrics=checkpoints.best_metrics if best else module.val_metrics,
+        exported_step=module.step if best_step is None else best_step,
+        metrics=module.val_metrics if best_step is None else checkpoints.best_metrics,
     )
     if trainer.is_global_zero:
-        _export(checkpoints.best_path if best else checkpoints.last_path, run_dir, result)
+        exported = checkpoints.last_path if best_step is None else checkpoints.best_path
+        _export(exported, run_dir, result)
     return result
 
 
@@ -207,8 +211,8 @@ def _export(checkpoint: Path, run_dir: Path, result: TrainingResult) -> None:
         (run_dir / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
     except OSError as error:
         raise UserError(
-            f"{run_dir / 'model'} could not be written ({error}). The checkpoint {checkpoint} holds "
-            "the same model."
+            f"{run_dir / 'model'} could not be written ({error}). The checkpoint {checkpoint} "
+            "holds the same model."
         ) from error
 
 

@@ -84,15 +84,15 @@ class CSVTracker:
 
 
 class WandbTracker:
-    """Weights & Biases, in the run directory, offline unless asked; a failure of it never stops a run.
+    """Weights & Biases, in the run directory, offline unless asked; its failures stop no run.
 
     Args:
         run_dir: its files go to `run_dir/wandb`.
         settings: the run's resolved configuration.
         project: name of the project.
         name: name of the run; None takes the run directory's.
-        mode: `"offline"`, `"online"` or `"disabled"`; None takes the environment variable `WANDB_MODE`,
-            else offline.
+        mode: `"offline"`, `"online"` or `"disabled"`; None takes the environment variable
+            `WANDB_MODE`, else offline.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class WandbTracker:
 
             if mode == "online" and not wandb.api.api_key:
                 log.warning(
-                    "wandb: no API key here, so this run is tracked offline. Log in with `wandb login`, "
-                    "or upload it later with `wandb sync`."
+                    "wandb: no API key here, so this run is tracked offline. Log in with "
+                    "`wandb login`, or upload it later with `wandb sync`."
                 )
                 mode = "offline"
             id_file = run_dir / "wandb_id.txt"

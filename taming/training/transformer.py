@@ -36,8 +36,8 @@ class TransformerTraining(TrainingModule):
         optimizer: of the transformer.
         max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
         num_samples: images of the sample grid made at each validation; 0 makes none.
-        patience: validations in a row without a better one, while the training loss falls, after which
-            the run warns of overfitting.
+        patience: validations in a row without a better one, while the training loss falls, after
+            which the run warns of overfitting.
     """
 
     def __init__(
@@ -175,6 +175,6 @@ class OverfittingWatch:
             f"overfitting: since step {self.best_step} the validation loss has risen from "
             f"{self.best:.4f} to {val_loss:.4f} while the training loss fell from "
             f"{self.train_at_best:.4f} to {train_loss:.4f}. best.ckpt keeps step {self.best_step}; "
-            "training longer will not help. More images, more views (num_views, with crops and flips in "
-            "data), more dropout (model.dropout) or a smaller model will."
+            "training longer will not help. More images, more views (num_views, with crops and "
+            "flips in data), more dropout (model.dropout) or a smaller model will."
         )

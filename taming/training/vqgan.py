@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from taming.evaluation import CodebookUsage, ReconstructionMetrics, reconstruction_grid
 from taming.errors import UserError
+from taming.evaluation import CodebookUsage, ReconstructionMetrics, reconstruction_grid
 from taming.losses import adaptive_weight, l1_loss, l2_loss
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
@@ -21,8 +21,8 @@ class VQGANTraining(TrainingModule):
     """Trains encoder, quantizer and decoder, and beside them the discriminator.
 
     L = L_rec + λ_p L_perceptual + L_quantizer + λ L_GAN (eq. 5–7 of the paper). One forward pass of
-    the VQGAN serves both optimizers, and the perceptual network is differentiated once, not once for
-    the adaptive weight and once more for the step: its gradient at the reconstructions is kept.
+    the VQGAN serves both optimizers, and the perceptual network is differentiated once, not once
+    for the adaptive weight and once more for the step: its gradient at the reconstructions is kept.
 
     Args:
         vqgan: the model.
@@ -113,8 +113,8 @@ class VQGANTraining(TrainingModule):
         images = batch["images"]
         output = self.vqgan(images)
         reconstructions = output.reconstructions.float()
-        # The losses see a leaf in place of the reconstructions: what they send back is a gradient at the
-        # pixels, and nothing of it can reach the discriminator's weights.
+        # The losses see a leaf in place of the reconstructions: what they send back is a gradient
+        # at the pixels, and nothing of it can reach the discriminator's weights.
         leaf = reconstructions.detach().requires_grad_()
         losses = self.reconstruction_losses(leaf, images)
         (gradient,) = torch.autograd.grad(losses["reconstruction_loss"], leaf)

@@ -21,8 +21,8 @@ class DigitsReport:
         num_samples: how many were looked at.
         agreement: share of samples in which the SVM sees the digit that was asked for.
         svm_accuracy: the same SVM's on held-out real digits: what agreement can be hoped for.
-        sample_distance: median Euclidean distance of a sample to its nearest training image, in grey
-            levels of 0 to 16.
+        sample_distance: median Euclidean distance of a sample to its nearest training image, in
+            grey levels of 0 to 16.
         held_out_distance: the same of held-out real digits.
     """
 
@@ -82,7 +82,5 @@ def _as_digits(images: np.ndarray) -> np.ndarray:
 
 
 def _median_distance(digits: np.ndarray, references: np.ndarray) -> float:
-    squared = (
-        (digits**2).sum(1)[:, None] + (references**2).sum(1)[None] - 2 * digits @ references.T
-    )
+    squared = (digits**2).sum(1)[:, None] + (references**2).sum(1)[None] - 2 * digits @ references.T
     return float(np.median(np.sqrt(squared.clip(min=0).min(1))))

@@ -68,8 +68,8 @@ def encode_dataset(
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise UserError(
-                f"the token cache {directory} cannot be written ({error}). Free some space, or give "
-                "another cache_dir."
+                f"the token cache {directory} cannot be written ({error}). Free some space, or "
+                "give another cache_dir."
             ) from error
         unfinished.rename(directory)
     return TokenDataset(directory, description)

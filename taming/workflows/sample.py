@@ -45,8 +45,8 @@ def sample_images(
 ) -> list[Path]:
     """Samples, and writes into `output_dir`; returns what was written.
 
-    `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are classes.
-    `samples.png` shows the first hundred images, with the class above each.
+    `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are
+    classes. `samples.png` shows the first hundred images, with the class above each.
 
     Raises:
         UserError: for settings the model cannot do, or if the files cannot be written.

@@ -13,9 +13,6 @@ from torchvision.datasets import CIFAR10, FashionMNIST
 from taming.data.sets import cifar10, digits, fashion_mnist
 from taming.errors import UserError
 
-SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
-FASHION_RAW = SHARED / "data" / "FashionMNIST" / "raw"
-
 
 def test_digits_facts() -> None:
     module = digits(resolution=32, batch_size=8)
@@ -63,12 +60,11 @@ def test_digits_fingerprint_and_split_do_not_depend_on_the_seed() -> None:
     assert first.train_dataset.fingerprint() != first.val_dataset.fingerprint()
 
 
-@pytest.mark.skipif(not FASHION_RAW.is_dir(), reason="no Fashion-MNIST files beside the repository")
-def test_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fashion_mnist(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FashionMNIST, "mirrors", ["http://unreachable.invalid/"])
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
-    for file in FASHION_RAW.glob("*.gz"):
+    for file in (shared / "data" / "FashionMNIST" / "raw").glob("*.gz"):
         shutil.copy(file, raw)
     module = fashion_mnist(tmp_path, batch_size=8)
     train, val = module.train_dataset, module.val_dataset

@@ -1,0 +1,35 @@
+"""How checkpoints get onto the disk."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+__all__ = ["WholeFileCheckpointIO"]
+
+
+class WholeFileCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there when it is whole.
+
+    A full disk or a kill so costs the new checkpoint, never the old one. Lightning's own writes to
+    the system's directory for temporary files first, which may be small, and copies from there.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Writes `checkpoint` to `path`; raises `OSError` or `RuntimeError` if it cannot."""
+        path = Path(path)
+        unfinished = path.with_suffix(".unfinished")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except (OSError, RuntimeError):
+            unfinished.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,131 @@
+"""Commands run in this process, on small folders of images."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
+
+from taming.cli import sample, train_transformer, train_vqgan
+
+COMMANDS = {
+    "train_vqgan": train_vqgan.main,
+    "train_transformer": train_transformer.main,
+    "sample": sample.main,
+}
+
+# the documented way to make any experiment small
+TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_every=2", "logger=csv")
+TINY_VQGAN = (
+    *TINY_TRAINER,
+    "data.batch_size=4",
+    "data.num_workers=0",
+    "model.base_channels=8",
+    "model.num_residual_blocks=1",
+    "model.latent_channels=8",
+    "model.quantizer.codebook_size=16",
+    "adversary.start=0",
+    "adversary.warmup=0",
+    "adversary.discriminator.base_channels=8",
+    "adversary.discriminator.num_layers=1",
+)
+TINY_TRANSFORMER = (
+    *TINY_TRAINER,
+    "data.batch_size=4",
+    "data.num_workers=0",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.embed_dim=16",
+    "training.num_samples=4",
+)
+
+
+@dataclass
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command with overrides, in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    def call(name: str, *overrides: str) -> Outcome:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *overrides])
+        GlobalHydra.instance().clear()
+        with pytest.raises(SystemExit) as ended:
+            COMMANDS[name]()
+        code = ended.value.code
+        captured = capfd.readouterr()
+        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return call
+
+
+def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> None:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    for index in range(count):
+        pixels = rng.integers(0, 255, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index:03d}.png")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of 16 images of 16×16 in two classes."""
+    write_images(tmp_path / "my_images" / "cats", 8, seed=1)
+    write_images(tmp_path / "my_images" / "dogs", 8, seed=2)
+    return tmp_path / "my_images"
+
+
+@pytest.fixture
+def folder_overrides(images: Path) -> tuple[str, ...]:
+    """What makes `data=image_folder` read them."""
+    return (
+        f"data.path={images}",
+        "data.resolution=16",
+        "data.val_fraction=0.25",
+        "data.crop_scale=[1.0,1.0]",
+    )
+
+
+@pytest.fixture
+def vqgan_run(run: Run, folder_overrides: tuple[str, ...], tmp_path: Path) -> Path:
+    """A finished stage-1 run on them, with four codes an image."""
+    outcome = run(
+        "train_vqgan",
+        *folder_overrides,
+        *TINY_VQGAN,
+        "perceptual=none",
+        "run_dir=vqgan",
+    )
+    assert outcome.status == 0, outcome.err
+    return tmp_path / "vqgan"
+
+
+@pytest.fixture
+def transformer_run(
+    run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> Path:
+    """A finished stage-2 run on it."""
+    outcome = run(
+        "train_transformer",
+        f"vqgan={vqgan_run}",
+        folder_overrides[0],
+        *folder_overrides[2:],
+        *TINY_TRANSFORMER,
+        "run_dir=transformer",
+    )
+    assert outcome.status == 0, outcome.err
+    return tmp_path / "transformer"

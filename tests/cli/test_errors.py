@@ -1,0 +1,142 @@
+"""Bad input: one clear message, before any long work."""
+
+from pathlib import Path
+
+import pytest
+from conftest import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+
+TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16")
+
+
+def fails(outcome: object, *parts: str) -> None:
+    assert outcome.status == 2, outcome.err
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "Traceback" not in outcome.err
+    for part in parts:
+        assert part in last, last
+
+
+def test_missing_path(run: Run) -> None:
+    fails(run("train_vqgan", "data.path=nowhere", *TRAIN), "nowhere", "does not exist")
+
+
+def test_values_that_must_be_given(run: Run) -> None:
+    fails(run("train_vqgan", *TRAIN), "data.path")
+    fails(run("train_transformer", "data.path=x"), "vqgan")
+    fails(run("sample"), "checkpoint")
+
+
+def test_empty_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    fails(run("train_vqgan", "data.path=empty", *TRAIN), "empty", "no images")
+
+
+def test_one_broken_file_is_named_and_skipped(run: Run, images: Path) -> None:
+    (images / "cats" / "broken.jpg").write_bytes(b"not a picture")
+    outcome = run(
+        "train_vqgan", f"data.path={images}", *TRAIN, "data.val_fraction=0.25", "run_dir=run"
+    )
+    assert outcome.status == 0, outcome.err
+    assert "1 broken files (cats/broken.jpg)" in outcome.err
+
+
+def test_resolution_that_does_not_divide(run: Run, images: Path) -> None:
+    outcome = run("train_vqgan", f"data.path={images}", *TRAIN, "data.resolution=20")
+    fails(outcome, "20×20", "downsample factor 8")
+
+
+def test_mistyped_override(run: Run, images: Path) -> None:
+    outcome = run("train_vqgan", f"data.path={images}", *TRAIN, "trainer.max_step=3")
+    assert outcome.status == 1
+    assert "trainer.max_step" in outcome.err
+
+
+def test_mistyped_value(run: Run, images: Path) -> None:
+    path = f"data.path={images}"
+    fails(run("train_vqgan", path, *TRAIN, "trainer.export=bset"), "bset", "'best' or 'last'")
+    fails(run("train_vqgan", path, *TRAIN, "trainer.max_time=soon"), "soon", "1h30m")
+    fails(run("train_vqgan", path, *TRAIN, "trainer.precision=16"), "16", "bf16-mixed")
+    fails(run("train_vqgan", path, *TRAIN, "model.quantizer.kind=vecto"), "vecto", "vector")
+    fails(run("train_vqgan", path, *TRAIN, "+model.quantizer.size=3"), "size")
+
+
+def test_discriminator_too_deep_for_the_images(run: Run, images: Path) -> None:
+    outcome = run(
+        "train_vqgan", f"data.path={images}", *TRAIN, "adversary.discriminator.num_layers=3"
+    )
+    fails(outcome, "24 pixels", "num_layers")
+
+
+def test_run_directory_in_use(run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]) -> None:
+    outcome = run("train_vqgan", *folder_overrides, *TRAIN, f"run_dir={vqgan_run}")
+    fails(outcome, "holds a run already", f"resume={vqgan_run}")
+
+
+def test_nothing_to_resume(run: Run, vqgan_run: Path) -> None:
+    fails(run("train_vqgan", "resume=nowhere"), "nothing to resume", "nowhere")
+    outcome = run("train_vqgan", f"resume={vqgan_run}", "experiment=vqgan_digits")
+    fails(outcome, "experiment=vqgan_digits", "cannot be combined")
+
+
+def test_tokenizers_that_are_none(run: Run, images: Path, transformer_run: Path) -> None:
+    data = f"data.path={images}"
+    outcome = run("train_transformer", data, *TINY_TRANSFORMER, "vqgan=nowhere")
+    fails(outcome, "nowhere", "does not exist")
+    outcome = run("train_transformer", data, *TINY_TRANSFORMER, f"vqgan={images}")
+    fails(outcome, "neither a model directory")
+    text = transformer_run / "metrics.csv"
+    outcome = run("train_transformer", data, *TINY_TRANSFORMER, f"vqgan={text}")
+    fails(outcome, "not a checkpoint of this project")
+
+
+def test_channels_that_are_not_the_tokenizers(run: Run, images: Path, vqgan_run: Path) -> None:
+    outcome = run(
+        "train_transformer", f"vqgan={vqgan_run}", *TINY_TRANSFORMER, "data=digits",
+        "data.channels=1", "data.resolution=16",
+    )  # fmt: skip
+    fails(outcome, "channels=1", "3 channels")
+
+
+def test_classes_out_of_range(run: Run, transformer_run: Path, vqgan_run: Path) -> None:
+    checkpoint = f"checkpoint={transformer_run}"
+    fails(run("sample", checkpoint, "classes=[2]"), "class 2", "0 to 1", "cats, dogs")
+    fails(run("sample", checkpoint, "classes=[cow]"), "cow")
+    fails(run("sample", checkpoint, "classes=[]"), "empty")
+    fails(run("sample", f"checkpoint={vqgan_run}"), "vqgan", "generator")
+
+
+def test_sampling_values_out_of_range(run: Run, transformer_run: Path) -> None:
+    checkpoint = f"checkpoint={transformer_run}"
+    for override in ("temperature=0", "top_k=0", "top_p=1.5", "num_images=0", "device=abacus"):
+        fails(run("sample", checkpoint, override), override.split("=")[0])
+
+
+def test_conditioning_without_classes(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "flat", 8)
+    outcome = run(
+        "train_transformer",
+        f"vqgan={vqgan_run}",
+        "data.path=flat",
+        "data.val_fraction=0.25",
+        *TINY_TRANSFORMER,
+        "conditioning=class",
+    )
+    fails(outcome, "conditioning=class", "one folder a class")
+
+
+def test_perceptual_weights_missing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
+    monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
+    # the folder does not exist either: weights come first
+    outcome = run("train_vqgan", "data.path=nowhere", "trainer.max_steps=1")
+    fails(outcome, "vgg16", "no network", "perceptual=none", "perceptual=features")
+    outcome = run(
+        "train_vqgan", "data.path=nowhere", "perceptual=features", "perceptual.weights=none.pth"
+    )
+    fails(outcome, "none.pth", "does not exist")

@@ -1,0 +1,67 @@
+"""Ctrl-C and a kill lose nothing."""
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY_VQGAN, Run
+
+ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.save_every=5")
+
+
+def start(run_dir: Path, overrides: tuple[str, ...]) -> subprocess.Popen[str]:
+    keep = [o for o in TINY_VQGAN if "max_steps" not in o and "val_every" not in o]
+    command = "from taming.cli.train_vqgan import main; main()"
+    arguments = [*overrides, *keep, *ENDLESS, "perceptual=none", f"run_dir={run_dir}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (run_dir / "checkpoints" / "last.ckpt").exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no checkpoint in two minutes"
+        time.sleep(0.1)
+    return process
+
+
+def step_of(run_dir: Path) -> int:
+    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["step"]
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_runs_go_on(
+    run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    process = start(run_dir, folder_overrides)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"resume={run_dir}" in out
+    assert (run_dir / "model" / "config.json").is_file()
+    interrupted_at = step_of(run_dir)
+
+    killed_dir = tmp_path / "killed"
+    process = start(killed_dir, folder_overrides)
+    process.kill()
+    process.communicate()
+    killed_at = step_of(killed_dir)
+    assert killed_at % 5 == 0
+
+    for directory, step in ((run_dir, interrupted_at), (killed_dir, killed_at)):
+        small = (f"trainer.max_steps={step + 3}", "trainer.log_every=1")
+        outcome = run("train_vqgan", f"resume={directory}", *small)
+        assert outcome.status == 0, outcome.err
+        assert step_of(directory) == step + 3
+        with (directory / "metrics.csv").open(newline="") as file:
+            steps = [int(row["step"]) for row in csv.DictReader(file)]
+        assert steps[-4:] == [step + 1, step + 2, step + 3, step + 3]
+        assert steps == sorted(steps)

@@ -1,0 +1,59 @@
+"""Every command in the README works, in the README's order, made small."""
+
+import re
+import shlex
+from pathlib import Path
+
+import torch
+from conftest import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from torchvision.models import squeezenet1_1
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+# run by .ci/run, or no command of ours
+ELSEWHERE = {"make demo", "make test", "source .venv/bin/activate"}
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and line not in ELSEWHERE]
+
+
+def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        write_images(tmp_path / "my images, size=64" / name, 8)
+    torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
+    seen = set()
+    for command in commands():
+        python, script, *arguments = shlex.split(command)
+        assert python == "python", command
+        name = script.removeprefix("scripts/").removesuffix(".py")
+        assert (README.parent / script).is_file(), command
+        if name == "sample":
+            arguments.append("num_images=4")
+        elif any(a.startswith("resume=") for a in arguments):
+            arguments.append("trainer.max_steps=4")
+        else:
+            tiny = TINY_VQGAN if name == "train_vqgan" else TINY_TRANSFORMER
+            arguments += [*tiny, "data.val_fraction=0.25", f"run_dir=runs/{len(seen)}"]
+            arguments += [a for a in shlex.split(command) if a.startswith("run_dir=")]
+            if name == "train_vqgan":
+                # 32 pixels: SqueezeNet, which the features loss uses, needs 17
+                arguments.append("data.resolution=32")
+                if not any("perceptual" in a for a in arguments):
+                    arguments += ["perceptual.pretrained=false"]  # no download in a test
+        outcome = run(name, *arguments)
+        assert outcome.status == 0, f"{command}\n{outcome.err}"
+        seen.add(command)
+    assert len(seen) >= 10
+    assert (tmp_path / "outputs" / "my_samples" / "samples.png").is_file()
+
+
+def test_settings_in_the_tables_exist() -> None:
+    text = README.read_text()
+    table = text[text.index("## Settings that matter") : text.index("Sampling takes")]
+    names = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", table)
+    assert len(names) > 15
+    configs = "\n".join(p.read_text() for p in (README.parent / "configs").rglob("*.yaml"))
+    for name in names:
+        assert f"{name.rsplit('.', 1)[-1]}:" in configs, name

@@ -1,0 +1,157 @@
+"""Both training commands and sampling, as a user runs them."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from conftest import TINY_TRANSFORMER, TINY_VQGAN, Run
+from PIL import Image
+
+import taming
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_stage_1_writes_its_run_directory(vqgan_run: Path) -> None:
+    for name in ("checkpoints/last.ckpt", "checkpoints/best.ckpt", "model/config.json"):
+        assert (vqgan_run / name).is_file(), name
+    result = json.loads((vqgan_run / "result.json").read_text())
+    assert result["step"] == 2
+    assert 0 < result["metrics"]["val/codebook_usage"] <= 1
+    assert list((vqgan_run / "grids").glob("reconstructions_*.png"))
+    assert [row["step"] for row in rows(vqgan_run)][-1] == "2"
+
+
+def test_model_directory_run_directory_and_checkpoint_agree(vqgan_run: Path) -> None:
+    images = torch.rand(2, 3, 16, 16) * 2 - 1
+    paths = (vqgan_run, vqgan_run / "model", vqgan_run / "checkpoints" / "last.ckpt")
+    grids = [taming.VQGAN.from_pretrained(path).encode(images) for path in paths]
+    assert torch.equal(grids[0], grids[1])
+    assert torch.equal(grids[0], grids[2])
+
+
+def test_sampling_writes_pixels_labels_and_pictures(run: Run, transformer_run: Path) -> None:
+    arguments = (f"checkpoint={transformer_run}", "num_images=6", "batch_size=4")
+    outcome = run("sample", *arguments, "output_dir=samples", "write_images=true")
+    assert outcome.status == 0, outcome.err
+    with np.load("samples/samples.npz") as arrays:
+        assert arrays["arr_0"].shape == (6, 16, 16, 3)
+        assert arrays["arr_0"].dtype == np.uint8
+        assert arrays["arr_1"].tolist() == [0, 1, 0, 1, 0, 1]
+        pixels = arrays["arr_0"]
+    assert len(list(Path("samples/images").glob("*.png"))) == 6
+    with Image.open("samples/images/000001_dogs.png") as single:
+        assert np.array_equal(np.asarray(single), pixels[1])
+    with Image.open("samples/samples.png") as grid:
+        assert grid.width > 16
+
+
+def test_sampling_options_reach_the_model(run: Run, transformer_run: Path) -> None:
+    def sampled(*overrides: str) -> np.ndarray:
+        outcome = run(
+            "sample", f"checkpoint={transformer_run}", "output_dir=out", "num_images=12", *overrides
+        )
+        assert outcome.status == 0, outcome.err
+        with np.load("out/samples.npz") as arrays:
+            return arrays["arr_0"]
+
+    first = sampled("seed=1")
+    assert np.array_equal(first, sampled("seed=1", "batch_size=5"))
+    assert not np.array_equal(first, sampled("seed=2"))
+    greedy = sampled("greedy=true", "classes=[dogs]")
+    assert np.array_equal(greedy, sampled("top_k=1", "classes=[1]"))
+    assert np.array_equal(greedy, sampled("top_p=1.0e-6", "classes=[1]"))
+    assert np.array_equal(greedy, sampled("temperature=1.0e-6", "classes=[1]"))
+    assert all(np.array_equal(greedy[0], image) for image in greedy)
+
+
+def test_tokens_are_cached_and_never_stale(
+    run: Run, vqgan_run: Path, images: Path, folder_overrides: tuple[str, ...]
+) -> None:
+    def train(name: str) -> str:
+        outcome = run(
+            "train_transformer",
+            f"vqgan={vqgan_run}",
+            *folder_overrides,
+            *TINY_TRANSFORMER,
+            "tokens.num_views=3",
+            f"run_dir={name}",
+        )
+        assert outcome.status == 0, outcome.err
+        return outcome.err
+
+    assert "encoding training images" in train("first")
+    assert "encoding" not in train("second")
+    Image.new("RGB", (16, 16), "red").save(images / "cats" / "000.png")
+    assert "encoding" in train("third")
+
+
+def test_resuming_trains_on(run: Run, vqgan_run: Path, transformer_run: Path) -> None:
+    for name, run_dir in (("train_vqgan", vqgan_run), ("train_transformer", transformer_run)):
+        outcome = run(name, f"resume={run_dir}", "trainer.max_steps=4")
+        assert outcome.status == 0, outcome.err
+        assert json.loads((run_dir / "result.json").read_text())["step"] == 4
+        steps = [int(row["step"]) for row in rows(run_dir)]
+        assert steps == sorted(steps)
+        assert steps[-1] == 4
+        outcome = run(name, f"resume={run_dir}")
+        assert outcome.status == 2
+        assert "trainer.max_steps=8" in outcome.err
+
+
+def test_stage_2_resumes_without_its_stage_1_run(
+    run: Run, vqgan_run: Path, transformer_run: Path
+) -> None:
+    vqgan_run.rename(vqgan_run.with_name("gone"))
+    outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3")
+    assert outcome.status == 0, outcome.err
+
+
+def test_unconditional(
+    run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    outcome = run(
+        "train_transformer",
+        f"vqgan={vqgan_run}",
+        *folder_overrides,
+        *TINY_TRANSFORMER,
+        "conditioning=none",
+        "run_dir=free",
+    )
+    assert outcome.status == 0, outcome.err
+    assert run("sample", "checkpoint=free", "output_dir=out", "num_images=2").status == 0
+    with np.load("out/samples.npz") as arrays:
+        assert list(arrays) == ["arr_0"]
+
+
+def test_label_dropout_allows_no_condition(
+    run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]
+) -> None:
+    outcome = run(
+        "train_transformer",
+        f"vqgan={vqgan_run}",
+        *folder_overrides,
+        *TINY_TRANSFORMER,
+        "label_dropout=0.5",
+        "run_dir=dropped",
+    )
+    assert outcome.status == 0, outcome.err
+    generator = taming.ImageGenerator.from_pretrained("dropped")
+    assert generator.sample(2, seed=0).shape == (2, 3, 16, 16)
+
+
+def test_wandb_files_stay_in_the_run_directory(
+    run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    overrides = [o for o in TINY_VQGAN if o != "logger=csv"]
+    outcome = run(
+        "train_vqgan", *folder_overrides, *overrides, "perceptual=none", "run_dir=tracked"
+    )
+    assert outcome.status == 0, outcome.err
+    assert list((tmp_path / "tracked" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert not (tmp_path / "wandb").exists()

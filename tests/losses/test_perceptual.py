@@ -1,0 +1,232 @@
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from taming.errors import MissingPathError, UserError
+from taming.losses import FeatureLoss, FrozenNetwork, LPIPSLoss
+
+SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
+
+
+def images(channels: int = 3, side: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    first = torch.rand(2, channels, side, side, generator=generator) * 2 - 1
+    second = torch.rand(2, channels, side, side, generator=generator) * 2 - 1
+    return first, second
+
+
+@pytest.fixture
+def random_weights(tmp_path: Path) -> Path:
+    """Random weights of a SqueezeNet in torchvision's key names."""
+    torch.manual_seed(0)
+    path = tmp_path / "squeezenet.safetensors"
+    save_file(torchvision.models.squeezenet1_1(weights=None).state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory in the place of torchvision's downloads, and no network."""
+
+    def no_network(*args: Any, **kwargs: Any) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    path = tmp_path / "hub"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
+    return path
+
+
+# --- a frozen network ---------------------------------------------------------------------------
+
+
+class Trained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.frozen = FrozenNetwork(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+
+
+def test_a_frozen_network_is_no_part_of_the_training() -> None:
+    module = Trained()
+    assert set(module.state_dict()) == {"layer.weight", "layer.bias"}
+    assert len(list(module.parameters())) == 2
+    module.train()
+    assert not any(m.training for m in module.frozen.network.modules())
+    x = torch.ones(3, 2, requires_grad=True)
+    assert torch.equal(module.frozen(x), module.frozen(x))  # no dropout
+    module.frozen(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in module.frozen.network.parameters())
+
+
+def test_a_frozen_network_moves_with_its_module() -> None:
+    module = Trained().to(torch.float64)
+    assert next(module.frozen.network.parameters()).dtype == torch.float64
+
+
+# --- LPIPS --------------------------------------------------------------------------------------
+
+
+def test_missing_lpips_weights_and_no_network_are_one_clear_error(hub: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        LPIPSLoss(backbone="alex")
+    message = str(caught.value)
+    assert str(hub / "checkpoints" / "alexnet-owt-7be5be79.pth") in message
+    for part in ("https://", "Name or service not known", "by hand", "perceptual=none"):
+        assert part in message
+
+
+def test_lpips_loads_weights_put_there_by_hand(hub: Path) -> None:
+    (hub / "checkpoints").mkdir(parents=True)
+    torch.manual_seed(0)
+    state = torchvision.models.alexnet(weights=None).state_dict()
+    torch.save(state, hub / "checkpoints" / "alexnet-owt-7be5be79.pth")
+    loss = LPIPSLoss(backbone="alex")
+    loaded = loss.lpips.network.net.slice1[0].weight
+    assert torch.equal(loaded, state["features.0.weight"])
+    heads = loss.lpips.network.lin0.model[1].weight
+    assert (heads >= 0).all()  # the published heads, which the package brings along
+    assert heads.std() > 0
+
+
+def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
+    torch.manual_seed(0)
+    loss = LPIPSLoss(backbone="alex", pretrained=False).train()
+    first, second = images(side=64)
+    assert list(loss.state_dict()) == []
+    assert not any(module.training for module in loss.lpips.network.modules())  # dropout off
+    different = loss(first.requires_grad_(), second)
+    assert different.shape == ()
+    assert different.item() > 0
+    assert loss(first, second).item() == different.item()
+    assert loss(first, first).item() == 0.0
+    different.backward()
+    assert first.grad is not None
+    assert first.grad.abs().sum() > 0
+    assert all(p.grad is None for p in loss.lpips.network.parameters())
+
+
+def test_untrained_lpips_moves_and_takes_grey_images(hub: Path) -> None:
+    loss = LPIPSLoss(backbone="alex", pretrained=False).to(torch.float64)
+    first, second = (x.double() for x in images(1, 64))
+    value = loss(first, second)
+    assert value.dtype == torch.float64
+    three = loss(first.expand(-1, 3, -1, -1), second.expand(-1, 3, -1, -1))
+    assert value.item() == three.item()
+
+
+def test_an_unknown_lpips_backbone() -> None:
+    with pytest.raises(UserError, match="'vgg' or 'alex', not 'resnet'"):
+        LPIPSLoss(backbone="resnet")
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+def reference(weights: Path, first: torch.Tensor, second: torch.Tensor) -> float:
+    """The same distance, written with hooks on torchvision's own model."""
+    network = torchvision.models.squeezenet1_1(weights=None)
+    network.load_state_dict(
+        {k: v for k, v in load_file(weights).items() if k.startswith("features.")}, strict=False
+    )
+    network.eval()
+    found: dict[int, list[torch.Tensor]] = {}
+    for index in FeatureLoss.LAYERS["squeezenet1_1"]:
+
+        def keep(module: nn.Module, args: Any, output: torch.Tensor, index: int = index) -> None:
+            found.setdefault(index, []).append(output.clone())
+
+        network.features[index].register_forward_hook(keep)
+    normalise = torchvision.transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    with torch.no_grad():
+        for picture in (first, second):
+            network.features(normalise((picture + 1) / 2))
+    unit = nn.functional.normalize
+    terms = [(unit(a) - unit(b)).square().sum(1).mean().item() for a, b in found.values()]
+    return sum(terms) / len(terms)
+
+
+def test_the_feature_distance_is_that_of_torchvisions_network(random_weights: Path) -> None:
+    first, second = images()
+    loss = FeatureLoss(backbone="squeezenet1_1", weights=random_weights)
+    expected = reference(random_weights, first, second)
+    assert loss(first, second).item() == pytest.approx(expected, rel=1e-4)
+    assert loss(first, first).item() == 0.0
+
+
+def test_real_features_notice_blur_more_than_brightness(shared: Path) -> None:
+    weights = shared / SQUEEZENET
+    if not weights.is_file():
+        pytest.skip(f"needs {weights}")
+    loss = FeatureLoss(backbone="squeezenet1_1", weights=weights)
+    picture, _ = images(side=64)
+    picture = nn.functional.interpolate(picture[:, :, :16, :16], 64, mode="bilinear")
+    texture = (picture + 0.3 * torch.randn(picture.shape)).clamp(-1, 1)
+    blurred = torchvision.transforms.functional.gaussian_blur(texture, [7, 7], [3.0, 3.0])
+    assert 0 < loss(texture + 0.02, texture).item() < loss(blurred, texture).item() < 4
+    assert loss(blurred, texture).item() == pytest.approx(
+        reference(weights, blurred, texture), rel=1e-4
+    )
+
+
+def test_the_feature_network_is_frozen(random_weights: Path) -> None:
+    loss = FeatureLoss(backbone="squeezenet1_1", weights=random_weights).train()
+    first, second = images()
+    loss(first.requires_grad_(), second.requires_grad_()).backward()
+    assert first.grad is not None
+    assert first.grad.abs().sum() > 0
+    assert second.grad is None  # the images are what the reconstructions are measured against
+    assert list(loss.parameters()) == []
+    assert list(loss.state_dict()) == []
+    assert not any(module.training for module in loss.features.network.modules())
+    assert all(p.grad is None for p in loss.features.network.parameters())
+
+
+def test_feature_losses_move_and_take_grey_images(random_weights: Path) -> None:
+    loss = FeatureLoss(backbone="squeezenet1_1", weights=random_weights)
+    first, second = images(1)
+    grey = loss(first, second).item()
+    colour = loss(first.expand(-1, 3, -1, -1), second.expand(-1, 3, -1, -1)).item()
+    assert grey == colour
+    loss.to(torch.float64)
+    assert loss(first.double(), second.double()).item() == pytest.approx(grey, rel=1e-4)
+
+
+def test_pth_files_are_read_too(random_weights: Path, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(load_file(random_weights), path)
+    first, second = images()
+    values = [
+        FeatureLoss(backbone="squeezenet1_1", weights=weights)(first, second).item()
+        for weights in (path, random_weights)
+    ]
+    assert values[0] == values[1]
+
+
+def test_wrong_feature_weights_are_named(random_weights: Path, tmp_path: Path) -> None:
+    def build(path: Path) -> None:
+        FeatureLoss(backbone="squeezenet1_1", weights=path)
+
+    with pytest.raises(MissingPathError, match=r"nowhere\.safetensors does not exist"):
+        build(tmp_path / "nowhere.safetensors")
+    with pytest.raises(UserError, match="'resnet50' is unknown; known: squeezenet1_1, vgg16"):
+        FeatureLoss(backbone="resnet50", weights=random_weights)
+    state = load_file(random_weights)
+    path = tmp_path / "misfit.safetensors"
+    save_file({k: v for k, v in state.items() if k != "features.0.weight"}, path)
+    with pytest.raises(UserError, match=r"does not fit the backbone; differing keys: 0\.weight\."):
+        build(path)
+    save_file({**state, "features.0.weight": torch.zeros(1)}, path)
+    with pytest.raises(UserError, match=r"does not fit the backbone; differing keys: 0\.weight\."):
+        build(path)
+    for name in ("broken.safetensors", "broken.pth"):
+        (tmp_path / name).write_bytes(b"not weights at all")
+        with pytest.raises(UserError, match="is no weights file, or damaged"):
+            build(tmp_path / name)

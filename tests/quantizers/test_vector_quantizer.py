@@ -1,0 +1,226 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from taming.errors import UserError
+from taming.quantizers import VectorQuantizer, build_quantizer
+
+
+def make(**changes: Any) -> VectorQuantizer:
+    torch.manual_seed(0)
+    quantizer = VectorQuantizer(**{"codebook_size": 32, "codebook_dim": 4, **changes})
+    torch.nn.init.normal_(quantizer.codebook)
+    return quantizer
+
+
+def latents(b: int = 2, d: int = 4, h: int = 3, w: int = 5) -> torch.Tensor:
+    return torch.randn(b, d, h, w, generator=torch.Generator().manual_seed(1))
+
+
+def nearest(rows: np.ndarray, codebook: np.ndarray, cosine: bool) -> np.ndarray:
+    if cosine:
+        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        codebook = codebook / np.linalg.norm(codebook, axis=1, keepdims=True)
+    return np.square(rows[:, None] - codebook[None]).sum(2).argmin(1)
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_indices_are_those_of_the_nearest_codes_in_float64(cosine: bool) -> None:
+    quantizer = make(codebook_size=256, codebook_dim=8, cosine=cosine)
+    z = latents(4, 8, 16, 16)
+    rows = z.permute(0, 2, 3, 1).reshape(-1, 8).double().numpy()
+    expected = nearest(rows, quantizer.codebook.detach().double().numpy(), cosine)
+    indices = quantizer(z).indices
+    assert indices.dtype == torch.int64
+    assert np.array_equal(indices.flatten().numpy(), expected)
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_lookup_gives_what_forward_gives(cosine: bool, training: bool) -> None:
+    quantizer = make(cosine=cosine).train(training)
+    output = quantizer(latents())
+    assert output.quantized.shape == (2, 4, 3, 5)
+    assert output.indices.shape == (2, 3, 5)
+    looked_up = quantizer.lookup(output.indices)
+    torch.testing.assert_close(looked_up, output.quantized, rtol=0, atol=1e-6)
+    if cosine:
+        norms = looked_up.norm(dim=1)
+        torch.testing.assert_close(norms, torch.ones_like(norms))
+
+
+def test_training_and_evaluation_return_the_same_kind_of_output() -> None:
+    for revive_after in (None, 10):
+        quantizer = make(revive_after=revive_after)
+        trained, evaluated = quantizer.train()(latents()), quantizer.eval()(latents())
+        for name in ("quantized", "indices", "code_counts"):
+            one, other = getattr(trained, name), getattr(evaluated, name)
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert trained.losses.keys() == evaluated.losses.keys()
+        assert all(loss.shape == () for loss in evaluated.losses.values())
+
+
+def test_losses_are_the_papers_with_beta_on_the_commitment() -> None:
+    quantizer = make(commitment_weight=0.25)
+    z = latents().requires_grad_()
+    output = quantizer(z)
+    distance = (z - quantizer.lookup(output.indices)).square().mean().item()
+    assert output.losses["codebook_loss"].item() == pytest.approx(distance, rel=1e-5)
+    assert output.losses["commitment_loss"].item() == pytest.approx(0.25 * distance, rel=1e-5)
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_each_loss_moves_its_own_side_only(cosine: bool) -> None:
+    quantizer = make(cosine=cosine)
+    z = latents().requires_grad_()
+    losses = quantizer(z).losses
+    for name, moved, still in (
+        ("codebook_loss", quantizer.codebook, z),
+        ("commitment_loss", z, quantizer.codebook),
+    ):
+        gradients = torch.autograd.grad(
+            losses[name], [moved, still], retain_graph=True, allow_unused=True
+        )
+        assert gradients[0] is not None
+        assert gradients[0].abs().sum() > 0
+        assert gradients[1] is None
+
+
+def test_the_commitment_gradient_is_twice_beta_times_the_mean_difference() -> None:
+    quantizer = make(commitment_weight=0.5)
+    z = latents().requires_grad_()
+    output = quantizer(z)
+    (gradient,) = torch.autograd.grad(output.losses["commitment_loss"], z)
+    expected = 2 * 0.5 * (z - quantizer.lookup(output.indices)) / z.numel()
+    torch.testing.assert_close(gradient, expected.detach())
+
+
+def test_the_gradient_goes_straight_through_to_the_latents() -> None:
+    quantizer = make()
+    z = latents().requires_grad_()
+    arriving = torch.randn(2, 4, 3, 5)
+    to_latents, to_codes = torch.autograd.grad(
+        quantizer(z).quantized, [z, quantizer.codebook], arriving, allow_unused=True
+    )
+    assert torch.equal(to_latents, arriving)
+    assert to_codes is None
+
+
+def test_the_search_is_in_float32_under_autocast() -> None:
+    # two codes that bfloat16 cannot tell apart
+    quantizer = make(codebook_size=2, codebook_dim=1)
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.tensor([[1.0], [1.001]]))
+    z = torch.tensor([1.0009, 1.0001, 1.0008]).view(1, 1, 1, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = quantizer(z)
+    assert output.indices.flatten().tolist() == [1, 0, 1]
+    assert output.quantized.dtype == torch.float32
+    assert output.losses["codebook_loss"].dtype == torch.float32
+
+
+def test_the_search_is_not_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    addmm = torch.addmm
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return addmm(*args, **kwargs)
+
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch, "addmm", watched)
+    try:
+        torch.set_float32_matmul_precision("high")  # as training does
+        make()(latents())
+        assert seen == ["highest"]
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_half_precision_latents_are_searched_in_float32() -> None:
+    quantizer = make()
+    z = latents().bfloat16()
+    assert torch.equal(quantizer(z).indices, quantizer(z.float()).indices)
+
+
+def test_counts_are_those_of_the_indices() -> None:
+    output = make()(latents())
+    expected = np.bincount(output.indices.flatten().numpy(), minlength=32)
+    assert output.code_counts.dtype == torch.int64
+    assert output.code_counts.tolist() == expected.tolist()
+    assert output.code_counts.sum() == 2 * 3 * 5
+
+
+def test_the_first_batch_initialises_the_codebook_with_its_latents() -> None:
+    quantizer = make(codebook_size=8, revive_after=5)
+    z = latents()
+    quantizer.train()(z)
+    rows = z.permute(0, 2, 3, 1).reshape(-1, 4)
+    distances = torch.cdist(quantizer.codebook.detach(), rows)
+    assert torch.equal(distances.min(1).values, torch.zeros(8))
+    assert len(distances.argmin(1).unique()) == 8  # eight different latents
+
+
+def test_a_batch_smaller_than_the_codebook_leaves_the_rest_to_the_next() -> None:
+    quantizer = make(codebook_size=32, revive_after=5)
+    before = quantizer.codebook.detach().clone()
+    quantizer.train()(latents(1, 4, 3, 4))
+    changed = (quantizer.codebook != before).any(1)
+    assert changed.sum() == 12
+    quantizer(latents(2, 4, 4, 4))
+    assert (quantizer.codebook != before).any(1).all()
+
+
+def test_dead_codes_are_moved_to_latents_and_used_ones_left_alone() -> None:
+    quantizer = make(codebook_size=3, codebook_dim=1, revive_after=2).train()
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.tensor([[0.0], [1.0], [100.0]]))
+    quantizer.batches_unused.zero_()
+    z = torch.tensor([0.1, 1.1]).view(1, 1, 1, 2)
+    for expected in ([0, 0, 1], [0, 0, 2]):
+        quantizer(z)
+        assert quantizer.batches_unused.tolist() == expected
+        assert quantizer.codebook.flatten().tolist() == [0.0, 1.0, 100.0]
+    quantizer(z)
+    assert quantizer.codebook[:2].flatten().tolist() == [0.0, 1.0]
+    assert quantizer.codebook[2].item() in z.flatten().tolist()
+    assert quantizer.batches_unused[2] == 0  # chosen: it is its latent's nearest
+
+
+def test_evaluation_revives_nothing_and_counts_nothing() -> None:
+    quantizer = make(revive_after=1).eval()
+    before = {name: tensor.clone() for name, tensor in quantizer.state_dict().items()}
+    quantizer(latents())
+    assert all(torch.equal(before[name], t) for name, t in quantizer.state_dict().items())
+
+
+def test_the_revival_survives_saving() -> None:
+    quantizer = make(codebook_size=16, revive_after=3).train()
+    quantizer(latents())
+    other = make(codebook_size=16, revive_after=3)
+    other.load_state_dict(quantizer.state_dict())
+    assert torch.equal(other.batches_unused, quantizer.batches_unused)
+    assert other.batches_unused.max() < 3  # a loaded codebook is not initialised again
+    other.train()(latents())
+    assert torch.equal(other.codebook, quantizer.codebook)
+
+
+def test_without_revival_training_changes_no_code() -> None:
+    quantizer = make().train()
+    before = quantizer.codebook.detach().clone()
+    quantizer(latents())
+    assert torch.equal(quantizer.codebook, before)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="'nearest' is unknown; known: vector"):
+        build_quantizer({"kind": "nearest"})
+    with pytest.raises(UserError, match="codebook_sise"):
+        build_quantizer({"kind": "vector", "codebook_sise": 8, "codebook_dim": 4})
+    with pytest.raises(UserError, match="at least 1"):
+        make(codebook_size=0)
+    with pytest.raises(UserError, match="revive_after must be at least 1 or null, not 0"):
+        make(revive_after=0)

@@ -1,0 +1,268 @@
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from taming.errors import MissingPathError, UserError
+from taming.serialization import (
+    SavedModel,
+    checkpoint_entry,
+    directory,
+    find_model,
+    is_model_directory,
+    load_config,
+    load_model_directory,
+    load_saved_model,
+    load_training_checkpoint,
+    save_model_directory,
+)
+
+
+def saved(value: float = 1.0) -> SavedModel:
+    shared = torch.full((2, 3), value)
+    part = SavedModel("gpt", {"width": 8}, {"weight": torch.arange(4)})
+    return SavedModel(
+        "vqgan", {"sizes": [1, 2]}, {"a": shared, "b": shared.view(-1)}, {"transformer": part}
+    )
+
+
+def equal(first: SavedModel, second: SavedModel) -> bool:
+    return (
+        (first.kind, first.config) == (second.kind, second.config)
+        and first.state.keys() == second.state.keys()
+        and all(torch.equal(first.state[name], second.state[name]) for name in first.state)
+        and first.parts.keys() == second.parts.keys()
+        and all(equal(first.parts[name], second.parts[name]) for name in first.parts)
+    )
+
+
+# --- model directories --------------------------------------------------------------------------
+
+
+def test_a_directory_gives_back_what_was_saved(tmp_path: Path) -> None:
+    path = save_model_directory(saved(), tmp_path / "deep" / "model")
+    files = sorted(str(f.relative_to(path)) for f in path.rglob("*") if f.is_file())
+    assert files == [
+        "config.json",
+        "model.safetensors",
+        "transformer/config.json",
+        "transformer/model.safetensors",
+    ]
+    assert json.loads((path / "config.json").read_text()) == {
+        "kind": "vqgan",
+        "format_version": 1,
+        "sizes": [1, 2],
+    }
+    assert equal(load_model_directory(path), saved())  # though `a` and `b` shared their storage
+
+
+def test_saving_again_replaces_the_whole_directory(tmp_path: Path) -> None:
+    path = save_model_directory(saved(1.0), tmp_path / "model")
+    smaller = saved(2.0)
+    smaller.parts = {}
+    save_model_directory(smaller, path)
+    assert equal(load_model_directory(path), smaller)
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_failed_write_leaves_the_earlier_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_model_directory(saved(1.0), tmp_path / "model")
+
+    def full(*args: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(directory, "save_file", full)
+    with pytest.raises(OSError, match=r"model\.safetensors: .*No space left on device"):
+        save_model_directory(saved(2.0), path)
+    assert equal(load_model_directory(path), saved(1.0))
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+
+
+def test_other_peoples_files_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(b"precious")
+    for path in (tmp_path, tmp_path / "photo.png"):
+        with pytest.raises(UserError, match="exists and is not a model directory"):
+            save_model_directory(saved(), path)
+    assert (tmp_path / "photo.png").read_bytes() == b"precious"
+    (tmp_path / "empty").mkdir()
+    assert is_model_directory(save_model_directory(saved(), tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ('{"model_type": "gpt2"}', "names no `kind`"),
+        ("[1]", "names no `kind`"),
+        ('{"kind": "vqgan"}', "format version None, and this program reads version 1"),
+        ('{"kind": "vqgan", "format_version": 9}', "format version 9.*newer version"),
+    ],
+)
+def test_foreign_configs_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load_model_directory(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_missing_config_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.json cannot be read: No such file"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.99])
+def test_truncated_weights_are_named(tmp_path: Path, fraction: float) -> None:
+    path = save_model_directory(saved(), tmp_path / "model")
+    weights = path / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged or incomplete"):
+        load_model_directory(path)
+
+
+def test_kinds_are_checked() -> None:
+    assert saved().require("vqgan", "here").kind == "vqgan"
+    with pytest.raises(UserError, match="here holds a vqgan, where a generator is needed"):
+        saved().require("generator", "here")
+
+
+def test_fingerprints_tell_models_apart() -> None:
+    reference = saved().fingerprint()
+    assert saved().fingerprint() == reference
+    changes: list[SavedModel] = [saved(1.0001), saved(), saved(), saved(), saved()]
+    changes[1].config["sizes"] = [1, 3]
+    changes[2].kind = "gpt"
+    changes[3].parts["transformer"].state["weight"][0] = 9
+    changes[4].state["a"] = changes[4].state["a"].view(3, 2)
+    assert len({reference, *(model.fingerprint() for model in changes)}) == 6
+
+
+def test_fingerprints_are_the_same_after_saving(tmp_path: Path) -> None:
+    model = saved()
+    model.state["half"] = torch.ones(3, dtype=torch.bfloat16)
+    model.state["scalar"] = torch.tensor(3)
+    path = save_model_directory(model, tmp_path / "model")
+    assert load_model_directory(path).fingerprint() == model.fingerprint()
+
+
+# --- training checkpoints -----------------------------------------------------------------------
+
+
+def checkpoint(path: Path, value: float = 1.0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"model": checkpoint_entry(saved(value)), "step": 3}, path)
+    return path
+
+
+def test_a_checkpoint_gives_back_its_model(tmp_path: Path) -> None:
+    assert equal(load_training_checkpoint(checkpoint(tmp_path / "last.ckpt")), saved())
+
+
+class Dangerous:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, zipped: bool) -> None:
+    proof, path = tmp_path / "executed", tmp_path / "evil.ckpt"
+    content = {"model": checkpoint_entry(saved()), "step": 1, "callbacks": Dangerous(proof)}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match=r"evil\.ckpt (cannot be read|is not a checkpoint)"):
+        load_saved_model(path)
+    path.write_bytes(pickle.dumps(content["callbacks"]))
+    with pytest.raises(UserError, match=r"evil\.ckpt (cannot be read|is not a checkpoint)"):
+        load_saved_model(path)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"state_dict": {"weight": torch.ones(2)}},
+        {"model": {"weight": torch.ones(2)}},
+        {"model": torch.ones(2)},
+        [1, 2],
+    ],
+)
+def test_checkpoints_of_other_programs_are_named(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "foreign.ckpt"
+    torch.save(content, path)
+    with pytest.raises(UserError, match=r"foreign\.ckpt is a checkpoint of another program"):
+        load_saved_model(path)
+
+
+def test_checkpoints_of_another_version_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "new.ckpt"
+    torch.save({"model": {**checkpoint_entry(saved()), "format_version": 2}}, path)
+    with pytest.raises(UserError, match=r"new\.ckpt is of format version 2"):
+        load_saved_model(path)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_checkpoints_are_named(tmp_path: Path, fraction: float) -> None:
+    path = checkpoint(tmp_path / "cut.ckpt")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(UserError, match=r"cut\.ckpt .*incomplete"):
+        load_saved_model(path)
+
+
+# --- from a path to a model ---------------------------------------------------------------------
+
+
+def test_a_run_directory_means_its_model_then_its_best_then_its_last(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    last = checkpoint(run / "checkpoints" / "last.ckpt", 1.0)
+    assert find_model(run) == last
+    best = checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
+    assert find_model(run) == best
+    assert load_saved_model(run).state["a"][0, 0] == 2.0
+    model = save_model_directory(saved(3.0), run / "model")
+    assert find_model(run) == model
+    assert find_model(str(model)) == model
+    assert find_model(last) == last
+    assert load_saved_model(run).state["a"][0, 0] == 3.0
+
+
+def test_a_path_that_does_not_exist_is_no_hub_name(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", Path("owner/name"), tmp_path / "last.ckpt"):
+        with pytest.raises(MissingPathError, match=f"{path.name} does not exist") as caught:
+            find_model(path)
+        assert "hf:owner/name" in str(caught.value)
+        assert isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"neither a model directory .* nor a run directory"):
+        find_model(tmp_path)
+
+
+def test_the_hub_is_asked_for_its_names_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    path = save_model_directory(saved(), tmp_path / "snapshot")
+    asked = []
+
+    def download(name: str, **kwargs: Any) -> str:
+        asked.append(name)
+        if name == "owner/missing":
+            raise ConnectionError("no route to host\nand more")
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert equal(load_saved_model("hf:owner/name"), saved())
+    with pytest.raises(UserError, match=r"hf:owner/missing could not .*: no route to host\. Check"):
+        load_saved_model("hf:owner/missing")
+    assert asked == ["owner/name", "owner/missing"]

@@ -1,0 +1,161 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import taming
+from taming.errors import MissingPathError, UserError
+from taming.serialization import SavedModel, checkpoint_entry, save_model_directory
+from taming.vqgan import VQGAN
+
+
+def make(**changes: Any) -> VQGAN:
+    torch.manual_seed(0)
+    config: dict[str, Any] = {
+        "quantizer": {"kind": "vector", "codebook_size": 16, "codebook_dim": 4},
+        "resolution": 16,
+        "base_channels": 8,
+        "channel_multipliers": [1, 2, 2],
+        "num_residual_blocks": 1,
+        "attention_resolutions": [4],
+        "latent_channels": 8,
+    }
+    return VQGAN(**{**config, **changes})
+
+
+def pictures(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+REVIVING = {"kind": "vector", "codebook_size": 16, "codebook_dim": 4, "revive_after": 2}
+
+
+def test_shapes_of_every_step() -> None:
+    vqgan = make()
+    images = pictures(2, 3, 16, 24)
+    assert (vqgan.downsample_factor, vqgan.grid_size, vqgan.codebook_size) == (4, (4, 4), 16)
+    assert vqgan.encode_latents(images).shape == (2, 4, 4, 6)
+    indices = vqgan.encode(images)
+    assert (indices.shape, indices.dtype) == ((2, 4, 6), torch.int64)
+    assert vqgan.decode(indices).shape == images.shape
+    output = vqgan(images)
+    assert output.reconstructions.shape == images.shape
+    assert output.quantizer.indices.shape == (2, 4, 6)
+    assert make(resolution=[16, 32]).grid_size == (4, 8)
+    assert make(image_channels=1)(pictures(1, 1, 16, 16)).reconstructions.shape == (1, 1, 16, 16)
+
+
+def test_decoding_the_indices_is_reconstructing() -> None:
+    vqgan = make().eval()
+    images = pictures(2, 3, 16, 16)
+    with torch.no_grad():
+        decoded = vqgan.decode(vqgan.encode(images))
+        torch.testing.assert_close(decoded, vqgan(images).reconstructions, rtol=0, atol=1e-5)
+
+
+def test_encode_latents_are_what_the_quantizer_receives() -> None:
+    vqgan = make(
+        quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 4, "cosine": True}
+    )
+    images = pictures(1, 3, 16, 16)
+    latents = vqgan.encode_latents(images)
+    assert (latents.norm(dim=1) - 1).abs().max() > 0.01  # before any normalisation
+    assert torch.equal(vqgan.quantizer(latents).indices, vqgan.encode(images))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_encoding_is_deterministic_and_changes_nothing(training: bool) -> None:
+    vqgan = make(dropout=0.5, quantizer=REVIVING).train(training)
+    before = {name: tensor.clone() for name, tensor in vqgan.state_dict().items()}
+    images = pictures(2, 3, 16, 16)
+    assert torch.equal(vqgan.encode(images), vqgan.encode(images))
+    assert all(torch.equal(before[name], t) for name, t in vqgan.state_dict().items())
+    assert vqgan.training is training
+
+
+def test_the_whole_model_learns() -> None:
+    vqgan = make()
+    output = vqgan(pictures(2, 3, 16, 16))
+    (output.reconstructions.square().mean() + sum(output.quantizer.losses.values())).backward()
+    missing = [
+        name for name, p in vqgan.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
+    ]
+    assert missing == []
+
+
+def test_the_last_layer_is_the_last() -> None:
+    vqgan = make()
+    reconstructions = vqgan(pictures(1, 3, 16, 16)).reconstructions
+    (gradient,) = torch.autograd.grad(reconstructions.sum(), vqgan.last_layer)
+    assert gradient.shape == (3, 8, 3, 3)
+
+
+def test_saving_and_loading(tmp_path: Path) -> None:
+    vqgan = make(quantizer=REVIVING).train()
+    vqgan(pictures(2, 3, 16, 16))
+    vqgan.save_pretrained(tmp_path / "model")
+    loaded = taming.VQGAN.from_pretrained(tmp_path / "model")
+    assert not loaded.training
+    assert loaded.config == vqgan.config
+    images = pictures(2, 3, 16, 16)
+    assert torch.equal(loaded(images).reconstructions, vqgan.eval()(images).reconstructions)
+    assert loaded.to_saved().fingerprint() == vqgan.to_saved().fingerprint()
+
+
+def test_directory_run_and_checkpoint_agree(tmp_path: Path) -> None:
+    vqgan = make()
+    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    path.parent.mkdir(parents=True)
+    torch.save({"model": checkpoint_entry(vqgan.to_saved())}, path)
+    from_checkpoint = [VQGAN.from_pretrained(p) for p in (path, tmp_path / "run")]
+    vqgan.save_pretrained(tmp_path / "run" / "model")
+    from_model = [VQGAN.from_pretrained(str(tmp_path / "run" / p)) for p in ("", "model")]
+    prints = {model.to_saved().fingerprint() for model in (vqgan, *from_checkpoint, *from_model)}
+    assert len(prints) == 1
+
+
+def test_of_a_generator_its_tokenizer_is_taken(tmp_path: Path) -> None:
+    vqgan = make()
+    generator = SavedModel("generator", {}, parts={"tokenizer": vqgan.to_saved()})
+    save_model_directory(generator, tmp_path / "model")
+    loaded = VQGAN.from_pretrained(tmp_path / "model")
+    assert torch.equal(loaded.last_layer, vqgan.last_layer)
+
+
+def test_what_is_no_vqgan(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match="nowhere does not exist"):
+        VQGAN.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="neither a model directory"):
+        VQGAN.from_pretrained(tmp_path)
+    save_model_directory(SavedModel("gpt", {}), tmp_path / "gpt")
+    with pytest.raises(UserError, match="holds a gpt, where a vqgan is needed"):
+        VQGAN.from_pretrained(tmp_path / "gpt")
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    with pytest.raises(UserError, match="of another program"):
+        VQGAN.from_pretrained(tmp_path / "foreign.ckpt")
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    saved = make().to_saved()
+    saved.config = {**saved.config, "latent_channels": 12}
+    with pytest.raises(UserError, match=r"does not fit this program[\s\S]*pre_quantizer\.weight"):
+        VQGAN.from_saved(saved)
+    saved.config = {**saved.config, "latent_chanels": 12}
+    with pytest.raises(UserError, match=r"does not fit this program.*latent_chanels"):
+        VQGAN.from_saved(saved)
+    complete = make().to_saved()
+    del complete.state["quantizer.codebook"]
+    with pytest.raises(UserError, match=r"quantizer\.codebook"):
+        VQGAN.from_saved(complete)
+
+
+def test_images_that_do_not_fit_are_named() -> None:
+    vqgan = make()
+    with pytest.raises(UserError, match=r"18×16 does not divide by .* factor 4"):
+        vqgan.encode(pictures(1, 3, 18, 16))
+    with pytest.raises(UserError, match=r"images \(b 3 H W\), got \(1, 1, 16, 16\)"):
+        vqgan.encode(pictures(1, 1, 16, 16))
+    with pytest.raises(UserError, match="18×18 does not divide"):
+        make(resolution=18)
+    assert vqgan.training  # an error leaves the mode as it was

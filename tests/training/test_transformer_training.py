@@ -1,0 +1,73 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_training import run_training, token_data, trainer_config, transformer_training
+
+from taming.errors import UserError
+from taming.generation import ImageGenerator
+from taming.vqgan import VQGAN
+
+
+def test_validation_is_the_cross_entropy_of_all_tokens(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, data = transformer_training(max_steps=2), token_data()
+    config = trainer_config(max_steps=2, val_every=2)
+    result, recorder = run_training(tmp_path, module, data, config)
+    generator = ImageGenerator.from_pretrained(tmp_path / "model")
+    indices, labels = data.val_items.tensors["indices"], data.val_items.tensors["labels"]
+    tokens = indices.flatten(1)
+    with torch.no_grad():
+        logits = generator.logits(tokens, labels).double().numpy()
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    nats = -np.take_along_axis(log_p, tokens[..., None].numpy(), -1).mean()
+    metrics = result.metrics
+    assert metrics["val/loss"] == pytest.approx(nats, rel=1e-6)
+    assert metrics["val/bits_per_token"] == pytest.approx(nats / math.log(2), rel=1e-6)
+    assert metrics["val/perplexity"] == pytest.approx(math.exp(nats), rel=1e-6)
+    train_loss = recorder.column("train/loss")[-1][1]
+    assert metrics["val/gap"] == pytest.approx(nats - train_loss, rel=1e-6)
+
+
+def test_the_run_writes_samples_and_a_generator_with_its_tokenizer(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = transformer_training(max_steps=3)
+    _, recorder = run_training(tmp_path, module, token_data(), trainer_config(max_steps=3))
+    assert recorder.images == [("val/samples", 3)]
+    assert (tmp_path / "grids" / "samples_0000003.png").stat().st_size > 0
+    tokenizer = module.tokenizer.network
+    assert isinstance(tokenizer, VQGAN)
+    expected = tokenizer.to_saved().fingerprint()
+    for path in (tmp_path, tmp_path / "model", tmp_path / "checkpoints" / "last.ckpt"):
+        assert VQGAN.from_pretrained(path).to_saved().fingerprint() == expected
+        images = ImageGenerator.from_pretrained(path).sample(2, torch.tensor([0, 2]), seed=1)
+        assert images.shape == (2, 3, 16, 16)
+
+
+def test_the_tokenizer_is_not_trained(tmp_path: Path) -> None:
+    module = transformer_training()
+    before = module.tokenizer.network.to_saved().fingerprint()  # type: ignore[operator]
+    run_training(tmp_path, module, token_data(), trainer_config(max_steps=2, val_every=2))
+    assert module.tokenizer.network.to_saved().fingerprint() == before  # type: ignore[operator]
+    assert not any("tokenizer" in name for name in module.state_dict())
+
+
+def test_a_transformer_learns_what_repeats(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = transformer_training(max_steps=30, num_samples=0, ema_decay=None)
+    data = token_data()
+    data.items.tensors["indices"] = torch.full((10, 8, 8), 3)
+    data.val_items.tensors["indices"] = torch.full((7, 8, 8), 3)
+    _, recorder = run_training(tmp_path, module, data, trainer_config(max_steps=30, val_every=30))
+    losses = [value for _, value in recorder.column("train/loss")]
+    assert losses[0] == pytest.approx(math.log(8), abs=0.05)  # the uniform guess
+    assert losses[-1] < 0.5
+    assert recorder.column("val/loss")[-1][1] < 0.5
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="num_samples must be at least 0, and patience at least 1"):
+        transformer_training(patience=0)
