@@ -1,4 +1,4 @@
-"""What the demo promises, of a demo that has run: TAMING_DEMO=outputs/demo pytest tests/test_demo_result.py."""
+"""What the demo promises, checked on a finished one: TAMING_DEMO=outputs/demo make test."""
 
 import json
 import os

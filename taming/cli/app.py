@@ -122,8 +122,7 @@ def resume_config(config: DictConfig) -> DictConfig:
     path = run_dir / COMPOSED_FILE
     if not path.is_file():
         raise MissingPathError(
-            f"nothing to resume: {path} does not exist. resume= takes the directory of a run, such as "
-            "the one named at its start."
+            f"nothing to resume: {path} does not exist. resume= takes the directory of a run."
         )
     saved = OmegaConf.load(path)
     assert isinstance(saved, DictConfig)
@@ -133,8 +132,8 @@ def resume_config(config: DictConfig) -> DictConfig:
             continue
         if name in ("experiment", "run_dir") or name.startswith("~"):
             raise UserError(
-                f"resume= continues the run with its own configuration: {override} cannot be combined "
-                "with it. Single values, such as trainer.max_steps=…, can."
+                f"resume= continues the run with its own configuration: {override} cannot be "
+                "combined with it. Single values, such as trainer.max_steps=…, can."
             )
         OmegaConf.update(saved, name, OmegaConf.select(config, name), merge=False, force_add=True)
     saved.run_dir = str(run_dir)
@@ -154,7 +153,8 @@ def begin_run(config: DictConfig) -> Path:
         return run_dir
     if plain["resume"] is None and (run_dir / COMPOSED_FILE).exists():
         raise UserError(
-            f"{run_dir} holds a run already. Continue it with resume={run_dir}, or give another run_dir."
+            f"{run_dir} holds a run already. Continue it with resume={run_dir}, or give another "
+            "run_dir."
         )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

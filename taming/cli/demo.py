@@ -71,8 +71,8 @@ def main(config: DictConfig) -> None:
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print(
         f"""
-The demo took {report["seconds"]:.0f} s and {report["peak_memory_gib"]:.1f} GiB. On held-out digits:
-  reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes in use
+The demo took {report["seconds"]:.0f} s and {report["peak_memory_gib"]:.1f} GiB. On new digits:
+  reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
   transformer         {report["bits_per_token"]:.3f} bits per token
   {digits.num_samples} sampled digits  an SVM sees the asked-for digit in {digits.agreement:.1%} \
 (in {digits.svm_accuracy:.1%} of real ones);

@@ -104,7 +104,8 @@ def build_conditioning(config: DictConfig, images: ImageDataModule) -> Condition
         return Unconditional()
     if images.num_classes is None:
         raise UserError(
-            "conditioning=class needs images with classes: one folder a class, or data.labels=folders."
+            "conditioning=class needs images with classes: one folder a class, or "
+            "data.labels=folders."
         )
     return ClassLabel(images.num_classes, config.label_dropout, images.class_names)
 

@@ -52,5 +52,6 @@ def main(config: DictConfig) -> int:
         result,
         run_dir,
         script="train_vqgan",
-        next_step=f"train the transformer on it:\n  python scripts/train_transformer.py vqgan={run_dir} …",
+        next_step="train the transformer on it, with the same data settings:\n"
+        f"  python scripts/train_transformer.py vqgan={run_dir} …",
     )

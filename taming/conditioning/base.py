@@ -19,12 +19,14 @@ class Conditioning(ABC):
         kind: its name in a generator's config.json.
         num_prefix_ids: number of ids there are, the size of the transformer's prefix embedding.
         prefix_length: ids in front of each sequence.
+        num_classes: number of classes there are to ask for; None where there are none.
         class_names: names of the classes in the order of their labels; None where there are none.
     """
 
     kind: ClassVar[str]
     num_prefix_ids: int
     prefix_length: int
+    num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
 
     @abstractmethod

@@ -24,6 +24,7 @@ class ClassLabel(Conditioning):
         class_names: name of each class, for messages and reports.
     """
 
+    num_classes: int
     kind = "class_label"
     prefix_length = 1
 

@@ -14,6 +14,8 @@ class ReconstructionMetrics(Metric):
     Gaussian window, σ 1.5, of Wang et al. 2004. Reconstructions are clamped to [-1, 1] first.
     """
 
+    MIN_SIDE = 11  # of the images: SSIM's window
+
     full_state_update = False
 
     def __init__(self) -> None:

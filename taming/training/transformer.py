@@ -2,6 +2,8 @@
 
 import logging
 import math
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -93,11 +95,15 @@ class TransformerTraining(TrainingModule):
     def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradient of one batch: `indices` `(b h w)` and, with classes, `labels` `(b,)`."""
         tokens = to_tokens(batch["indices"])  # (b n)
-        prefix = self.conditioning.prefix(batch.get("labels"), len(tokens), tokens.device)
+        prefix = self.conditioning.prefix(self._condition(batch), len(tokens), tokens.device)
         logits = self.transformer.token_logits(self.conditioning.drop(prefix), tokens)  # (b n v)
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
         self.manual_backward(loss)
         return {"loss": loss}
+
+    def _condition(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        """The labels, if the model is asked for classes: the data may have some that it is not."""
+        return None if self.conditioning.num_classes is None else batch["labels"]
 
     def update(self) -> None:
         """One step of the optimizer, then the average."""
@@ -107,6 +113,16 @@ class TransformerTraining(TrainingModule):
         if self.ema is not None:
             self.ema.update(self.transformer)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the overfitting watch remembers."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["overfitting"] = asdict(self.overfitting)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lets the overfitting watch go on."""
+        super().on_load_checkpoint(checkpoint)
+        self.overfitting = OverfittingWatch(**checkpoint["overfitting"])
+
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
         self._val_loss = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -114,7 +130,7 @@ class TransformerTraining(TrainingModule):
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         """Adds a batch's cross-entropy."""
         tokens = to_tokens(batch["indices"])
-        logits = self.generator.logits(tokens, batch.get("labels"))
+        logits = self.generator.logits(tokens, self._condition(batch))
         loss = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten(), reduction="sum")
         self._val_loss += torch.stack([loss, loss.new_tensor(tokens.numel())])
 
@@ -139,7 +155,7 @@ class TransformerTraining(TrainingModule):
 
     def _report_samples(self) -> None:
         condition, captions = None, None
-        num_classes = getattr(self.conditioning, "num_classes", None)
+        num_classes = self.conditioning.num_classes
         if num_classes is not None:
             condition = torch.arange(self.num_samples) % num_classes
             names = self.conditioning.class_names or [str(c) for c in range(num_classes)]
@@ -148,19 +164,21 @@ class TransformerTraining(TrainingModule):
         self.report_image("samples", image_grid(samples, captions=captions))
 
 
+@dataclass
 class OverfittingWatch:
     """Notices that validation gets worse while training gets better.
 
-    Args:
+    Attributes:
         patience: validations in a row above the best before it speaks.
+        best, best_step, train_at_best: the best validation loss, its step, the training loss then.
+        since_best: validations since.
     """
 
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self.best = math.inf
-        self.best_step = 0
-        self.train_at_best = math.inf
-        self.since_best = 0
+    patience: int
+    best: float = math.inf
+    best_step: int = 0
+    train_at_best: float = math.inf
+    since_best: int = 0
 
     def update(self, step: int, train_loss: float, val_loss: float) -> str | None:
         """Takes a validation's two losses; returns the warning when it is time for it."""

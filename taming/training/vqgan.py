@@ -61,6 +61,11 @@ class VQGANTraining(TrainingModule):
         )
         if reconstruction not in self.RECONSTRUCTION_LOSSES:
             raise UserError(f"training.reconstruction is 'l1' or 'l2', not {reconstruction!r}.")
+        if min(vqgan.resolution) < ReconstructionMetrics.MIN_SIDE:
+            raise UserError(
+                f"images of {vqgan.resolution[0]}×{vqgan.resolution[1]} are too small: SSIM "
+                f"needs {ReconstructionMetrics.MIN_SIDE} pixels or more a side."
+            )
         if adversary is not None:
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
@@ -165,7 +170,10 @@ class VQGANTraining(TrainingModule):
         """Forgets the last validation."""
         self.codebook_usage.reset()
         self.reconstruction_metrics.reset()
-        self._val_sums, self._val_images = {}, 0
+        names = ["pixel_loss", "reconstruction_loss"]
+        names += [] if self.perceptual is None else ["perceptual_loss"]
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._val_sums, self._val_images = {name: zero.clone() for name in names}, 0
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         """Adds a batch to the metrics; the first makes the grid."""
@@ -174,7 +182,7 @@ class VQGANTraining(TrainingModule):
         reconstructions = output.reconstructions.float()
         losses = self.reconstruction_losses(reconstructions, images)
         for name, value in losses.items():
-            self._val_sums[name] = self._val_sums.get(name, 0.0) + value.double() * len(images)
+            self._val_sums[name] += value.double() * len(images)
         self._val_images += len(images)
         self.reconstruction_metrics.update(reconstructions, images)
         self.codebook_usage.update(output.quantizer.code_counts)

@@ -94,7 +94,7 @@ def sample_images(
 
 
 def _labels(generator: ImageGenerator, settings: SampleSettings) -> torch.Tensor | None:
-    num_classes = getattr(generator.conditioning, "num_classes", None)
+    num_classes = generator.conditioning.num_classes
     if num_classes is None:
         if settings.classes is not None:
             raise UserError("this model was trained without classes: leave `classes` out.")
@@ -116,7 +116,7 @@ def _labels(generator: ImageGenerator, settings: SampleSettings) -> torch.Tensor
 
 def _num_columns(generator: ImageGenerator, settings: SampleSettings) -> int | None:
     """A column a class where that gives a readable grid."""
-    count = getattr(generator.conditioning, "num_classes", None)
+    count = generator.conditioning.num_classes
     if settings.classes is not None:
         count = len(settings.classes)
     return count if count is not None and 4 <= count <= 16 else None

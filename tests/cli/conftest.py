@@ -55,20 +55,29 @@ Run = Callable[..., Outcome]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Run:
     """Runs a command with overrides, in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
 
     def call(name: str, *overrides: str) -> Outcome:
         capfd.readouterr()
+        caplog.clear()
+        caplog.set_level("INFO")
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *overrides])
         GlobalHydra.instance().clear()
         with pytest.raises(SystemExit) as ended:
             COMMANDS[name]()
         code = ended.value.code
         captured = capfd.readouterr()
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+        return Outcome(
+            code if isinstance(code, int) else 0, captured.out, caplog.text + captured.err
+        )
 
     return call
 
