@@ -123,7 +123,7 @@ class WandbTracker:
                 id=run_id,
                 resume="allow" if mode == "online" else None,
                 mode=mode,
-                dir=run_dir,
+                dir=run_dir.resolve(),  # its service process may be in another directory
                 config=dict(settings),
                 settings=wandb.Settings(console="off", silent=True, init_timeout=30),
             )
