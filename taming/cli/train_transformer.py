@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import lightning as L
+import torch
 from omegaconf import DictConfig
 
 from taming.cli.app import begin_run, build, command, resolved, resume_config
-from taming.cli.sample import device
 from taming.cli.training import finish, start_trackers
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.data import ImageDataModule, TokenDataModule
@@ -26,6 +26,7 @@ def main(config: DictConfig) -> int:
         config = resume_config(config)
     resolved(config)  # missing values first
     trainer = build(config.trainer)
+    where = torch.device(trainer.device_kind())  # a missing GPU is noticed now
     resume_from = None
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps)
@@ -55,7 +56,7 @@ def main(config: DictConfig) -> int:
         gradient_clip=trainer.gradient_clip,
     )
     run_dir = begin_run(config)
-    tokens = encode(config, tokenizer, images, trainer.accelerator)
+    tokens = encode(config, tokenizer, images, where)
     result = train(
         module,
         tokens,
@@ -111,10 +112,9 @@ def build_conditioning(config: DictConfig, images: ImageDataModule) -> Condition
 
 
 def encode(
-    config: DictConfig, tokenizer: VQGAN, images: ImageDataModule, accelerator: str
+    config: DictConfig, tokenizer: VQGAN, images: ImageDataModule, where: torch.device
 ) -> TokenDataModule:
     """The images as tokens, from the cache or encoded now."""
-    where = device("cpu" if accelerator == "cpu" else "auto")
     train, val = (
         encode_dataset(
             tokenizer,

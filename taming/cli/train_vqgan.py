@@ -19,6 +19,7 @@ def main(config: DictConfig) -> int:
         config = resume_config(config)
     resolved(config)  # missing values first
     trainer = build(config.trainer)
+    trainer.device_kind()  # a missing GPU is noticed now
     resume_from = None
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps)

@@ -100,7 +100,7 @@ class StopTraining(L.Callback):
 
 
 class Checkpoints(L.Callback):
-    """`last.ckpt` at validations and every `save_every` steps, `best.ckpt` by a validation number.
+    """`last.ckpt` at validations, every `save_every` steps and at the end; `best.ckpt` by a number.
 
     Args:
         directory: where to write.
@@ -119,6 +119,7 @@ class Checkpoints(L.Callback):
         self.best: float | None = None
         self.best_step: int | None = None
         self.best_metrics: dict[str, float] = {}
+        self._last_step = -1  # of the last.ckpt this session wrote
 
     @property
     def last_path(self) -> Path:
@@ -170,13 +171,18 @@ class Checkpoints(L.Callback):
         if due and pl_module.between_steps:
             self._try_save(trainer, self.last_path)
 
-    def save_last(self, trainer: L.Trainer) -> None:
-        """Saves the last checkpoint.
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the last, if the validation just before has not; a failure here is an error."""
+        assert isinstance(pl_module, TrainingModule)
+        if self._last_step != pl_module.step:
+            self._save(trainer, self.last_path)
 
-        Raises:
-            UserError: if it cannot be written; the earlier one is intact.
-        """
-        self._save(trainer, self.last_path)
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Saves an interrupted training, whose state is whole; of a failed one nothing."""
+        if isinstance(exception, TrainingInterrupted):
+            self._save(trainer, self.last_path)
 
     def _try_save(self, trainer: L.Trainer, path: Path) -> bool:
         try:
@@ -189,6 +195,9 @@ class Checkpoints(L.Callback):
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         try:
             trainer.save_checkpoint(path)
+            if path == self.last_path:
+                assert isinstance(trainer.lightning_module, TrainingModule)
+                self._last_step = trainer.lightning_module.step
         except (OSError, RuntimeError) as error:
             kept = f"The earlier {path.name} is intact. " if path.exists() else ""
             raise UserError(

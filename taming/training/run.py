@@ -38,7 +38,8 @@ class TrainerConfig:
     Attributes:
         max_steps: steps of the whole training, resumed parts included.
         max_time: `"1h30m"`, `"45m"` or `"90s"` for this session; None: no limit.
-        accelerator, devices, strategy: as Lightning takes them.
+        accelerator: `"auto"` (a GPU if there is one, else the CPU), `"gpu"` or `"cpu"`.
+        devices, strategy: as Lightning takes them.
         precision: `"auto"` (bf16 autocast on GPUs that have it, else float32), `"32-true"` or
             `"bf16-mixed"`.
         accumulate: batches per step.
@@ -76,8 +77,24 @@ class TrainerConfig:
         for name in ("max_steps", "val_every", "log_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise UserError(f"trainer.{name} must be at least 1, not {getattr(self, name)}.")
+        if self.accelerator not in ("auto", "gpu", "cpu"):
+            raise UserError(f"trainer.accelerator is auto, gpu or cpu, not {self.accelerator!r}.")
         if self.max_time is not None:
             parse_duration(self.max_time)
+
+    def device_kind(self) -> str:
+        """`"cuda"` or `"cpu"`: where this machine would train.
+
+        Raises:
+            UserError: if a GPU is asked for and PyTorch sees none.
+        """
+        has_gpu = torch.cuda.is_available()
+        if self.accelerator == "gpu" and not has_gpu:
+            raise UserError(
+                "trainer.accelerator=gpu, but PyTorch sees no CUDA GPU here. Check nvidia-smi and "
+                "that PyTorch is a CUDA build, or use trainer=cpu."
+            )
+        return "cuda" if has_gpu and self.accelerator != "cpu" else "cpu"
 
 
 @dataclass(frozen=True)
@@ -156,7 +173,7 @@ def train(
     )
     max_time = parse_duration(config.max_time) if config.max_time is not None else None
     trainer = L.Trainer(
-        accelerator=config.accelerator,
+        accelerator=config.device_kind(),
         devices=config.devices,
         strategy=config.strategy,
         precision=_precision(config),
@@ -190,7 +207,6 @@ def train(
     finally:
         for tracker in module.trackers:
             tracker.finish()
-    checkpoints.save_last(trainer)
     best_step = checkpoints.best_step if config.export == "best" else None
     result = TrainingResult(
         step=module.step,
@@ -219,5 +235,5 @@ def _export(checkpoint: Path, run_dir: Path, result: TrainingResult) -> None:
 def _precision(config: TrainerConfig) -> Any:
     if config.precision != "auto":
         return config.precision
-    on_gpu = config.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    on_gpu = config.device_kind() == "cuda"
     return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"

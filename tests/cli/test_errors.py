@@ -140,3 +140,10 @@ def test_perceptual_weights_missing(
         "train_vqgan", "data.path=nowhere", "perceptual=features", "perceptual.weights=none.pth"
     )
     fails(outcome, "none.pth", "does not exist")
+
+
+def test_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    fails(run("train_vqgan", "data.path=nowhere", *TRAIN, "trainer=gpu"), "no CUDA GPU")
+    outcome = run("train_transformer", "data.path=x", "vqgan=x", "trainer=ddp")
+    fails(outcome, "no CUDA GPU", "trainer=cpu")
