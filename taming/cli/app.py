@@ -1,47 +1,63 @@
 """What all commands share: where configs are, how errors look, how a run directory begins."""
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hydra
+import lightning as L
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import taming
 from taming.errors import MissingPathError, UserError
 
 __all__ = [
     "begin_run",
     "build",
+    "check_run_dir",
     "command",
     "config_directory",
     "is_first_process",
+    "program",
     "resolved",
     "resume_config",
+    "set_seed",
 ]
 
 COMPOSED_FILE, RESOLVED_FILE = "config_composed.yaml", "config.yaml"
 
 
 def is_first_process() -> bool:
-    """Whether this is the process the user started, and not a rank that was launched by it."""
-    return all(int(os.environ.get(name, "0")) == 0 for name in ("LOCAL_RANK", "NODE_RANK"))
+    """Whether this is the process the user started, and not a rank that was launched beside it."""
+    return getattr(rank_zero_only, "rank", 0) == 0  # set by Lightning when it is imported
+
+
+def program(name: str) -> str:
+    """How the user calls a command: by script in a checkout, by its own name where installed."""
+    if Path(sys.argv[0]).suffix == ".py":
+        return f"python scripts/{name}.py"
+    return f"taming-{name.replace('_', '-')}"
+
+
+def set_seed(seed: int) -> None:
+    """Seeds everything.
+
+    Raises:
+        UserError: for a seed that is not a whole number from 0 on.
+    """
+    if not isinstance(seed, int) or seed < 0:
+        raise UserError(f"seed must be a whole number, 0 or more, not {seed}.")
+    L.seed_everything(seed, workers=True, verbose=False)
 
 
 def config_directory() -> Path:
     """`configs/` inside the installed package, or beside it in a checkout."""
-    if taming.__file__ is None or not hasattr(taming, "__version__"):
-        raise UserError(
-            "the package `taming` that Python finds is not this project's but another of the same "
-            "name: uninstall taming-transformers, or use a fresh virtual environment."
-        )
-    package = Path(taming.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     packaged = package / "configs"
     return packaged if packaged.is_dir() else package.parent / "configs"
 
@@ -61,6 +77,9 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], 
             except (UserError, OmegaConfBaseException) as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(2)
+            except KeyboardInterrupt:
+                print("\ninterrupted", file=sys.stderr)
+                sys.exit(130)
             sys.exit(status or 0)
 
         def main() -> None:
@@ -116,7 +135,7 @@ def resume_config(config: DictConfig) -> DictConfig:
 
     Raises:
         MissingPathError: if that is not a run directory.
-        UserError: for an override that makes no sense for a run that has begun.
+        UserError: for an override of what is fixed once a run has begun.
     """
     run_dir = Path(config.resume).expanduser()
     path = run_dir / COMPOSED_FILE
@@ -128,34 +147,47 @@ def resume_config(config: DictConfig) -> DictConfig:
     assert isinstance(saved, DictConfig)
     for override in HydraConfig.get().overrides.task:
         name = override.split("=", 1)[0].lstrip("+")
-        if name == "resume":
-            continue
-        if name in ("experiment", "run_dir") or name.startswith("~"):
-            raise UserError(
-                f"resume= continues the run with its own configuration: {override} cannot be "
-                "combined with it. Single values, such as trainer.max_steps=…, can."
-            )
-        OmegaConf.update(saved, name, OmegaConf.select(config, name), merge=False, force_add=True)
+        if name != "resume":
+            _override(saved, config, name, override)
     saved.run_dir = str(run_dir)
     saved.resume = str(run_dir)
     return saved
+
+
+def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -> None:
+    """Takes one override of `config` over into a saved configuration."""
+    fixed = ("experiment", "run_dir", "vqgan", "conditioning", "model", "data", "adversary")
+    if name in fixed or name.startswith(("~", "model.", "perceptual")):
+        raise UserError(
+            f"resume= continues the run with its own configuration: {override} cannot be combined "
+            "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
+        )
+    names = [f"trainer.{key}" for key in ("accelerator", "devices", "strategy")]
+    for key in names if name == "trainer" else [name]:
+        OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
+
+
+def check_run_dir(config: DictConfig) -> None:
+    """Raises a `UserError` if a new run's directory holds another run already."""
+    run_dir = Path(config.run_dir).expanduser()
+    begun = (run_dir / "checkpoints" / "last.ckpt").exists() or (run_dir / "model").exists()
+    if config.resume is None and begun and is_first_process():
+        raise UserError(
+            f"{run_dir} holds a run already. Continue it with resume={run_dir}, or give another "
+            "run_dir."
+        )
 
 
 def begin_run(config: DictConfig) -> Path:
     """Makes the run directory and writes the configuration into it, as composed and resolved.
 
     Raises:
-        UserError: if the directory holds another run already, or cannot be written.
+        UserError: if the directory cannot be written.
     """
     plain = resolved(config)
     run_dir = Path(plain["run_dir"]).expanduser()
     if not is_first_process():
         return run_dir
-    if plain["resume"] is None and (run_dir / COMPOSED_FILE).exists():
-        raise UserError(
-            f"{run_dir} holds a run already. Continue it with resume={run_dir}, or give another "
-            "run_dir."
-        )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, run_dir / COMPOSED_FILE)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from taming.cli.app import build, command
 from taming.errors import UserError
+from taming.training import peak_memory
 from taming.workflows import report_digits
 
 __all__ = ["main"]
@@ -61,7 +62,7 @@ def main(config: DictConfig) -> None:
     )
     report = {
         "seconds": time.monotonic() - started,
-        "peak_memory_gib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20,
+        "peak_memory_gib": peak_memory(resource.RUSAGE_CHILDREN),
         "psnr": stage_1["val/psnr"],
         "codebook_usage": stage_1["val/codebook_usage"],
         "bits_per_token": stage_2["val/bits_per_token"],

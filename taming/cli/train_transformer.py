@@ -2,11 +2,19 @@
 
 from pathlib import Path
 
-import lightning as L
 import torch
 from omegaconf import DictConfig
 
-from taming.cli.app import begin_run, build, command, resolved, resume_config
+from taming.cli.app import (
+    begin_run,
+    build,
+    check_run_dir,
+    command,
+    program,
+    resolved,
+    resume_config,
+    set_seed,
+)
 from taming.cli.training import finish, start_trackers
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.data import ImageDataModule, TokenDataModule
@@ -27,17 +35,25 @@ def main(config: DictConfig) -> int:
     resolved(config)  # missing values first
     trainer = build(config.trainer)
     where = torch.device(trainer.device_kind())  # a missing GPU is noticed now
-    resume_from = None
+    resume_from, saved = None, None
     if config.resume is not None:
-        resume_from = check_resume(Path(config.resume), trainer.max_steps)
-        tokenizer = VQGAN.from_saved(load_training_checkpoint(resume_from).parts["tokenizer"])
+        resume_from = check_resume(Path(config.resume), trainer.max_steps, "generator")
+        saved = load_training_checkpoint(resume_from)
+        tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
     else:
         tokenizer = VQGAN.from_pretrained(config.vqgan)
-    L.seed_everything(config.seed, workers=True, verbose=False)
+    check_run_dir(config)
+    set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
+    check_conditioning(config)
     images = build(config.data)
     images.setup()
     conditioning = build_conditioning(config, images)
+    if saved is not None and conditioning.config() != saved.config["conditioning"]:
+        raise UserError(
+            f"the classes of the images are no longer those that the run in {config.resume} was "
+            "begun with: resume it with the same images, or start a new run."
+        )
     grid_size = tokenizer.grid_size_for(images.resolution)
     module = build(
         config.training,
@@ -69,8 +85,9 @@ def main(config: DictConfig) -> int:
     return finish(
         result,
         run_dir,
-        script="train_transformer",
-        next_step=f"sample from it:\n  python scripts/sample.py checkpoint={run_dir}",
+        name="train_transformer",
+        max_steps=trainer.max_steps,
+        next_step=f"sample from it:\n  {program('sample')} checkpoint={run_dir}",
     )
 
 
@@ -92,15 +109,26 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
         )
 
 
+def check_conditioning(config: DictConfig) -> None:
+    """Raises a `UserError` for settings of the condition that no images could fit."""
+    if config.conditioning not in ("auto", "class", "none"):
+        raise UserError(f"conditioning is auto, class or none, not {config.conditioning!r}.")
+    if not 0 <= config.label_dropout < 1:
+        raise UserError(
+            f"label_dropout must be at least 0 and less than 1, not {config.label_dropout}."
+        )
+    for name in ("num_views", "batch_size"):
+        if config.tokens[name] < 1:
+            raise UserError(f"tokens.{name} must be at least 1, not {config.tokens[name]}.")
+
+
 def build_conditioning(config: DictConfig, images: ImageDataModule) -> Conditioning:
     """What can be asked of the model, by `config.conditioning`.
 
     Raises:
-        UserError: for an unknown kind, or classes that the images do not have.
+        UserError: for classes that the images do not have.
     """
     kind = config.conditioning
-    if kind not in ("auto", "class", "none"):
-        raise UserError(f"conditioning is auto, class or none, not {kind!r}.")
     if kind == "none" or (kind == "auto" and images.num_classes is None):
         return Unconditional()
     if images.num_classes is None:

@@ -2,10 +2,18 @@
 
 from pathlib import Path
 
-import lightning as L
 from omegaconf import DictConfig
 
-from taming.cli.app import begin_run, build, command, resolved, resume_config
+from taming.cli.app import (
+    begin_run,
+    build,
+    check_run_dir,
+    command,
+    program,
+    resolved,
+    resume_config,
+    set_seed,
+)
 from taming.cli.training import finish, start_trackers
 from taming.training import check_resume, train
 
@@ -22,8 +30,9 @@ def main(config: DictConfig) -> int:
     trainer.device_kind()  # a missing GPU is noticed now
     resume_from = None
     if config.resume is not None:
-        resume_from = check_resume(Path(config.resume), trainer.max_steps)
-    L.seed_everything(config.seed, workers=True, verbose=False)
+        resume_from = check_resume(Path(config.resume), trainer.max_steps, "vqgan")
+    check_run_dir(config)
+    set_seed(config.seed)
     vqgan = build(config.model)
     perceptual = build(config.perceptual)
     adversary = build(config.adversary, max_steps=trainer.max_steps)
@@ -52,7 +61,8 @@ def main(config: DictConfig) -> int:
     return finish(
         result,
         run_dir,
-        script="train_vqgan",
+        name="train_vqgan",
+        max_steps=trainer.max_steps,
         next_step="train the transformer on it, with the same data settings:\n"
-        f"  python scripts/train_transformer.py vqgan={run_dir} …",
+        f"  {program('train_transformer')} vqgan={run_dir} …",
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, is_first_process, resolved
+from taming.cli.app import build, is_first_process, program, resolved
 from taming.errors import UserError
 from taming.serialization import read_training_checkpoint
 from taming.training import CSVTracker, Tracker, TrainingResult
@@ -31,7 +31,9 @@ def start_trackers(config: DictConfig, run_dir: Path, resume_from: Path | None) 
     return trackers
 
 
-def finish(result: TrainingResult, run_dir: Path, *, script: str, next_step: str) -> int:
+def finish(
+    result: TrainingResult, run_dir: Path, *, name: str, max_steps: int, next_step: str
+) -> int:
     """Says what was written and what comes next; returns the exit status."""
     if not is_first_process():
         return 0
@@ -44,8 +46,9 @@ def finish(result: TrainingResult, run_dir: Path, *, script: str, next_step: str
     )
     print("  checkpoints/   last.ckpt, and best.ckpt by validation")
     print("  metrics.csv, result.json, grids/, config.yaml")
-    if result.interrupted:
-        print(f"interrupted; go on with:\n  python scripts/{script}.py resume={run_dir}")
-        return 130
-    print(f"next: {next_step}")
-    return 0
+    if result.step < max_steps:
+        why = "interrupted" if result.interrupted else "out of time"
+        print(f"{why} before step {max_steps}; go on with:\n  {program(name)} resume={run_dir}")
+    else:
+        print(f"next: {next_step}")
+    return 130 if result.interrupted else 0

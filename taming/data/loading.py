@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from taming.data.sampler import EndlessBatches
+from taming.errors import UserError
 
 __all__ = ["Batches", "EndlessDataModule", "num_cores"]
 
@@ -67,6 +68,11 @@ class EndlessDataModule(L.LightningDataModule):
     def val_dataloader(self) -> Batches:
         """This rank's validation items in order, not augmented."""
         num_items = len(self.val_dataset)  # type: ignore[arg-type]
+        if num_items < self._world_size:
+            raise UserError(
+                f"{num_items} validation images are too few for {self._world_size} processes: each "
+                "needs one."
+            )
         indices = range(self._rank, num_items, self._world_size)
         return self._loader(self.val_dataset, sampler=indices, batch_size=self.val_batch_size)
 

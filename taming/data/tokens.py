@@ -1,6 +1,7 @@
 """Token caches: a data set's images as code indices, memory-mapped files on disk."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -110,14 +111,18 @@ class TokenDataset(Dataset[dict[str, Any]]):
     ) -> np.memmap[Any, Any]:
         """Begins a cache in an empty directory and returns its indices to fill, `(n views h w)`.
 
-        `finish` makes it valid.
+        `finish` makes it valid. Raises `OSError` if the disk has no room for it.
         """
-        directory.mkdir(parents=True)
         if labels is not None:
             np.save(directory / LABELS_FILE, np.asarray(labels, dtype=np.int64))
-        return np.lib.format.open_memmap(
-            directory / INDICES_FILE, "w+", dtype=description.dtype, shape=description.shape
+        path = directory / INDICES_FILE
+        indices = np.lib.format.open_memmap(
+            path, "w+", dtype=description.dtype, shape=description.shape
         )
+        if hasattr(os, "posix_fallocate"):  # a full disk is an OSError now, not a bus error later
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return indices
 
     @staticmethod
     def finish(directory: Path, description: CacheDescription) -> None:

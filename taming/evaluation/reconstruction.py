@@ -28,16 +28,17 @@ class ReconstructionMetrics(Metric):
 
     def update(self, reconstructions: torch.Tensor, images: torch.Tensor) -> None:
         """Adds two `(b c H W)` of float."""
-        reconstructions = reconstructions.float().clamp(-1, 1)
-        images = images.float()
-        squared_error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
-        self.psnr_sum += (10 * torch.log10(4 / squared_error)).sum()
-        ssim = structural_similarity_index_measure(
-            reconstructions, images, data_range=(-1.0, 1.0), reduction="none"
-        )
-        assert isinstance(ssim, torch.Tensor)
-        self.ssim_sum += ssim.sum()
-        self.num_images += len(images)
+        with torch.autocast(images.device.type, enabled=False):  # SSIM filters with a convolution
+            reconstructions = reconstructions.float().clamp(-1, 1)
+            images = images.float()
+            squared_error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
+            self.psnr_sum += (10 * torch.log10(4 / squared_error)).sum()
+            ssim = structural_similarity_index_measure(
+                reconstructions, images, data_range=(-1.0, 1.0), reduction="none"
+            )
+            assert isinstance(ssim, torch.Tensor)
+            self.ssim_sum += ssim.sum()
+            self.num_images += len(images)
 
     def compute(self) -> dict[str, torch.Tensor]:
         """`psnr` in dB and `ssim`."""

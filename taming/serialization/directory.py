@@ -73,11 +73,14 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
         UserError: if `directory` holds something that is not a model directory.
     """
     directory = Path(directory)
-    foreign = directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
-    if foreign and not is_model_directory(directory):
-        raise UserError(
-            f"{directory} exists and is not a model directory: not overwritten. Choose another."
-        )
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        try:
+            load_config(directory)
+        except (UserError, OSError) as error:
+            raise UserError(
+                f"{directory} exists and is not a model directory of this project: not "
+                "overwritten. Choose another."
+            ) from error
     unfinished = directory.with_name(directory.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:

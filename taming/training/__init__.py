@@ -1,6 +1,7 @@
 """The two training stages on Lightning."""
 
 from taming.training.adversary import Adversary
+from taming.training.callbacks import peak_memory
 from taming.training.optimizer import OptimizerConfig
 from taming.training.run import TrainerConfig, TrainingResult, check_resume, train
 from taming.training.trackers import CSVTracker, Tracker, WandbTracker
@@ -18,5 +19,6 @@ __all__ = [
     "VQGANTraining",
     "WandbTracker",
     "check_resume",
+    "peak_memory",
     "train",
 ]

@@ -46,6 +46,8 @@ class Adversary(nn.Module):
                 "adversary.start is a step (a whole number) or a fraction of the training between "
                 f"0 and 1, not {start}."
             )
+        if min(start, warmup, ramp, weight) < 0:
+            raise UserError("adversary: start, warmup, ramp and weight must not be negative.")
         self.discriminator = discriminator
         self.optimizer = optimizer
         self.start = round(start * max_steps) if isinstance(start, float) else start
@@ -68,14 +70,14 @@ class Adversary(nn.Module):
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:
         """`(b c H W)` to a scalar; changes no state of the discriminator."""
         with frozen_statistics(self.discriminator):
-            return hinge_generator_loss(self.discriminator(reconstructions))
+            return hinge_generator_loss(self.discriminator(reconstructions).float())
 
     def discriminator_loss(
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Two `(b c H W)` without gradient to the discriminator's loss and its mean scores."""
-        scores_real = self.discriminator(images)
-        scores_fake = self.discriminator(reconstructions)
+        scores_real = self.discriminator(images).float()
+        scores_fake = self.discriminator(reconstructions).float()
         return {
             "discriminator_loss": hinge_discriminator_loss(scores_real, scores_fake),
             "scores_real": scores_real.mean(),

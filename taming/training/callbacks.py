@@ -19,7 +19,14 @@ from tqdm import tqdm
 from taming.errors import UserError
 from taming.training.module import TrainingModule
 
-__all__ = ["Checkpoints", "Progress", "StopTraining", "TrainingInterrupted", "parse_duration"]
+__all__ = [
+    "Checkpoints",
+    "Progress",
+    "StopTraining",
+    "TrainingInterrupted",
+    "parse_duration",
+    "peak_memory",
+]
 
 log = logging.getLogger("taming")
 
@@ -34,7 +41,7 @@ def parse_duration(text: str) -> float:
     Raises:
         UserError: for anything else.
     """
-    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip())
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(text).strip())
     if not match or not any(match.groups()):
         raise UserError(f"trainer.max_time is a duration such as 90s, 45m or 1h30m, not {text!r}.")
     hours, minutes, seconds = (int(group or 0) for group in match.groups())
@@ -111,7 +118,7 @@ class Checkpoints(L.Callback):
 
     def __init__(self, directory: Path, *, monitor: str, mode: str, save_every: int | None) -> None:
         if mode not in ("min", "max"):
-            raise UserError(f"checkpoints: mode is 'min' or 'max', not {mode!r}.")
+            raise UserError(f"trainer.mode is 'min' or 'max', not {mode!r}.")
         self.directory = directory
         self.monitor = monitor
         self.mode = mode
@@ -150,7 +157,7 @@ class Checkpoints(L.Callback):
         value = pl_module.latest.get(self.monitor)
         if value is None:
             raise UserError(
-                f"checkpoints.monitor names {self.monitor!r}, which validation does not report; it "
+                f"trainer.monitor names {self.monitor!r}, which validation does not report; it "
                 f"reports {', '.join(pl_module.val_metrics)}."
             )
         sign = 1 if self.mode == "min" else -1
@@ -269,5 +276,10 @@ def _memory(device: torch.device) -> str:
     """The peak memory of the process: on the GPU if that is where it trains, else in RAM."""
     if device.type == "cuda":
         return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f}GiB"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
-    return f"{peak / (2**30 if sys.platform == 'darwin' else 2**20):.1f}GiB"
+    return f"{peak_memory():.1f}GiB"
+
+
+def peak_memory(who: int = resource.RUSAGE_SELF) -> float:
+    """The peak memory of the process, or of the largest of its finished children, in GiB."""
+    peak = resource.getrusage(who).ru_maxrss  # KiB, on macOS bytes
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)

@@ -1,11 +1,13 @@
 """What both stages share: the step counter, accumulation, clipping, EMA, reports, checkpoints."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -53,6 +55,14 @@ class TrainingModule(L.LightningModule):
         super().__init__()
         if max_steps < 1:
             raise UserError(f"trainer.max_steps must be at least 1, not {max_steps}.")
+        if gradient_clip is not None and gradient_clip <= 0:
+            raise UserError(
+                f"trainer.gradient_clip must be more than 0, or null for none, not {gradient_clip}."
+            )
+        if ema_decay is not None and not 0 <= ema_decay < 1:
+            raise UserError(
+                f"training.ema_decay must be at least 0 and below 1, or null, not {ema_decay}."
+            )
         if accumulate < 1:
             raise UserError(f"trainer.accumulate must be at least 1, not {accumulate}.")
         self.automatic_optimization = False
@@ -107,10 +117,18 @@ class TrainingModule(L.LightningModule):
         """Steps the optimizers (through `step_optimizer`) and the EMA."""
 
     def step_optimizer(
-        self, optimizer: Any, config: OptimizerConfig, parameters: Iterable[nn.Parameter], name: str
+        self,
+        optimizer: Any,
+        config: OptimizerConfig,
+        parameters: Iterable[nn.Parameter],
+        name: str,
+        since: int = 0,
     ) -> None:
-        """Sets the learning rate of this step, clips, steps and clears the gradients."""
-        learning_rate = config.learning_rate_at(self.step, self.max_steps)
+        """Sets the learning rate of this step, clips, steps and clears the gradients.
+
+        The schedule begins at step `since`; `name` goes in front of the names of what is logged.
+        """
+        learning_rate = config.learning_rate_at(self.step - since, self.max_steps - since)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         limit = float("inf") if self.gradient_clip is None else self.gradient_clip
@@ -134,6 +152,13 @@ class TrainingModule(L.LightningModule):
             for name, total in self._sums.items()
         }
         self._sums, self._num_summed = {}, {}
+        broken = [name for name, mean in means.items() if not math.isfinite(mean)]
+        if broken:
+            raise UserError(
+                f"{', '.join(broken)} became NaN or infinite before step {self.step}: the training "
+                "has diverged. Go on from the last checkpoint with a smaller "
+                "training.optimizer.learning_rate, or with trainer.precision=32-true."
+            )
         rates = {n: v for n, v in self.latest.items() if n.endswith("learning_rate")}
         self.report({**means, **rates})
 
@@ -170,6 +195,7 @@ class TrainingModule(L.LightningModule):
         """
         checkpoint["model"] = checkpoint_entry(self.to_saved())
         checkpoint["step"] = self.step
+        checkpoint["latest"] = self.latest
         checkpoint["random_state"] = {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -179,6 +205,7 @@ class TrainingModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the step; the random state follows when the training starts."""
         self.step = checkpoint["step"]
+        self.latest = checkpoint["latest"]
         self._random_state = checkpoint["random_state"]
 
     def on_fit_start(self) -> None:
@@ -188,8 +215,11 @@ class TrainingModule(L.LightningModule):
         self.trainer.fit_loop.epoch_loop.batch_progress.total.ready = num_batches
 
     def on_train_start(self) -> None:
-        """Goes on with the saved random numbers, where there is one process to have saved them."""
-        if self.step > 0 and self.trainer.world_size == 1:
+        """Goes on with the saved random numbers; several processes take new ones, each its own."""
+        if self.trainer.world_size > 1:
+            words = (torch.initial_seed(), self.global_rank, self.step)
+            torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
+        elif self.step > 0:
             torch.set_rng_state(self._random_state["cpu"])
             if torch.cuda.is_available() and self._random_state["cuda"]:
                 torch.cuda.set_rng_state_all(self._random_state["cuda"])

@@ -37,6 +37,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
             raise UserError(f"optimizer: learning_rate must be positive, not {self.learning_rate}.")
+        if self.warmup_steps < 0:
+            raise UserError(
+                f"optimizer: warmup_steps must not be negative, not {self.warmup_steps}."
+            )
         if self.schedule not in ("constant", "cosine"):
             raise UserError(
                 f"optimizer: schedule is 'constant' or 'cosine', not {self.schedule!r}."

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,6 +80,10 @@ class TrainerConfig:
                 raise UserError(f"trainer.{name} must be at least 1, not {getattr(self, name)}.")
         if self.accelerator not in ("auto", "gpu", "cpu"):
             raise UserError(f"trainer.accelerator is auto, gpu or cpu, not {self.accelerator!r}.")
+        if self.save_every is not None and self.save_every < 1:
+            raise UserError(
+                f"trainer.save_every must be at least 1, or null, not {self.save_every}."
+            )
         if self.max_time is not None:
             parse_duration(self.max_time)
 
@@ -114,12 +119,12 @@ class TrainingResult:
     metrics: dict[str, float]
 
 
-def check_resume(run_dir: Path, max_steps: int) -> Path:
-    """The checkpoint to resume the run in `run_dir` from.
+def check_resume(run_dir: Path, max_steps: int, kind: str) -> Path:
+    """The checkpoint to resume the run in `run_dir` from, which must be of this kind of model.
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
-        UserError: if the checkpoint is damaged, or the run has done `max_steps` already.
+        UserError: if the checkpoint is damaged or another stage's, or the run has done `max_steps`.
     """
     path = run_dir / "checkpoints" / "last.ckpt"
     if not path.is_file():
@@ -127,6 +132,7 @@ def check_resume(run_dir: Path, max_steps: int) -> Path:
             f"nothing to resume: {path} does not exist. Give the directory of a run that has saved "
             "a checkpoint."
         )
+    load_training_checkpoint(path).require(kind, str(path))
     step = read_training_checkpoint(path)["step"]
     if step >= max_steps:
         raise UserError(
@@ -175,7 +181,7 @@ def train(
     trainer = L.Trainer(
         accelerator=config.device_kind(),
         devices=config.devices,
-        strategy=config.strategy,
+        strategy=_strategy(config),
         precision=_precision(config),
         max_epochs=-1,
         val_check_interval=config.val_every * config.accumulate,
@@ -192,6 +198,9 @@ def train(
     module.trackers = trackers if trainer.is_global_zero else []
     torch.set_float32_matmul_precision("high")
     interrupted = False
+    if trainer.is_global_zero:  # of a run that goes on: outdated from now on, and in its checkpoint
+        shutil.rmtree(run_dir / "model", ignore_errors=True)
+        (run_dir / "result.json").unlink(missing_ok=True)
     try:
         with warnings.catch_warnings():
             # Lightning's advice on data loaders and on its own loops does not apply here
@@ -230,6 +239,12 @@ def _export(checkpoint: Path, run_dir: Path, result: TrainingResult) -> None:
             f"{run_dir / 'model'} could not be written ({error}). The checkpoint {checkpoint} "
             "holds the same model."
         ) from error
+
+
+def _strategy(config: TrainerConfig) -> str:
+    """Each backward pass reaches one of the two networks, which plain DDP takes for an error."""
+    several = config.strategy == "auto" and str(config.devices) != "1"
+    return "ddp_find_unused_parameters_true" if several else config.strategy
 
 
 def _precision(config: TrainerConfig) -> Any:

@@ -125,7 +125,9 @@ class WandbTracker:
                 mode=mode,
                 dir=run_dir.resolve(),  # its service process may be in another directory
                 config=dict(settings),
-                settings=wandb.Settings(console="off", silent=True, init_timeout=30),
+                settings=wandb.Settings(
+                    console="off", silent=True, init_timeout=30, finish_timeout=60
+                ),
             )
             id_file.write_text(run_id + "\n")
             self.run.define_metric("*", step_metric="step")

@@ -1,5 +1,7 @@
 """Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -99,6 +101,18 @@ class VQGANTraining(TrainingModule):
             optimizers.append(self.adversary.optimizer.build(discriminator.parameters()))
         return optimizers
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the step of the discriminator's start."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A discriminator that has started stays so, though its fraction of the steps be later."""
+        super().on_load_checkpoint(checkpoint)
+        start = checkpoint["adversary_start"]
+        if self.adversary is not None and start is not None and start <= self.step:
+            self.adversary.start = start
+
     def reconstruction_losses(
         self, reconstructions: torch.Tensor, images: torch.Tensor
     ) -> dict[str, torch.Tensor]:
@@ -162,6 +176,7 @@ class VQGANTraining(TrainingModule):
                 self.adversary.optimizer,
                 self.adversary.discriminator.parameters(),
                 "discriminator_",
+                since=self.adversary.start,
             )
         if self.ema is not None:
             self.ema.update(self.vqgan)

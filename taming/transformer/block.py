@@ -33,13 +33,22 @@ class TransformerBlock(nn.Module):
     Args:
         embed_dim: width d.
         num_heads: attention heads.
-        dropout: probability of dropping an attention weight, and an element of either branch.
+        dropout: probability of dropping an element of what either branch adds.
+        attention_dropout: probability of dropping an attention weight; more than 0 is slow on CPUs,
+            where the fast attention kernel has none.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(embed_dim)
-        self.attention = MultiHeadAttention(embed_dim, num_heads, dropout=dropout)
+        self.attention = MultiHeadAttention(embed_dim, num_heads, dropout=attention_dropout)
         self.feed_forward_norm = nn.LayerNorm(embed_dim)
         self.feed_forward = FeedForward(embed_dim)
         self.dropout = nn.Dropout(dropout)

@@ -35,7 +35,8 @@ class GPT(nn.Module):
         num_heads: attention heads in each.
         embed_dim: width d.
         positions: `"sinusoidal"` or `"learned"`.
-        dropout: in the blocks, on attention weights and on what a block adds.
+        dropout: in the blocks, on what they add.
+        attention_dropout: in the blocks, on attention weights.
         embedding_dropout: on the embeddings.
         tie_head: the head's matrix is that of the token embedding (Press and Wolf 2017).
     """
@@ -51,6 +52,7 @@ class GPT(nn.Module):
         embed_dim: int,
         positions: str = "sinusoidal",
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         embedding_dropout: float = 0.0,
         tie_head: bool = False,
     ) -> None:
@@ -64,6 +66,7 @@ class GPT(nn.Module):
             "embed_dim": embed_dim,
             "positions": positions,
             "dropout": dropout,
+            "attention_dropout": attention_dropout,
             "embedding_dropout": embedding_dropout,
             "tie_head": tie_head,
         }
@@ -82,7 +85,10 @@ class GPT(nn.Module):
             raise UserError(f'positions must be "sinusoidal" or "learned", not {positions!r}.')
         self.embedding_dropout = nn.Dropout(embedding_dropout)
         self.blocks = nn.ModuleList(
-            TransformerBlock(embed_dim, num_heads, dropout=dropout) for _ in range(num_layers)
+            TransformerBlock(
+                embed_dim, num_heads, dropout=dropout, attention_dropout=attention_dropout
+            )
+            for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(embed_dim)
         self.head = nn.Linear(embed_dim, codebook_size, bias=False)

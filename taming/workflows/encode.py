@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,19 +60,24 @@ def encode_dataset(
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
     if not directory.exists():
-        unfinished = cache_dir / f"{digest}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished: Path | None = None
         try:
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            # a directory of this process's own: another run may be making the same cache
+            unfinished = Path(tempfile.mkdtemp(prefix=f"{digest}.unfinished.", dir=cache_dir))
             _encode(
                 tokenizer, dataset, unfinished, description, batch_size, num_workers, device, name
             )
+            if not directory.exists():
+                unfinished.rename(directory)
         except OSError as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
             raise UserError(
                 f"the token cache {directory} cannot be written ({error}). Free some space, or "
-                "give another cache_dir."
+                "give another tokens.cache_dir."
             ) from error
-        unfinished.rename(directory)
+        finally:
+            if unfinished is not None:
+                shutil.rmtree(unfinished, ignore_errors=True)
     return TokenDataset(directory, description)
 
 
@@ -90,7 +96,12 @@ def _encode(
     indices = TokenDataset.create(directory, description, known if known else None)
     keys = list(_keys(len(dataset), description.num_views))
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
-    loader = DataLoader(dataset, batch_sampler=batches, num_workers=num_workers)
+    loader = DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=num_workers,
+        generator=torch.Generator(),  # its own: a run with a cache draws the same numbers
+    )
     tokenizer = tokenizer.to(device)
     flat = indices.reshape(-1, *description.grid_size)
     done = 0

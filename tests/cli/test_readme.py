@@ -48,6 +48,12 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
     assert len(seen) >= 10
     assert (tmp_path / "outputs" / "my_samples" / "samples.png").is_file()
 
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    names: dict[str, torch.Tensor] = {}
+    exec(example, names)  # the README's own text
+    assert names["reconstructions"].shape == names["images"].shape
+    assert names["samples"].shape == (16, 3, 32, 32)
+
 
 def test_settings_in_the_tables_exist() -> None:
     text = README.read_text()

@@ -136,7 +136,7 @@ def test_it_learns_a_sequence_by_heart(positions: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"positions": "learned", "tie_head": True}])
 def test_save_and_load(tmp_path: Path, changes: dict[str, Any]) -> None:
-    model = tiny(dropout=0.1, embedding_dropout=0.1, **changes)
+    model = tiny(dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1, **changes)
     model.save_pretrained(tmp_path / "gpt")
     loaded = GPT.from_pretrained(tmp_path / "gpt")
     assert not loaded.training and loaded.config == model.config
