@@ -1,14 +1,11 @@
 """Commands run in this process, on small folders of images."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from PIL import Image
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
 from taming.cli import sample, train_transformer, train_vqgan
 
@@ -17,41 +14,6 @@ COMMANDS = {
     "train_transformer": train_transformer.main,
     "sample": sample.main,
 }
-
-# the documented way to make any experiment small
-TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_every=2", "logger=csv")
-TINY_VQGAN = (
-    *TINY_TRAINER,
-    "data.batch_size=4",
-    "data.num_workers=0",
-    "model.base_channels=8",
-    "model.num_residual_blocks=1",
-    "model.latent_channels=8",
-    "model.quantizer.codebook_size=16",
-    "adversary.start=0",
-    "adversary.warmup=0",
-    "adversary.discriminator.base_channels=8",
-    "adversary.discriminator.num_layers=1",
-)
-TINY_TRANSFORMER = (
-    *TINY_TRAINER,
-    "data.batch_size=4",
-    "data.num_workers=0",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "model.embed_dim=16",
-    "training.num_samples=4",
-)
-
-
-@dataclass
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -80,14 +42,6 @@ def run(
         )
 
     return call
-
-
-def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> None:
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    for index in range(count):
-        pixels = rng.integers(0, 255, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index:03d}.png")
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY_TRANSFORMER, TINY_VQGAN, Run
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory

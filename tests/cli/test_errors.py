@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
 
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16")
 

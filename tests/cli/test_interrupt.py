@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY_VQGAN, Run
+from tiny_commands import TINY_VQGAN, Run
 
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.save_every=5")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import TINY_TRANSFORMER, TINY_VQGAN, Run
 from PIL import Image
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run
 
 import taming
 
