@@ -1,5 +1,9 @@
 """Bad input: one clear message, before any long work."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +151,77 @@ def test_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fails(run("train_vqgan", "data.path=nowhere", *TRAIN, "trainer=gpu"), "no CUDA GPU")
     outcome = run("train_transformer", "data.path=x", "vqgan=x", "trainer=ddp")
     fails(outcome, "no CUDA GPU", "trainer=cpu")
+
+
+def test_full_disk_while_encoding(
+    run: Run,
+    vqgan_run: Path,
+    folder_overrides: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_room)
+    outcome = run(
+        "train_transformer",
+        f"vqgan={vqgan_run}",
+        *folder_overrides,
+        *TINY_TRANSFORMER,
+        "run_dir=stage_2",
+    )
+    fails(outcome, "token cache", "No space left", "tokens.cache_dir")
+    assert list((tmp_path / "outputs" / "tokens").iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    # nothing was begun: the same command works once there is room
+    outcome = run(
+        "train_transformer",
+        f"vqgan={vqgan_run}",
+        *folder_overrides,
+        *TINY_TRANSFORMER,
+        "run_dir=stage_2",
+    )
+    assert outcome.status == 0, outcome.err
+
+
+def test_resume_of_the_other_stage(run: Run, vqgan_run: Path, transformer_run: Path) -> None:
+    outcome = run("train_transformer", f"resume={vqgan_run}", "trainer.max_steps=9")
+    fails(outcome, "vqgan", "generator is needed")
+
+
+def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
+    for override in ("model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other"):
+        fails(run("train_vqgan", f"resume={vqgan_run}", override), override, "resume=")
+
+
+def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: Path) -> None:
+    (images / "cats").rename(images / "lions")
+    outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3")
+    fails(outcome, "classes", "same images")
+
+
+@pytest.mark.parametrize("override", ["seed=-1", "trainer.save_every=0", "trainer.gradient_clip=0",
+    "training.ema_decay=1.5", "adversary.weight=-1", "trainer.max_time=-5", "trainer.monitor=val/x",
+    "training.optimizer.learning_rate=0", "training.reconstruction=l3", "trainer.accelerator=tpu",
+    "model.quantizer.revive_after=0"])  # fmt: skip
+def test_values_out_of_range(run: Run, images: Path, override: str) -> None:
+    outcome = run("train_vqgan", f"data.path={images}", "data.val_fraction=0.25", *TRAIN, override)
+    fails(outcome, override.split("=")[0].rsplit(".", 1)[-1])
+
+
+def test_another_package_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "taming").mkdir()
+    (tmp_path / "taming" / "__init__.py").touch()
+    script = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
+    outcome = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 1
+    assert "pip uninstall taming-transformers" in outcome.stderr
+    assert "Traceback" not in outcome.stderr

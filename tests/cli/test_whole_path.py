@@ -155,3 +155,41 @@ def test_wandb_files_stay_in_the_run_directory(
     assert outcome.status == 0, outcome.err
     assert list((tmp_path / "tracked" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert not (tmp_path / "wandb").exists()
+
+
+def test_resume_keeps_what_the_run_was_begun_with(
+    run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    begun = run(
+        "train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", "adversary.start=0.5",
+        "trainer.val_every=1", "run_dir=run",
+    )  # fmt: skip
+    assert begun.status == 0, begun.err
+    more = ("trainer=auto", "logger=none", "trainer.max_steps=6")
+    outcome = run("train_vqgan", "resume=run", *more)
+    assert outcome.status == 0, outcome.err
+    steps = {int(row["step"]) for row in rows(tmp_path / "run") if row["val/psnr"]}
+    assert steps == {1, 2, 3, 4, 5, 6}  # val_every is still 1
+    # half of two steps, not half of six: the discriminator had started
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["adversary_start"] == 1
+
+
+def test_one_class_by_name_and_more_images_than_a_batch(run: Run, transformer_run: Path) -> None:
+    outcome = run(
+        "sample", f"checkpoint={transformer_run}", "num_images=5", "classes=dogs", "batch_size=2",
+        "output_dir=out",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    with np.load("out/samples.npz") as arrays:
+        assert arrays["arr_0"].shape[0] == 5
+        assert arrays["arr_1"].tolist() == [1] * 5
+
+
+def test_a_run_that_died_before_its_first_checkpoint_can_start_again(
+    run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config_composed.yaml").write_text("seed: 0\n")
+    outcome = run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", "run_dir=run")
+    assert outcome.status == 0, outcome.err
