@@ -1,9 +1,10 @@
 """`train_transformer`: stage 2, a tokenizer and images to a generator."""
 
+import logging
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from taming.cli.app import (
     begin_run,
@@ -19,12 +20,14 @@ from taming.cli.training import finish, start_trackers
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.data import ImageDataModule, TokenDataModule
 from taming.errors import UserError
-from taming.serialization import load_training_checkpoint
+from taming.serialization import find_model, load_training_checkpoint
 from taming.training import check_resume, train
 from taming.vqgan import VQGAN
 from taming.workflows import encode_dataset
 
 __all__ = ["main"]
+
+log = logging.getLogger("taming")
 
 
 @command("train_transformer")
@@ -42,6 +45,7 @@ def main(config: DictConfig) -> int:
         tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
     else:
         tokenizer = VQGAN.from_pretrained(config.vqgan)
+        log.info("tokenizer: %s", find_model(config.vqgan))
     check_run_dir(config)
     set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
@@ -100,6 +104,13 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
     if config.data.resolution is None:
         height, width = tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
+    elif _size(config.data.resolution) != tokenizer.resolution:
+        log.warning(
+            "note: the tokenizer was trained at %d×%d, and data.resolution is %s: leave it out for "
+            "the tokenizer's.",
+            *tokenizer.resolution,
+            config.data.resolution,
+        )
     if config.data.channels is None:
         config.data.channels = tokenizer.image_channels
     if config.data.channels != tokenizer.image_channels:
@@ -107,6 +118,11 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
             f"data.channels={config.data.channels}, but the tokenizer was trained on images of "
             f"{tokenizer.image_channels} channels."
         )
+
+
+def _size(resolution: int | ListConfig) -> tuple[int, int]:
+    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
+    return height, width
 
 
 def check_conditioning(config: DictConfig) -> None:

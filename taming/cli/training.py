@@ -44,8 +44,14 @@ def finish(
     print(
         f"  model/         the model of step {result.exported_step}: {numbers or 'not validated'}"
     )
-    print("  checkpoints/   last.ckpt, and best.ckpt by validation")
-    print("  metrics.csv, result.json, grids/, config.yaml")
+    written = (
+        "checkpoints/last.ckpt",
+        "checkpoints/best.ckpt",
+        "grids",
+        "metrics.csv",
+        "config.yaml",
+    )
+    print(f"  {', '.join(name for name in written if (run_dir / name).exists())}")
     if result.step < max_steps:
         why = "interrupted" if result.interrupted else "out of time"
         print(f"{why} before step {max_steps}; go on with:\n  {program(name)} resume={run_dir}")

@@ -187,7 +187,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if num_broken > self.source.max_broken_fraction * len(self):
             raise UserError(
                 f"{found}, as are {num_broken - 1} others that passed the check at the start: "
-                f"more than max_broken_fraction={self.source.max_broken_fraction:g} of "
+                f"more than data.max_broken_fraction={self.source.max_broken_fraction:g} of "
                 f"{len(self)} allows. Remove them; data.check=full finds them at the start."
             )
         log.warning("%s and replaced by another image; %d so far", found, num_broken)

@@ -173,7 +173,7 @@ class ImageFolder:
             raise UserError(f"{found}, so that none is left ({listed}{more}). Replace them.")
         if len(self.broken) > self.max_broken_fraction * num_files:
             raise UserError(
-                f"{found}, more than max_broken_fraction={self.max_broken_fraction:g} allows "
+                f"{found}, more than data.max_broken_fraction={self.max_broken_fraction:g} allows "
                 f"({listed}{more}). Repair or remove them, or raise data.max_broken_fraction."
             )
         log.warning("%s and left out (%s%s)", found, listed, more)

@@ -36,8 +36,9 @@ def held_out_split(
     quotas = _quotas([len(members) for members in classes.values()], round(fraction * len(names)))
     if sum(quotas) == 0:
         raise UserError(
-            f"val_fraction={fraction} of {len(names)} images leaves 0 images for validation (a "
-            "class's last image is never held out): raise it, or give more images or a val_path."
+            f"data.val_fraction={fraction} of {len(names)} images leaves 0 images for validation "
+            "(a class's last image is never held out): raise it, or give more images or a "
+            "data.val_path."
         )
     for members, quota in zip(classes.values(), quotas, strict=True):
         held_out += sorted(members, key=lambda index: _hash(names[index]))[:quota]
@@ -49,8 +50,8 @@ def check_fraction(fraction: float) -> None:
     """Raises a `UserError` unless it is above 0 and below 1."""
     if not 0 < fraction < 1:
         raise UserError(
-            f"val_fraction is {fraction}: give the share to hold out for validation, above 0 and "
-            "below 1 (or name a folder of validation images with val_path)."
+            f"data.val_fraction is {fraction}: give the share to hold out for validation, above 0 "
+            "and below 1 (or name a folder of validation images with data.val_path)."
         )
 
 

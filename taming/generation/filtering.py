@@ -21,7 +21,7 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     if not temperature > 0:
         raise UserError(
             f"temperature is {temperature} and must be more than 0; for the most probable tokens "
-            "use greedy sampling."
+            "use greedy=true."
         )
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
 

@@ -136,8 +136,8 @@ def check_resume(run_dir: Path, max_steps: int, kind: str) -> Path:
     step = read_training_checkpoint(path)["step"]
     if step >= max_steps:
         raise UserError(
-            f"the run in {run_dir} has done its {step} steps; to train on, give a larger number: "
-            f"trainer.max_steps={2 * step}."
+            f"the run in {run_dir} has done {step} steps, and trainer.max_steps is {max_steps}; to "
+            f"train on, give a larger number, such as trainer.max_steps={2 * step}."
         )
     return path
 

@@ -53,6 +53,8 @@ def sample_images(
         UserError: for settings the model cannot do, or if the files cannot be written.
     """
     labels = _labels(generator, settings)
+    if settings.write_images and (output_dir / "images").exists():
+        raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -290,7 +290,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(
 
     module, data = stage(kind, accumulate=accumulate)
     torch.rand(7)  # whatever was drawn before, the run goes on with its own random numbers
-    path = check_resume(parts, 8)
+    path = check_resume(parts, 8, "vqgan" if kind == "vqgan" else "generator")
     result, _ = run_training(parts, module, data, config, resume_from=path)
     assert (result.step, result.interrupted) == (8, False)
     assert first_order + data.trained_on(4 * accumulate) == order
@@ -374,13 +374,15 @@ def test_max_time_ends_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match=r"nothing to resume: .*last\.ckpt does not exist"):
-        check_resume(tmp_path, 8)
+        check_resume(tmp_path, 8, "generator")
     module, data = stage("transformer", max_steps=2)
     run_training(tmp_path, module, data, config_for("transformer", max_steps=2))
-    with pytest.raises(UserError, match=r"has done its 2 steps; .* trainer\.max_steps=4"):
-        check_resume(tmp_path, 2)
-    assert check_resume(tmp_path, 3) == last(tmp_path)
+    with pytest.raises(UserError, match=r"has done 2 steps, .* trainer\.max_steps=4"):
+        check_resume(tmp_path, 2, "generator")
+    assert check_resume(tmp_path, 3, "generator") == last(tmp_path)
+    with pytest.raises(UserError, match="holds a generator, where a vqgan is needed"):
+        check_resume(tmp_path, 3, "vqgan")
     content = last(tmp_path).read_bytes()
     last(tmp_path).write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=r"last\.ckpt .*incomplete"):
-        check_resume(tmp_path, 8)
+        check_resume(tmp_path, 8, "generator")
