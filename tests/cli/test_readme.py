@@ -63,3 +63,10 @@ def test_settings_in_the_tables_exist() -> None:
     configs = "\n".join(p.read_text() for p in (README.parent / "configs").rglob("*.yaml"))
     for name in names:
         assert f"{name.rsplit('.', 1)[-1]}:" in configs, name
+
+
+def test_pictures_exist() -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README.read_text())
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert (README.parent / picture).is_file(), picture
