@@ -10,10 +10,11 @@ from torch import nn
 
 from taming.autoencoder import Decoder, Encoder
 from taming.errors import UserError
+from taming.modes import evaluation_mode
 from taming.quantizers import QuantizerOutput, build_quantizer
 from taming.serialization import SavedModel, load_saved_model, save_model_directory
 
-__all__ = ["VQGAN", "VQGANOutput"]
+__all__ = ["VQGAN", "VQGANOutput", "load_saved_vqgan"]
 
 
 @dataclass
@@ -124,12 +125,8 @@ class VQGAN(nn.Module):
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W) -> (b h w)` int64; deterministic and without side effects in any mode."""
-        was_training = self.training
-        self.eval()  # no dropout, no codebook statistics
-        try:
+        with evaluation_mode(self):  # no dropout, no codebook statistics
             return self.quantizer(self.encode_latents(images)).indices
-        finally:
-            self.train(was_training)
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
         """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped."""
@@ -176,7 +173,12 @@ class VQGAN(nn.Module):
             MissingPathError: if the path does not exist.
             UserError: if what is there is not a VQGAN.
         """
-        saved = load_saved_model(path)
-        if saved.kind == "generator" and "tokenizer" in saved.parts:
-            saved = saved.parts["tokenizer"]
-        return cls.from_saved(saved.require("vqgan", str(path)))
+        return cls.from_saved(load_saved_vqgan(path))
+
+
+def load_saved_vqgan(path: str | Path) -> SavedModel:
+    """Reads what `VQGAN.from_pretrained` builds a model from, with the same errors."""
+    saved = load_saved_model(path)
+    if saved.kind == "generator" and "tokenizer" in saved.parts:
+        saved = saved.parts["tokenizer"]
+    return saved.require("vqgan", str(path))

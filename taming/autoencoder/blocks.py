@@ -3,10 +3,19 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from taming.attention import MultiHeadAttention
 
-__all__ = ["AttentionBlock", "Downsample", "MiddleBlock", "ResidualBlock", "Upsample", "group_norm"]
+__all__ = [
+    "AttentionBlock",
+    "Downsample",
+    "MiddleBlock",
+    "ResidualBlock",
+    "Upsample",
+    "group_norm",
+    "run_level",
+]
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
@@ -89,3 +98,13 @@ class Upsample(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`(b c h w) -> (b c 2h 2w)`."""
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+def run_level(level: nn.Module, x: torch.Tensor, checkpointing: bool) -> torch.Tensor:
+    """`level(x)`; with `checkpointing` its activations are computed again when they are needed.
+
+    Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+    """
+    if checkpointing and torch.is_grad_enabled():
+        return checkpoint(level, x, use_reentrant=False)
+    return level(x)

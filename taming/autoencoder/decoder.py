@@ -12,6 +12,7 @@ from taming.autoencoder.blocks import (
     ResidualBlock,
     Upsample,
     group_norm,
+    run_level,
 )
 
 __all__ = ["Decoder"]
@@ -21,7 +22,7 @@ class Decoder(nn.Module):
     """CNN decoder `(b latent_channels h w) -> (b c H W)`, the encoder's mirror image.
 
     Its levels run from the smallest resolution to the largest and have one residual block more than
-    the encoder's. The arguments are those of `Encoder`.
+    the encoder's. Arguments and attributes are those of `Encoder`.
     """
 
     def __init__(
@@ -53,11 +54,16 @@ class Decoder(nn.Module):
             self.levels.append(nn.Sequential(*layers))
         self.norm_out = group_norm(channels)
         self.conv_out = nn.Conv2d(channels, image_channels, 3, padding=1)
+        self.checkpointing = False
 
     def forward(self, quantized: torch.Tensor) -> torch.Tensor:
         """`(b latent_channels h w) -> (b c H W)`, unbounded."""
+        return self.conv_out(self.features(quantized))
+
+    def features(self, quantized: torch.Tensor) -> torch.Tensor:
+        """All but the last convolution: `(b latent_channels h w) -> (b base_channels H W)`."""
         x = self.conv_in(quantized)
         x = self.middle(x)
         for level in self.levels:
-            x = level(x)
-        return self.conv_out(F.silu(self.norm_out(x)))
+            x = run_level(level, x, self.checkpointing)
+        return F.silu(self.norm_out(x))

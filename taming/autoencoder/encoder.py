@@ -12,6 +12,7 @@ from taming.autoencoder.blocks import (
     MiddleBlock,
     ResidualBlock,
     group_norm,
+    run_level,
 )
 
 __all__ = ["Encoder"]
@@ -31,6 +32,10 @@ class Encoder(nn.Module):
             one.
         latent_channels: width of the output.
         dropout: inside residual blocks.
+
+    Attributes:
+        checkpointing: keep only each level's input for the backward pass and compute the level
+            again there: less memory, more time, the same gradients.
     """
 
     def __init__(
@@ -62,11 +67,12 @@ class Encoder(nn.Module):
         self.middle = MiddleBlock(channels, dropout)
         self.norm_out = group_norm(channels)
         self.conv_out = nn.Conv2d(channels, latent_channels, 3, padding=1)
+        self.checkpointing = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W) -> (b latent_channels h w)`."""
         x = self.conv_in(images)
         for level in self.levels:
-            x = level(x)
+            x = run_level(level, x, self.checkpointing)
         x = self.middle(x)
         return self.conv_out(F.silu(self.norm_out(x)))

@@ -1,5 +1,6 @@
 """`train_vqgan`: stage 1, images to a VQGAN."""
 
+import logging
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -9,15 +10,26 @@ from taming.cli.app import (
     build,
     check_run_dir,
     command,
+    is_first_process,
     program,
     resolved,
     resume_config,
     set_seed,
 )
 from taming.cli.training import finish, start_trackers
-from taming.training import check_resume, train
+from taming.serialization import load_training_checkpoint
+from taming.training import (
+    check_resume,
+    finetuned_adversary,
+    finetuned_vqgan,
+    train,
+    unusual_data,
+)
+from taming.vqgan import VQGAN, load_saved_vqgan
 
 __all__ = ["main"]
+
+log = logging.getLogger("taming")
 
 
 @command("train_vqgan")
@@ -28,25 +40,42 @@ def main(config: DictConfig) -> int:
     resolved(config)  # missing values first
     trainer = build(config.trainer)
     trainer.device_kind()  # a missing GPU is noticed now
-    resume_from = None
+    resume_from, start = None, None
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps, "vqgan")
+    elif config.finetune.checkpoint is not None:
+        start = load_saved_vqgan(config.finetune.checkpoint)
     check_run_dir(config)
     set_seed(config.seed)
     vqgan = build(config.model)
-    perceptual = build(config.perceptual)
     adversary = build(config.adversary, max_steps=trainer.max_steps)
+    if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
+        vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from)).train()
+    elif start is not None:
+        vqgan = finetuned_vqgan(
+            start,
+            config.finetune.mode,
+            resolution=vqgan.resolution,
+            image_channels=vqgan.image_channels,
+            quantizer=vqgan.config["quantizer"],
+        )
+        finetuned_adversary(start, adversary)
+    perceptual = build(config.perceptual)
     module = build(
         config.training,
         vqgan=vqgan,
         perceptual=perceptual,
         adversary=adversary,
+        trained="decoder" if config.finetune.mode == "decoder" else "all",
         max_steps=trainer.max_steps,
         accumulate=trainer.accumulate,
         gradient_clip=trainer.gradient_clip,
     )
     data = build(config.data)
     data.setup()
+    if is_first_process():
+        for remark in unusual_data(data, vqgan):
+            log.warning("note: %s", remark)
     run_dir = begin_run(config)
     trackers = start_trackers(config, run_dir, resume_from)
     result = train(

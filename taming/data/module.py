@@ -24,10 +24,16 @@ class Part(NamedTuple):
 
 
 def hold_out(source: Source, fraction: float) -> tuple[Part, Part]:
-    """Splits a source into training and validation (see `held_out_split`)."""
+    """Splits a source into training and validation (see `held_out_split`); warns if it cannot."""
     names = [source.name(i) for i in range(len(source))]
     labels = [source.label(i) for i in range(len(source))]
     train, val = held_out_split(names, labels, fraction)
+    if train == val:
+        log.warning(
+            "note: no image can be held out (each is the last of its class), so validation is on "
+            "the training images: its numbers say nothing about new ones. Give more images, or a "
+            "data.val_path."
+        )
     return Part(source, train), Part(source, val)
 
 

@@ -13,9 +13,9 @@ def held_out_split(
 ) -> tuple[list[int], list[int]]:
     """Splits items into training and validation, the same way whatever the seed and the machine.
 
-    round(fraction · n) items are held out, each class giving its share (largest remainders first)
-    but never its last item. Within a class the items with the smallest hash of their name go, so
-    adding images to the set moves few of the others from one side to the other.
+    round(fraction · n) items are held out, but one at least, each class giving its share (largest
+    remainders first) but never its last item. Within a class the items with the smallest hash of
+    their name go, so adding images to the set moves few of the others from one side to the other.
 
     Args:
         names: unique names, n of them.
@@ -23,23 +23,21 @@ def held_out_split(
         fraction: share to hold out, between 0 and 1.
 
     Returns:
-        Indices for training and for validation, both ascending.
+        Indices for training and for validation, both ascending. Where each class has but one item
+        nothing can be held out, and both are all items.
 
     Raises:
-        UserError: if the fraction is out of range or leaves no images for validation.
+        UserError: if the fraction is out of range.
     """
     check_fraction(fraction)
     classes: dict[int | None, list[int]] = {}
     for index, label in enumerate(labels):
         classes.setdefault(label, []).append(index)
     held_out: list[int] = []
-    quotas = _quotas([len(members) for members in classes.values()], round(fraction * len(names)))
+    total = max(1, round(fraction * len(names)))
+    quotas = _quotas([len(members) for members in classes.values()], total)
     if sum(quotas) == 0:
-        raise UserError(
-            f"data.val_fraction={fraction} of {len(names)} images leaves 0 images for validation "
-            "(a class's last image is never held out): raise it, or give more images or a "
-            "data.val_path."
-        )
+        return list(range(len(names))), list(range(len(names)))
     for members, quota in zip(classes.values(), quotas, strict=True):
         held_out += sorted(members, key=lambda index: _hash(names[index]))[:quota]
     kept = set(range(len(names))).difference(held_out)

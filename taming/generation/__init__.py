@@ -2,7 +2,6 @@
 
 from taming.generation.decoding import (
     decode_tokens,
-    evaluation_mode,
     greedy_choice,
     random_choice,
     random_numbers,
@@ -14,7 +13,6 @@ __all__ = [
     "ImageGenerator",
     "apply_temperature",
     "decode_tokens",
-    "evaluation_mode",
     "filter_logits",
     "greedy_choice",
     "keep_top_k",

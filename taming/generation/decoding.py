@@ -1,11 +1,10 @@
 """The decoding loop: one token after the other, each image with its own random numbers."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from taming.attention import KeyValueCache
 from taming.errors import UserError
@@ -15,7 +14,6 @@ from taming.transformer import GPT
 __all__ = [
     "Choice",
     "decode_tokens",
-    "evaluation_mode",
     "greedy_choice",
     "random_choice",
     "random_numbers",
@@ -133,15 +131,3 @@ def decode_tokens(
         tokens[:, place] = choose(logits.float(), place)
         on_tokens(batch_size)
     return tokens
-
-
-@contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Puts a module into eval mode, and afterwards each of its parts back into its own mode."""
-    training_parts = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training_parts:
-            part.training = True

@@ -12,11 +12,11 @@ from taming.errors import UserError
 from taming.generation.decoding import (
     Choice,
     decode_tokens,
-    evaluation_mode,
     greedy_choice,
     random_choice,
     random_numbers,
 )
+from taming.modes import evaluation_mode
 from taming.sequence import to_indices
 from taming.serialization import SavedModel, load_saved_model, save_model_directory
 from taming.transformer import GPT

@@ -2,6 +2,8 @@
 
 from taming.training.adversary import Adversary
 from taming.training.callbacks import peak_memory
+from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
+from taming.training.health import HealthWatch, unusual_data
 from taming.training.optimizer import OptimizerConfig
 from taming.training.run import TrainerConfig, TrainingResult, check_resume, train
 from taming.training.trackers import CSVTracker, Tracker, WandbTracker
@@ -11,6 +13,7 @@ from taming.training.vqgan import VQGANTraining
 __all__ = [
     "Adversary",
     "CSVTracker",
+    "HealthWatch",
     "OptimizerConfig",
     "Tracker",
     "TrainerConfig",
@@ -19,6 +22,9 @@ __all__ = [
     "VQGANTraining",
     "WandbTracker",
     "check_resume",
+    "finetuned_adversary",
+    "finetuned_vqgan",
     "peak_memory",
     "train",
+    "unusual_data",
 ]

@@ -39,6 +39,8 @@ class Adversary(nn.Module):
         weight: float,
         adaptive: bool,
         max_steps: int,
+        adaptive_every: int = 1,
+        adaptive_max: float = 1e4,
     ) -> None:
         super().__init__()
         if isinstance(start, float) and not 0 <= start <= 1:
@@ -55,6 +57,8 @@ class Adversary(nn.Module):
         self.ramp = ramp
         self.weight = weight
         self.adaptive = adaptive
+        self.adaptive_every = adaptive_every
+        self.adaptive_max = adaptive_max
 
     def trains_at(self, step: int) -> bool:
         """Whether the discriminator learns in the step after `step` finished ones."""
@@ -66,6 +70,10 @@ class Adversary(nn.Module):
         if since < 0:
             return 0.0
         return self.weight * min(1.0, (since + 1) / max(1, self.ramp))
+
+    def adapts_at(self, step: int) -> bool:
+        """Whether the adaptive weight is computed in the step after `step` finished ones."""
+        return (step - self.start - self.warmup) % self.adaptive_every == 0
 
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:
         """`(b c H W)` to a scalar; changes no state of the discriminator."""

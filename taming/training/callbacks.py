@@ -154,6 +154,7 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last, and the best if it is."""
         assert isinstance(pl_module, TrainingModule)
+        pl_module.require_finite()
         value = pl_module.latest.get(self.monitor)
         if value is None:
             raise UserError(
@@ -176,12 +177,14 @@ class Checkpoints(L.Callback):
         assert isinstance(pl_module, TrainingModule)
         due = self.save_every is not None and pl_module.step % self.save_every == 0
         if due and pl_module.between_steps:
+            pl_module.require_finite()
             self._try_save(trainer, self.last_path)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last, if the validation just before has not; a failure here is an error."""
         assert isinstance(pl_module, TrainingModule)
         if self._last_step != pl_module.step:
+            pl_module.require_finite()
             self._save(trainer, self.last_path)
 
     def on_exception(
@@ -189,6 +192,8 @@ class Checkpoints(L.Callback):
     ) -> None:
         """Saves an interrupted training, whose state is whole; of a failed one nothing."""
         if isinstance(exception, TrainingInterrupted):
+            assert isinstance(pl_module, TrainingModule)
+            pl_module.require_finite()
             self._save(trainer, self.last_path)
 
     def _try_save(self, trainer: L.Trainer, path: Path) -> bool:

@@ -1,5 +1,6 @@
 """What both stages share: the step counter, accumulation, clipping, EMA, reports, checkpoints."""
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from taming.training.optimizer import OptimizerConfig
 from taming.training.trackers import Tracker
 
 __all__ = ["TrainingModule"]
+
+log = logging.getLogger("taming")
 
 
 class TrainingModule(L.LightningModule):
@@ -78,6 +81,8 @@ class TrainingModule(L.LightningModule):
         self._accumulated_batches = 0
         self._sums: dict[str, torch.Tensor] = {}
         self._num_summed: dict[str, int] = {}
+        self._finite: torch.Tensor | None = None  # whether all gradients so far were
+        self._num_warnings = 0
 
     # --- what a stage defines -------------------------------------------------------------------
 
@@ -133,6 +138,8 @@ class TrainingModule(L.LightningModule):
             group["lr"] = learning_rate
         limit = float("inf") if self.gradient_clip is None else self.gradient_clip
         norm = nn.utils.clip_grad_norm_(parameters, limit)
+        finite = norm.isfinite()
+        self._finite = finite if self._finite is None else self._finite & finite
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self._remember({f"{name}gradient_norm": norm.detach()})
@@ -152,15 +159,44 @@ class TrainingModule(L.LightningModule):
             for name, total in self._sums.items()
         }
         self._sums, self._num_summed = {}, {}
-        broken = [name for name, mean in means.items() if not math.isfinite(mean)]
-        if broken:
-            raise UserError(
-                f"{', '.join(broken)} became NaN or infinite before step {self.step}: the training "
-                "has diverged. Go on from the last checkpoint with a smaller "
-                "training.optimizer.learning_rate, or with trainer.precision=32-true."
-            )
+        self.require_finite([name for name, mean in means.items() if not math.isfinite(mean)])
+        means |= {f"train/{name}": value for name, value in self.training_metrics().items()}
+        warnings = self.check_health(means)
+        self._num_warnings += len(warnings)
+        means["train/warnings"] = float(self._num_warnings)
         rates = {n: v for n, v in self.latest.items() if n.endswith("learning_rate")}
         self.report({**means, **rates})
+        for warning in warnings:
+            self.warn(warning)
+
+    def require_finite(self, broken: Sequence[str] = ()) -> None:
+        """Raises a `UserError` if a gradient, or one of the named numbers, was NaN or infinite.
+
+        It is called before a checkpoint is written, too: the last one on disk stays a good one.
+        """
+        if not broken and (self._finite is None or bool(self._finite)):
+            return
+        raise UserError(
+            f"{', '.join(broken) or 'a gradient'} became NaN or infinite before step {self.step}: "
+            "the training has diverged and ends here; the checkpoints on disk are from before "
+            "that. Go on from the last one (resume=RUN) with a smaller "
+            "training.optimizer.learning_rate, or with trainer.precision=32-true."
+        )
+
+    def training_metrics(self) -> dict[str, float]:
+        """More numbers to report beside the losses' means, by name; none unless overridden."""
+        return {}
+
+    def check_health(self, metrics: Mapping[str, float]) -> list[str]:
+        """What is going wrong in training, in plain words; nothing unless overridden."""
+        return []
+
+    def warn(self, text: str) -> None:
+        """Tells the user and the trackers of a trouble; training goes on."""
+        if self.global_rank == 0:
+            log.warning("warning, step %d: %s", self.step, text)
+        for tracker in self.trackers:
+            tracker.alert(text, self.step)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Sends numbers to the trackers and keeps them in `latest`."""

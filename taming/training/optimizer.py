@@ -25,6 +25,7 @@ class OptimizerConfig:
         warmup_steps: linear rise from 0 at the start.
         schedule: `"constant"` or `"cosine"` after the warm-up.
         final_fraction: where the cosine ends at `max_steps`, as a fraction of `learning_rate`.
+        fused: update all parameters in one kernel.
     """
 
     learning_rate: float
@@ -33,6 +34,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     schedule: str = "constant"
     final_fraction: float = 0.0
+    fused: bool = True
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
@@ -55,7 +57,10 @@ class OptimizerConfig:
         ]
         groups = [group for group in groups if group["params"]]
         return torch.optim.AdamW(
-            groups, lr=self.learning_rate, betas=(self.betas[0], self.betas[1])
+            groups,
+            lr=self.learning_rate,
+            betas=(self.betas[0], self.betas[1]),
+            fused=self.fused,
         )
 
     def learning_rate_at(self, step: int, max_steps: int) -> float:

@@ -24,6 +24,9 @@ class Tracker(Protocol):
     def image(self, name: str, image: Image.Image, step: int) -> None:
         """Records a picture."""
 
+    def alert(self, text: str, step: int) -> None:
+        """Records a warning."""
+
     def finish(self) -> None:
         """Called once, at the end of the run."""
 
@@ -64,6 +67,9 @@ class CSVTracker:
 
     def image(self, name: str, image: Image.Image, step: int) -> None:
         """Pictures are no numbers: ignored (they are files in the run directory already)."""
+
+    def alert(self, text: str, step: int) -> None:
+        """Ignored: the file counts warnings in a column of its own, `train/warnings`."""
 
     def finish(self) -> None:
         """Nothing to do: each row is on disk when `metrics` returns."""
@@ -144,6 +150,14 @@ class WandbTracker:
             import wandb
 
             self._log({name: wandb.Image(image), "step": step})
+
+    def alert(self, text: str, step: int) -> None:
+        """Raises an alert on the run's page."""
+        if self.run is not None:
+            try:
+                self.run.alert(title=f"step {step}", text=text)
+            except Exception as error:
+                self._give_up(error)
 
     def finish(self) -> None:
         """Writes what is left; returns even if the service does not answer."""

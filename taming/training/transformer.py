@@ -1,8 +1,7 @@
 """Stage 2: training a GPT on the tokenizer's codes (Esser et al. 2021, §3.2)."""
 
-import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,14 +14,13 @@ from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
 from taming.sequence import to_tokens
 from taming.serialization import SavedModel
+from taming.training.health import OverfittingWatch
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 __all__ = ["TransformerTraining"]
-
-log = logging.getLogger("taming")
 
 
 class TransformerTraining(TrainingModule):
@@ -148,8 +146,8 @@ class TransformerTraining(TrainingModule):
             }
         )
         warning = self.overfitting.update(self.step, train_loss, nats)
-        if warning is not None and self.global_rank == 0:
-            log.warning(warning)
+        if warning is not None:
+            self.warn(warning)
         if self.num_samples > 0 and self.global_rank == 0:
             self._report_samples()
 
@@ -162,37 +160,3 @@ class TransformerTraining(TrainingModule):
             captions = [names[label] for label in condition.tolist()]
         samples = self.generator.sample(self.num_samples, condition, seed=0)
         self.report_image("samples", image_grid(samples, captions=captions))
-
-
-@dataclass
-class OverfittingWatch:
-    """Notices that validation gets worse while training gets better.
-
-    Attributes:
-        patience: validations in a row above the best before it speaks.
-        best, best_step, train_at_best: the best validation loss, its step, the training loss then.
-        since_best: validations since.
-    """
-
-    patience: int
-    best: float = math.inf
-    best_step: int = 0
-    train_at_best: float = math.inf
-    since_best: int = 0
-
-    def update(self, step: int, train_loss: float, val_loss: float) -> str | None:
-        """Takes a validation's two losses; returns the warning when it is time for it."""
-        if val_loss < self.best:
-            self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
-            self.since_best = 0
-            return None
-        self.since_best += 1
-        if self.since_best != self.patience or not train_loss < self.train_at_best:
-            return None
-        return (
-            f"overfitting: since step {self.best_step} the validation loss has risen from "
-            f"{self.best:.4f} to {val_loss:.4f} while the training loss fell from "
-            f"{self.train_at_best:.4f} to {train_loss:.4f}. best.ckpt keeps step {self.best_step}; "
-            "training longer will not help. More images, more views (num_views, with crops and "
-            "flips in data), more dropout (model.dropout) or a smaller model will."
-        )

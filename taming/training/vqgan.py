@@ -1,8 +1,10 @@
 """Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from taming.errors import UserError
@@ -10,6 +12,7 @@ from taming.evaluation import CodebookUsage, ReconstructionMetrics, reconstructi
 from taming.losses import adaptive_weight, l1_loss, l2_loss
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
+from taming.training.health import CodebookWindow, HealthWatch
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
 from taming.vqgan import VQGAN
@@ -25,6 +28,7 @@ class VQGANTraining(TrainingModule):
     L = L_rec + λ_p L_perceptual + L_quantizer + λ L_GAN (eq. 5–7 of the paper). One forward pass of
     the VQGAN serves both optimizers, and the perceptual network is differentiated once, not once
     for the adaptive weight and once more for the step: its gradient at the reconstructions is kept.
+    Before the discriminator's start it is not run at all.
 
     Args:
         vqgan: the model.
@@ -34,6 +38,14 @@ class VQGANTraining(TrainingModule):
         reconstruction: `"l1"` or `"l2"`.
         reconstruction_weight: of that loss.
         perceptual_weight: of the perceptual loss.
+        trained: `"all"`, or `"decoder"`: encoder and codebook stay as they are, and so do the
+            tokens of any image.
+        health: watches for collapse, a discriminator that has won, and leaping gradients; or None.
+        compile: compile the networks with `torch.compile`: slow to start, then faster.
+        channels_last: keep images and weights channel by channel in memory, which convolutions on
+            GPUs prefer.
+        checkpointing: compute the autoencoder's activations again in the backward pass: less
+            memory, more time.
         max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
     """
 
@@ -53,6 +65,11 @@ class VQGANTraining(TrainingModule):
         reconstruction: str = "l1",
         reconstruction_weight: float = 1.0,
         perceptual_weight: float = 1.0,
+        trained: str = "all",
+        health: HealthWatch | None = None,
+        compile: bool = False,
+        channels_last: bool = False,
+        checkpointing: bool = False,
     ) -> None:
         super().__init__(
             vqgan,
@@ -61,6 +78,8 @@ class VQGANTraining(TrainingModule):
             gradient_clip=gradient_clip,
             ema_decay=ema_decay,
         )
+        if trained not in ("all", "decoder"):
+            raise UserError(f"training.trained is 'all' or 'decoder', not {trained!r}.")
         if reconstruction not in self.RECONSTRUCTION_LOSSES:
             raise UserError(f"training.reconstruction is 'l1' or 'l2', not {reconstruction!r}.")
         if min(vqgan.resolution) < ReconstructionMetrics.MIN_SIDE:
@@ -71,12 +90,26 @@ class VQGANTraining(TrainingModule):
         if adversary is not None:
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
+        frozen = [vqgan.encoder, vqgan.pre_quantizer, vqgan.quantizer]
+        self._frozen: list[nn.Module] = frozen if trained == "decoder" else []
+        for part in self._frozen:
+            part.requires_grad_(False)
         self.perceptual = perceptual
         self.adversary = adversary
         self.optimizer = optimizer
         self.pixel_loss = self.RECONSTRUCTION_LOSSES[reconstruction]
         self.reconstruction_weight = reconstruction_weight
         self.perceptual_weight = perceptual_weight
+        self.health = health
+        self.codebook_window = CodebookWindow(vqgan.codebook_size)
+        self.adaptive_weight: torch.Tensor
+        self.register_buffer("adaptive_weight", torch.zeros(()))
+        vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
+        self.channels_last = channels_last
+        if channels_last:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if compile:
+            self._compile()
         self.codebook_usage = CodebookUsage(vqgan.codebook_size)
         self.reconstruction_metrics = ReconstructionMetrics()
         self._val_sums: dict[str, torch.Tensor] = {}
@@ -90,8 +123,33 @@ class VQGANTraining(TrainingModule):
         return model
 
     def to_saved(self) -> SavedModel:
-        """The VQGAN as it would be exported now."""
-        return self.averaged_vqgan.to_saved()
+        """The VQGAN as it would be exported now, with the discriminator for a later fine-tuning."""
+        saved = self.averaged_vqgan.to_saved()
+        if self.adversary is not None:
+            saved.parts["discriminator"] = self.adversary.discriminator.to_saved()
+        return saved
+
+    def train(self, mode: bool = True) -> Self:
+        """Frozen parts stay in evaluation mode: no dropout, no codebook statistics."""
+        super().train(mode)
+        for part in self._frozen:
+            part.eval()
+        return self
+
+    def _compile(self) -> None:
+        """Compiles in place: names of weights, and so checkpoints, stay as they are.
+
+        The decoder's last convolution stays out: the adaptive weight differentiates it alone, and
+        a compiled network can only be differentiated whole.
+        """
+        self.vqgan.encoder.compile()
+        self.vqgan.decoder.features = torch.compile(  # type: ignore[method-assign]
+            self.vqgan.decoder.features
+        )
+        if self.perceptual is not None:
+            self.perceptual.compile()
+        if self.adversary is not None:
+            self.adversary.discriminator.compile()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """The VQGAN's optimizer, and the discriminator's if there is one."""
@@ -130,7 +188,10 @@ class VQGANTraining(TrainingModule):
     def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gradients of both optimizers from one batch."""
         images = batch["images"]
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         output = self.vqgan(images)
+        self.codebook_window.update(output.quantizer)
         reconstructions = output.reconstructions.float()
         # The losses see a leaf in place of the reconstructions: what they send back is a gradient
         # at the pixels, and nothing of it can reach the discriminator's weights.
@@ -143,12 +204,14 @@ class VQGANTraining(TrainingModule):
             losses["generator_loss"] = adversary.generator_loss(leaf)
             (adversarial_gradient,) = torch.autograd.grad(losses["generator_loss"], leaf)
             if adversary.adaptive:
-                weight = adaptive_weight(
-                    self._at_last_layer(reconstructions, gradient),
-                    self._at_last_layer(reconstructions, adversarial_gradient),
-                )
-                losses["adaptive_weight"] = weight
-                adversarial_gradient = weight * adversarial_gradient
+                if adversary.adapts_at(self.step):
+                    self.adaptive_weight = adaptive_weight(
+                        self._at_last_layer(reconstructions, gradient),
+                        self._at_last_layer(reconstructions, adversarial_gradient),
+                        maximum=adversary.adaptive_max,
+                    )
+                losses["adaptive_weight"] = self.adaptive_weight
+                adversarial_gradient = self.adaptive_weight * adversarial_gradient
             gradient = gradient + factor * adversarial_gradient
         quantizer_loss = torch.stack(list(output.quantizer.losses.values())).sum()
         # this sum's derivative with respect to the reconstructions is `gradient`
@@ -160,10 +223,25 @@ class VQGANTraining(TrainingModule):
         return {**losses, **output.quantizer.losses}
 
     def _at_last_layer(self, reconstructions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient at the reconstructions, carried back to the decoder's last layer."""
-        return torch.autograd.grad(
+        """The gradient at the reconstructions, carried back to the decoder's last layer.
+
+        Averaged over ranks: the weight is the same on all of them.
+        """
+        (at_last_layer,) = torch.autograd.grad(
             reconstructions, self.vqgan.last_layer, grad_outputs=gradient, retain_graph=True
-        )[0]
+        )
+        if dist.is_initialized():
+            dist.all_reduce(at_last_layer)
+            at_last_layer /= dist.get_world_size()
+        return at_last_layer
+
+    def training_metrics(self) -> dict[str, float]:
+        """Codebook usage and perplexity in training, when enough latents have been seen."""
+        return self.codebook_window.compute_if_full()
+
+    def check_health(self, metrics: Mapping[str, float]) -> list[str]:
+        """What is going wrong, in plain words."""
+        return [] if self.health is None else self.health.check(metrics)
 
     def update(self) -> None:
         """One step of each optimizer that has something to learn from, then the average."""

@@ -110,12 +110,19 @@ def test_val_path(make_folder: Any) -> None:
         module(train, val_path=train / "nowhere").setup()
 
 
+def test_a_single_image_is_trained_and_validated_on(
+    make_folder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = module(make_folder({"": 1}))
+    data.setup()
+    assert (len(data.train_dataset), len(data.val_dataset)) == (1, 1)
+    assert "its numbers say nothing about new ones" in caplog.text
+
+
 def test_mistakes_are_found_at_set_up(make_folder: Any, tmp_path: Path) -> None:
     root = make_folder({"": 4})
     with pytest.raises(MissingPathError, match="does not exist"):
         module(tmp_path / "nowhere").setup()
-    with pytest.raises(UserError, match="leaves 0 images for validation"):
-        module(root, val_fraction=0.05).setup()
     for settings, message in (
         ({"channels": 4}, "channels is 4"),
         ({"batch_size": 0}, "batch_size"),

@@ -44,6 +44,13 @@ def test_fraction_out_of_range(fraction: float) -> None:
         held_out_split(NAMES, LABELS, fraction)
 
 
-def test_nothing_left_to_validate() -> None:
-    with pytest.raises(UserError, match=r"val_fraction=0\.01 of 20 images leaves 0 images"):
-        held_out_split(NAMES[:20], [None] * 20, 0.01)
+def test_one_item_at_least_is_held_out() -> None:
+    train, val = held_out_split(NAMES[:20], [None] * 20, 0.01)
+    assert len(val) == 1
+    assert len(train) == 19
+    assert not set(train) & set(val)
+
+
+def test_where_nothing_can_be_held_out_all_items_are_on_both_sides() -> None:
+    assert held_out_split(["a"], [None], 0.3) == ([0], [0])
+    assert held_out_split(["a", "b"], [0, 1], 0.5) == ([0, 1], [0, 1])

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from taming.errors import UserError
-from taming.generation import decode_tokens, evaluation_mode, greedy_choice, random_numbers
+from taming.generation import decode_tokens, greedy_choice, random_numbers
 from taming.generation.decoding import sample_by_inverse_cdf
+from taming.modes import evaluation_mode
 from taming.transformer import GPT
 
 

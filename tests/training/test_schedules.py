@@ -8,7 +8,7 @@ from taming.discriminators import PatchDiscriminator
 from taming.errors import UserError
 from taming.training import Adversary, OptimizerConfig, TrainerConfig
 from taming.training.callbacks import parse_duration
-from taming.training.transformer import OverfittingWatch
+from taming.training.health import OverfittingWatch
 
 
 def test_learning_rate_rises_and_falls_as_a_cosine() -> None:

@@ -199,3 +199,70 @@ def test_mistakes_are_named() -> None:
             optimizer=OptimizerConfig(learning_rate=1e-3),
             max_steps=1,
         )
+
+
+def settings_of_speed() -> list[Any]:
+    slow = pytest.mark.compile, pytest.mark.slow
+    return [
+        {"checkpointing": True},
+        {"channels_last": True},
+        pytest.param({"compile": True}, marks=slow),
+        pytest.param({"compile": True, "checkpointing": True, "channels_last": True}, marks=slow),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.compile itself
+@pytest.mark.parametrize("settings", settings_of_speed())
+def test_switches_of_speed_and_memory_change_no_gradient(settings: dict[str, bool]) -> None:
+    def run(**settings: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        module = alone(vqgan_training(tiny_adversary(), **settings))
+        names = set(module.state_dict())
+        module.vqgan(batch()["images"])
+        module.step = 4
+        losses = module.backward_losses(batch())
+        assert set(module.state_dict()) == names  # a checkpoint does not depend on the switches
+        return losses, gradients(module)
+
+    losses, expected = run()
+    other_losses, found = run(**settings)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+    for name, value in losses.items():
+        torch.testing.assert_close(other_losses[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_checkpointing_keeps_fewer_activations() -> None:
+    def num_saved(checkpointing: bool) -> int:
+        torch.manual_seed(0)
+        module = alone(vqgan_training(checkpointing=checkpointing))
+        sizes: list[int] = []
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            module.vqgan(batch()["images"])
+        return sum(sizes)
+
+    assert num_saved(True) < 0.7 * num_saved(False)
+
+
+def test_the_adaptive_weight_is_computed_every_few_steps() -> None:
+    torch.manual_seed(0)
+    module = alone(vqgan_training(tiny_adversary(adaptive_every=2)))
+    weights = []
+    for step in range(3, 7):  # the generator listens from step 3 on
+        module.step = step
+        weights.append(float(module.backward_losses(batch(seed=step))["adaptive_weight"]))
+        module.vqgan.last_layer.data *= 1.1
+    assert weights[0] == weights[1] != weights[2] == weights[3]
+    assert float(module.state_dict()["adaptive_weight"]) == weights[-1]
+
+
+def test_the_adaptive_weight_is_bounded() -> None:
+    module = alone(vqgan_training(tiny_adversary(adaptive_max=1e-3)))
+    module.step = 4
+    assert float(module.backward_losses(batch())["adaptive_weight"]) == pytest.approx(1e-3)

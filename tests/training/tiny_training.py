@@ -74,6 +74,7 @@ class Recorder:
     def __init__(self, interrupt_at: int | None = None) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.images: list[tuple[str, int]] = []
+        self.alerts: list[tuple[str, int]] = []
         self.finished = 0
         self.interrupt_at = interrupt_at
 
@@ -85,6 +86,9 @@ class Recorder:
 
     def image(self, name: str, image: Image.Image, step: int) -> None:
         self.images.append((name, step))
+
+    def alert(self, text: str, step: int) -> None:
+        self.alerts.append((text, step))
 
     def finish(self) -> None:
         self.finished += 1

@@ -1,0 +1,84 @@
+"""Starting stage 1 from a model that is trained already."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from taming.errors import UserError
+from taming.serialization import SavedModel
+from taming.training.adversary import Adversary
+from taming.vqgan import VQGAN
+
+__all__ = ["MODES", "finetuned_adversary", "finetuned_vqgan"]
+
+log = logging.getLogger("taming")
+
+MODES = ("whole", "decoder", "new_codebook")
+
+
+def finetuned_vqgan(
+    saved: SavedModel,
+    mode: str,
+    *,
+    resolution: tuple[int, int],
+    image_channels: int,
+    quantizer: Mapping[str, Any],
+) -> VQGAN:
+    """A VQGAN that begins with the weights of a saved one.
+
+    Args:
+        saved: where to begin.
+        mode: `"whole"`; `"decoder"`, which builds the same model (its training then leaves encoder
+            and codebook alone); or `"new_codebook"`: another quantizer, which begins anew, and with
+            it the 1×1 convolutions around it if the width of the codes changes.
+        resolution: (height, width) of the new images. Attention stays in the levels it was in.
+        image_channels: of the new images.
+        quantizer: configuration of the new quantizer, used by `"new_codebook"` alone.
+
+    Raises:
+        UserError: for another mode, or images of another number of channels.
+    """
+    if mode not in MODES:
+        raise UserError(f"finetune.mode is one of {', '.join(MODES)}, not {mode!r}.")
+    config = dict(saved.config)
+    if config["image_channels"] != image_channels:
+        raise UserError(
+            f"the model to fine-tune takes images of {config['image_channels']} channels, and "
+            f"data.channels is {image_channels}."
+        )
+    old_height, new_height = config["resolution"][0], resolution[0]
+    config["attention_resolutions"] = [
+        new_height >> level
+        for level in range(len(config["channel_multipliers"]))
+        if old_height >> level in config["attention_resolutions"]
+    ]
+    config["resolution"] = list(resolution)
+    if mode == "new_codebook":
+        config["quantizer"] = dict(quantizer)
+    state = saved.state
+    if mode == "new_codebook":
+        fresh = VQGAN(**config).state_dict()
+        kept = {
+            name: tensor
+            for name, tensor in state.items()
+            if not name.startswith("quantizer.") and tensor.shape == fresh[name].shape
+        }
+        state = {**fresh, **kept}
+    return VQGAN.from_saved(SavedModel("vqgan", config, state)).train()
+
+
+def finetuned_adversary(saved: SavedModel, adversary: Adversary | None) -> None:
+    """Gives the adversary the discriminator the saved model was trained with, if there is one."""
+    if adversary is None:
+        return
+    found = saved.parts.get("discriminator")
+    if found is None:
+        log.info("the model to fine-tune has no discriminator: it begins anew")
+    elif found.config != adversary.discriminator.config:
+        log.warning(
+            "the model to fine-tune has a discriminator of another shape (%s), so it begins anew; "
+            "give adversary.discriminator these values to go on with it",
+            ", ".join(f"{name}={value}" for name, value in found.config.items()),
+        )
+    else:
+        adversary.discriminator.load_state_dict(found.state)

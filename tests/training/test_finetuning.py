@@ -1,0 +1,111 @@
+import pytest
+import torch
+from tiny_training import tiny_adversary, tiny_vqgan, vqgan_training
+from torch.nn.utils import parameters_to_vector
+
+from taming.errors import UserError
+from taming.serialization import SavedModel
+from taming.training import finetuned_adversary, finetuned_vqgan
+from taming.vqgan import VQGAN
+
+NEW = {"kind": "vector", "codebook_size": 5, "codebook_dim": 4}
+
+
+def finetuned(saved: SavedModel, mode: str, **changes: object) -> VQGAN:
+    settings = {"resolution": (16, 16), "image_channels": 3, "quantizer": NEW, **changes}
+    return finetuned_vqgan(saved, mode, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["whole", "decoder"])
+def test_the_model_begins_as_the_saved_one(mode: str) -> None:
+    torch.manual_seed(0)
+    first = tiny_vqgan()
+    second = finetuned(first.to_saved(), mode)
+    assert second.training
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(second(images).reconstructions, first(images).reconstructions)
+
+
+def test_a_new_codebook_leaves_the_rest() -> None:
+    torch.manual_seed(0)
+    first = tiny_vqgan()
+    second = finetuned(first.to_saved(), "new_codebook")
+    assert second.codebook_size == 5
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(second.encode_latents(images), first.encode_latents(images))
+    latents = first.encode_latents(images)
+    torch.testing.assert_close(second.decode_quantized(latents), first.decode_quantized(latents))
+
+
+def test_codes_of_another_width_need_new_convolutions_around_them() -> None:
+    first = tiny_vqgan()
+    quantizer = {"kind": "vector", "codebook_size": 5, "codebook_dim": 2}
+    second = finetuned(first.to_saved(), "new_codebook", quantizer=quantizer)
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(second.encoder(images), first.encoder(images))
+    assert second(images).reconstructions.shape == images.shape
+
+
+def test_attention_stays_in_its_level_at_another_resolution() -> None:
+    torch.manual_seed(0)
+    first = VQGAN(
+        quantizer=NEW,
+        resolution=16,
+        base_channels=4,
+        channel_multipliers=[1, 2],
+        num_residual_blocks=1,
+        attention_resolutions=[8],
+        latent_channels=4,
+    )
+    second = finetuned(first.to_saved(), "whole", resolution=(32, 24))
+    assert second.resolution == (32, 24)
+    assert second.grid_size == (16, 12)
+    assert second.config["attention_resolutions"] == [16]
+    images = torch.rand(2, 3, 32, 24)
+    torch.testing.assert_close(second(images).reconstructions, first(images).reconstructions)
+
+
+def test_only_the_decoder_learns() -> None:
+    torch.manual_seed(0)
+    module = vqgan_training(trained="decoder")
+    module.manual_backward = lambda loss: module.backward(loss)  # type: ignore[method-assign]
+    (optimizer,) = module.configure_optimizers()
+    module.train()
+    images = torch.rand(4, 3, 16, 16)
+    tokens = module.vqgan.encode(images)
+    state = {name: tensor.clone() for name, tensor in module.vqgan.state_dict().items()}
+    module.backward_losses({"images": images})
+    optimizer.step()
+    changed = {
+        name
+        for name, tensor in module.vqgan.state_dict().items()
+        if not torch.equal(tensor, state[name])
+    }
+    assert changed
+    assert {name.split(".")[0] for name in changed} == {"decoder", "post_quantizer"}
+    assert torch.equal(module.vqgan.encode(images), tokens)
+
+
+def test_the_discriminator_goes_on_with_its_weights(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    module = vqgan_training(tiny_adversary())
+    saved = module.to_saved()
+    fresh = tiny_adversary()
+    finetuned_adversary(saved, fresh)
+    assert module.adversary is not None
+    torch.testing.assert_close(
+        parameters_to_vector(fresh.discriminator.parameters()),
+        parameters_to_vector(module.adversary.discriminator.parameters()),
+    )
+    saved.parts["discriminator"].config["num_layers"] = 5
+    finetuned_adversary(saved, tiny_adversary())
+    assert "another shape" in caplog.text
+    finetuned_adversary(saved, None)
+
+
+def test_mistakes_are_named() -> None:
+    saved = tiny_vqgan().to_saved()
+    with pytest.raises(UserError, match=r"finetune\.mode is one of whole, decoder"):
+        finetuned(saved, "encoder")
+    with pytest.raises(UserError, match=r"takes images of 3 channels, and data\.channels is 1"):
+        finetuned(saved, "whole", image_channels=1)
