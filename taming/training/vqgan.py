@@ -190,6 +190,7 @@ class VQGANTraining(TrainingModule):
         images = batch["images"]
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
+        self.vqgan.quantizer.set_step(self.step)
         output = self.vqgan(images)
         self.codebook_window.update(output.quantizer)
         reconstructions = output.reconstructions.float()
@@ -213,9 +214,8 @@ class VQGANTraining(TrainingModule):
                 losses["adaptive_weight"] = self.adaptive_weight
                 adversarial_gradient = self.adaptive_weight * adversarial_gradient
             gradient = gradient + factor * adversarial_gradient
-        quantizer_loss = torch.stack(list(output.quantizer.losses.values())).sum()
         # this sum's derivative with respect to the reconstructions is `gradient`
-        self.manual_backward((reconstructions * gradient).sum() + quantizer_loss)
+        self.manual_backward((reconstructions * gradient).sum() + output.quantizer.loss)
         if adversary is not None and adversary.trains_at(self.step):
             discriminator = adversary.discriminator_loss(images, reconstructions.detach())
             self.manual_backward(discriminator["discriminator_loss"])
