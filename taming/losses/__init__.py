@@ -4,13 +4,14 @@ from taming.losses.adaptive import adaptive_weight
 from taming.losses.adversarial import hinge_discriminator_loss, hinge_generator_loss
 from taming.losses.frozen import FrozenNetwork
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
-from taming.losses.reconstruction import l1_loss, l2_loss
+from taming.losses.reconstruction import cross_entropy_loss, l1_loss, l2_loss
 
 __all__ = [
     "FeatureLoss",
     "FrozenNetwork",
     "LPIPSLoss",
     "adaptive_weight",
+    "cross_entropy_loss",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
     "l1_loss",
