@@ -25,7 +25,6 @@ class Source(Protocol):
 
     Attributes:
         description: name for messages and summaries.
-        channels: of every image: 1, 3, or the number of classes of label maps.
         background: RGB behind transparent parts.
         class_names: empty if there are no classes.
         broken: (name, reason) of the files left out.
@@ -43,7 +42,8 @@ class Source(Protocol):
     max_broken_fraction: float
 
     @property
-    def channels(self) -> int: ...
+    def channels(self) -> int:
+        """Of every image: 1, 3, or the number of classes of label maps."""
 
     def __len__(self) -> int: ...
 
@@ -68,8 +68,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
-    float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is its class number and missing if there are no
-    classes.
+    float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is
+    its class number and missing if there are no classes.
 
     An image that cannot be loaded after all is replaced by the next one of its class, and reported
     once.

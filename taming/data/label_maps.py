@@ -81,15 +81,15 @@ class LabelMapReader:
         """Pixel values `(H W)` to class numbers, uint8 `(H W)`; errors as above."""
         classes = values.astype(np.int64)
         last = self.num_classes - 1
-        if self.unlabelled is not None:
-            empty = classes == self.unlabelled
-            if self.unlabelled_class is None and self.unlabelled != last:
-                if empty.any() and (classes == last).any():
-                    raise UserError(
-                        f"{name} has unlabelled pixels (data.unlabelled={self.unlabelled}), whose "
-                        f"class is the last, {last}, and pixels of class {last} too. Raise "
-                        "data.channels by one, or choose a data.unlabelled_class."
-                    )
+        empty = classes == self.unlabelled  # nowhere, if that is None
+        if empty.any():
+            their_own = self.unlabelled_class is None and self.unlabelled != last
+            if their_own and (classes == last).any():
+                raise UserError(
+                    f"{name} has unlabelled pixels (data.unlabelled={self.unlabelled}), whose "
+                    f"class is the last, {last}, and other pixels of class {last} too. Raise "
+                    "data.channels by one, or choose a data.unlabelled_class."
+                )
             classes[empty] = last if self.unlabelled_class is None else self.unlabelled_class
         for value in (classes.min(), classes.max()):
             if not 0 <= value <= last:

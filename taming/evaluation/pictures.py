@@ -69,7 +69,8 @@ def image_grid(
 ) -> Image.Image:
     """Lays pictures or label maps out in rows, each under its caption if there are captions.
 
-    `images` `(b c H W)` and `palette` are as for `to_uint8`. Small images are enlarged by a whole factor to at least `min_side` pixels, to be seen.
+    `images` `(b c H W)` and `palette` are as for `to_uint8`. Small images are enlarged by a whole
+    factor to at least `min_side` pixels, to be seen.
     """
     pixels = to_uint8(images, palette)
     height, width = pixels.shape[1:3]
