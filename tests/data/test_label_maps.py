@@ -207,9 +207,7 @@ def test_validation_label_maps_of_their_own(pairs: Path, tmp_path: Path) -> None
 def test_the_fingerprint_follows_how_label_maps_are_read(pairs: Path) -> None:
     def fingerprint(**settings: Any) -> str:
         reader = LabelMapReader(**{"num_classes": 5, **settings})
-        return LabelMapFolder(
-            pairs / "label", reader=reader, max_broken_fraction=0.0
-        ).fingerprint()
+        return LabelMapFolder(pairs / "label", reader=reader, max_broken_fraction=0.0).fingerprint()
 
     assert fingerprint() == fingerprint()
     changes: list[dict[str, Any]] = [{}, {"num_classes": 6}, {"unlabelled": 0}]

@@ -149,7 +149,9 @@ def test_automatic_workers(make_folder: Any) -> None:
     assert module(make_folder({"": 8}), num_workers="auto").val_dataloader().num_workers <= 8
 
 
-@pytest.mark.parametrize("name", ["image_folder", "label_maps", "digits", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "name", ["image_folder", "label_maps", "digits", "fashion_mnist", "cifar10"]
+)
 def test_configs_build_and_name_every_setting(name: str, tmp_path: Path) -> None:
     config = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{name}.yaml")})
     missing = {"image_folder": {"path": str(tmp_path)}}
