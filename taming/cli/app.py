@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: naming the values that must be given and are not.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
+    missing = sorted(_missing(OmegaConf.to_container(config)))
     if missing:
         example = " ".join(f"{name}=VALUE" for name in missing)
         raise UserError(
@@ -128,6 +128,15 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     return {str(name): value for name, value in plain.items()}
+
+
+def _missing(value: Any, name: str = "") -> Iterator[str]:
+    """Names of the values `???`, but not of those that only refer to one."""
+    if value == "???":
+        yield name
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _missing(inner, f"{name}.{key}" if name else str(key))
 
 
 def resume_config(config: DictConfig) -> DictConfig:

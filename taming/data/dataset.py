@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from taming.data.images import BrokenImageError, Channels, Color
+from taming.data.images import BrokenImageError, Color
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
@@ -25,7 +25,6 @@ class Source(Protocol):
 
     Attributes:
         description: name for messages and summaries.
-        channels: 1 or 3, of every image.
         background: RGB behind transparent parts.
         class_names: empty if there are no classes.
         broken: (name, reason) of the files left out.
@@ -35,7 +34,6 @@ class Source(Protocol):
     """
 
     description: str
-    channels: Channels
     background: Color
     class_names: list[str]
     broken: list[tuple[str, str]]
@@ -43,10 +41,17 @@ class Source(Protocol):
     in_memory: bool
     max_broken_fraction: float
 
+    @property
+    def channels(self) -> int:
+        """Of every image: 1, 3, or the number of classes of label maps."""
+
     def __len__(self) -> int: ...
 
     def load(self, index: int) -> Image.Image:
-        """Mode `L` or `RGB` by `channels`; raises `BrokenImageError`."""
+        """What the transform takes: a picture of mode `L` or `RGB`, or a label map's class numbers.
+
+        Raises `BrokenImageError`.
+        """
 
     def label(self, index: int) -> int | None:
         """The class of an image, without loading it."""
@@ -63,8 +68,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
-    float32 tensor `(c H W)` in [-1, 1]; `labels` is its class number and missing if there are no
-    classes.
+    float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is
+    its class number and missing if there are no classes.
 
     An image that cannot be loaded after all is replaced by the next one of its class, and reported
     once.
@@ -120,8 +125,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return self.source.class_names
 
     @property
-    def channels(self) -> Channels:
-        """1 or 3."""
+    def channels(self) -> int:
+        """1, 3, or the number of classes of label maps."""
         return self.source.channels
 
     @property

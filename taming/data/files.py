@@ -111,12 +111,15 @@ class ZipFiles:
         return {**self.__dict__, "_opened": None}
 
 
-def open_files(path: str | Path, key: str = "path") -> FolderFiles | ZipFiles:
+def open_files(
+    path: str | Path, key: str = "path", subfolder: str | None = None
+) -> FolderFiles | ZipFiles:
     """Lists the images in a folder or `.zip` file.
 
     Args:
         path: where.
         key: name of the setting `path` came from, for messages.
+        subfolder: list only the images below this folder of it; None for all.
 
     Raises:
         MissingPathError: if nothing is there.
@@ -139,7 +142,21 @@ def open_files(path: str | Path, key: str = "path") -> FolderFiles | ZipFiles:
             f"{path} holds no images{others}: data.{key} must lead to files that end in "
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
+    if subfolder is not None:
+        _keep_subfolder(files, subfolder.strip("/"))
     return files
+
+
+def _keep_subfolder(files: FolderFiles | ZipFiles, subfolder: str) -> None:
+    folders = {entry.name.rpartition("/")[0] for entry in files.entries}
+    files.entries = [entry for entry in files.entries if entry.name.startswith(f"{subfolder}/")]
+    if not files.entries:
+        found = sorted(folders - {""}, key=natural_key)
+        listed = ", ".join(found[:10]) + (", …" if len(found) > 10 else "")
+        raise UserError(
+            f"{files.path} holds no images in data.subfolder={subfolder}; "
+            f"{f'its folders with images: {listed}' if found else 'none of its folders has any'}."
+        )
 
 
 def describe_ignored(ignored: Counter[str]) -> str:

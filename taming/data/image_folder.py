@@ -42,6 +42,7 @@ class ImageFolder:
         max_broken_fraction: a larger share of broken files is an error.
         known_classes: for validation data: the training data's class names.
         key: name of the setting `path` came from, for messages.
+        subfolder: take only the images below this folder of it; None for all.
 
     Attributes:
         class_names: empty if there are no classes.
@@ -65,13 +66,15 @@ class ImageFolder:
         max_broken_fraction: float,
         known_classes: Sequence[str] | None = None,
         key: str = "path",
+        subfolder: str | None = None,
     ) -> None:
         if not 0 <= max_broken_fraction <= 1:
             raise UserError(f"max_broken_fraction is {max_broken_fraction}: give a share, 0 to 1.")
-        self.channels: Channels = channels
+        self.channels: int = channels
         self.background = background
         self.max_broken_fraction = max_broken_fraction
-        self._files = open_files(path, key)
+        self._files = open_files(path, key, subfolder)
+        self._load_picture = partial(load_image, channels=channels, background=background)
         self._entries: list[FileEntry] = self._files.entries
         self.description = str(self._files.path)
         self.broken: list[tuple[str, str]] = []
@@ -155,7 +158,7 @@ class ImageFolder:
         return image.height, image.width
 
     def _decode(self, entry: FileEntry) -> Image.Image:
-        return load_image(self._open(entry), self.channels, self.background)
+        return self._load_picture(self._open(entry))
 
     def _open(self, entry: FileEntry) -> io.BytesIO:
         try:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from taming.data.dataset import ImageDataset, Source
-from taming.data.images import Channels
 from taming.data.loading import EndlessDataModule, num_cores
 from taming.data.split import held_out_split
 from taming.data.transforms import ImageTransform
@@ -46,13 +45,13 @@ class ImageDataModule(EndlessDataModule):
     data rank r of W takes every W-th image from the r-th on, no image twice, so that one rank may
     get one image more than another.
 
-    A batch is a dictionary: `images` float32 `(b c H W)` in [-1, 1], and, with classes, `labels`
-    int64 `(b,)`.
+    A batch is a dictionary: `images` float32 `(b c H W)`, pictures in [-1, 1] or one-hot label maps
+    of 0 and 1, and, with classes, `labels` int64 `(b,)`.
 
     Args:
         open_parts: called once, by `setup`: finds and checks the data.
         transform: applied to both parts; validation images are not augmented.
-        channels: 1 or 3.
+        channels: of the images: 1, 3, or the number of classes of label maps.
         batch_size: training images a step and rank.
         val_batch_size: validation images a batch and rank; None for `batch_size`.
         num_workers: loader processes a rank and part; `auto` is one less than the cores, at most 8,
@@ -65,14 +64,13 @@ class ImageDataModule(EndlessDataModule):
         open_parts: Callable[[], tuple[Part, Part]],
         transform: ImageTransform,
         *,
-        channels: Channels,
+        channels: int,
         batch_size: int,
         val_batch_size: int | None = None,
         num_workers: int | Literal["auto"] = "auto",
         seed: int = 0,
     ) -> None:
-        if channels not in (1, 3):
-            raise UserError(f"data.channels is {channels}: 1 for grey or 3 for RGB.")
+        self._kind = transform.kind(channels)
         if batch_size < 1 or (val_batch_size is not None and val_batch_size < 1):
             raise UserError("data.batch_size and data.val_batch_size must be 1 or more.")
         if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
@@ -84,7 +82,7 @@ class ImageDataModule(EndlessDataModule):
         super().__init__(batch_size=batch_size, val_batch_size=val_batch_size, seed=seed)
         self.transform = transform
         self.resolution = transform.size
-        self.channels: Channels = channels
+        self.channels = channels
         self._open_parts = open_parts
         self._num_workers = num_workers
         self._datasets: tuple[ImageDataset, ImageDataset] | None = None
@@ -142,7 +140,7 @@ class ImageDataModule(EndlessDataModule):
         return (
             f"{' and '.join(source.description for source in sources)}: {len(train):,} images to "
             f"train and {len(val):,} to validate, {classes}, {height}x{width}, "
-            f"{'RGB' if self.channels == 3 else 'grey'}\n"
+            f"{self._kind}\n"
             f"{len(broken):,} broken files{named}; "
             f"{train.num_magnified + val.num_magnified:,} images smaller than that and enlarged"
         )

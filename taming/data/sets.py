@@ -8,13 +8,14 @@ from typing import Literal
 from taming.data.builtin import load_cifar10, load_digits, load_fashion_mnist
 from taming.data.image_folder import Check, ImageFolder
 from taming.data.images import Channels
+from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform
 from taming.data.labels import LabelMode
 from taming.data.module import ImageDataModule, Part, hold_out
 from taming.data.split import check_fraction
 from taming.data.transforms import Crop, ImageTransform, Resize, as_color
 from taming.errors import UserError
 
-__all__ = ["cifar10", "digits", "fashion_mnist", "image_folder"]
+__all__ = ["cifar10", "digits", "fashion_mnist", "image_folder", "label_maps"]
 
 NumWorkers = int | Literal["auto"]
 
@@ -60,6 +61,57 @@ def image_folder(
     )
     return ImageDataModule(
         partial(_open_folders, read, path, val_path, val_fraction, check),
+        transform,
+        channels=channels,
+        batch_size=batch_size,
+        val_batch_size=val_batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+
+
+def label_maps(
+    path: str | Path,
+    *,
+    channels: int,
+    resolution: int | Sequence[int],
+    batch_size: int,
+    val_path: str | Path | None = None,
+    val_fraction: float = 0.05,
+    subfolder: str | None = None,
+    unlabelled: int | None = 255,
+    unlabelled_class: int | None = None,
+    resize: Resize = "shorter_side",
+    crop: Crop = "center",
+    crop_scale: Sequence[float] = (1.0, 1.0),
+    horizontal_flip: bool = False,
+    check: Check = "auto",
+    max_broken_fraction: float = 0.2,
+    val_batch_size: int | None = None,
+    num_workers: NumWorkers = "auto",
+    seed: int = 0,
+) -> ImageDataModule:
+    """Label maps in a folder or `.zip` file, one-hot; see `LabelMapReader`, `LabelMapTransform`.
+
+    `channels` is the number of classes, with the one of unlabelled pixels; `subfolder` is of `path`
+    and `val_path` alike. The rest is as for `image_folder`, but resizing always picks pixels.
+    """
+    transform = LabelMapTransform(
+        num_classes=channels,
+        resolution=resolution,
+        resize=resize,
+        crop=crop,
+        crop_scale=crop_scale,
+        horizontal_flip=horizontal_flip,
+    )
+    reader = LabelMapReader(
+        num_classes=channels, unlabelled=unlabelled, unlabelled_class=unlabelled_class
+    )
+    read = partial(
+        LabelMapFolder, reader=reader, max_broken_fraction=max_broken_fraction, subfolder=subfolder
+    )
+    return ImageDataModule(
+        partial(_open_label_maps, read, path, val_path, val_fraction, check),
         transform,
         channels=channels,
         batch_size=batch_size,
@@ -172,6 +224,22 @@ def cifar10(
     )
 
 
+def _open_label_maps(
+    read: partial[LabelMapFolder],
+    path: str | Path,
+    val_path: str | Path | None,
+    val_fraction: float,
+    check: Check,
+) -> tuple[Part, Part]:
+    train = read(path)
+    if val_path is None:
+        return _held_out(train, val_fraction, check)
+    val = read(val_path, key="val_path")
+    val.drop_broken(check)
+    train.drop_broken(check)
+    return Part(train), Part(val)
+
+
 def _open_folders(
     read: partial[ImageFolder],
     path: str | Path,
@@ -181,13 +249,17 @@ def _open_folders(
 ) -> tuple[Part, Part]:
     train = read(path)
     if val_path is None:
-        check_fraction(val_fraction)  # before the images are read, which takes time
-        train.drop_broken(check)
-        return hold_out(train, val_fraction)
+        return _held_out(train, val_fraction, check)
     val = read(val_path, known_classes=train.class_names, key="val_path")
     val.drop_broken(check)
     train.drop_broken(check)
     return Part(train), Part(val)
+
+
+def _held_out(source: ImageFolder, val_fraction: float, check: Check) -> tuple[Part, Part]:
+    check_fraction(val_fraction)  # before the images are read, which takes time
+    source.drop_broken(check)
+    return hold_out(source, val_fraction)
 
 
 def _open_digits(channels: Channels, val_fraction: float) -> tuple[Part, Part]:

@@ -121,15 +121,12 @@ class ImageTransform:
         if self.pad:
             image = ImageOps.expand(image, self.pad, self._fill(image))
         height, width = self.size
-        filtered = self.resize in ("shorter_side", "stretch")
-        resampling = Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
-        image = image.crop(self._window(image, rng)).resize((width, height), resampling)
+        image = image.crop(self._window(image, rng)).resize((width, height), self._resampling)
         if rng is not None:
             if self.horizontal_flip and rng.integers(2):
                 image = ImageOps.mirror(image)
             image = self._shifted(image, rng)
-        pixels = torch.from_numpy(np.array(image)).reshape(height, width, -1)
-        return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
+        return self._to_tensor(image)
 
     def check_size(self, size: tuple[int, int], name: str) -> None:
         """Raises a `UserError` naming the image if one of this (height, width) cannot be used."""
@@ -163,6 +160,21 @@ class ImageTransform:
             side + 2 * self.pad < target for side, target in zip(size, self.size, strict=True)
         )
         return self.resize in ("shorter_side", "stretch") and too_small
+
+    def kind(self, channels: int) -> str:
+        """What images of so many channels are, for people; a `UserError` if there are none."""
+        if channels not in (1, 3):
+            raise UserError(f"data.channels is {channels}: 1 for grey or 3 for RGB.")
+        return "RGB" if channels == 3 else "grey"
+
+    @property
+    def _resampling(self) -> Image.Resampling:
+        filtered = self.resize in ("shorter_side", "stretch")
+        return Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
+
+    def _to_tensor(self, image: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
+        return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
 
     def _window(self, image: Image.Image, rng: np.random.Generator | None) -> Box:
         """(left, top, right, bottom) of the part of the image that becomes the result."""

@@ -12,7 +12,7 @@ from taming.losses.adversarial import (
 from taming.losses.frozen import FrozenNetwork
 from taming.losses.lecam import LeCAM
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
-from taming.losses.reconstruction import l1_loss, l2_loss
+from taming.losses.reconstruction import cross_entropy_loss, l1_loss, l2_loss
 
 __all__ = [
     "ADVERSARIAL_LOSSES",
@@ -22,6 +22,7 @@ __all__ = [
     "LPIPSLoss",
     "LeCAM",
     "adaptive_weight",
+    "cross_entropy_loss",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
     "l1_loss",

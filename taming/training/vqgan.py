@@ -1,6 +1,6 @@
 """Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -8,8 +8,14 @@ import torch.distributed as dist
 from torch import nn
 
 from taming.errors import UserError
-from taming.evaluation import CodebookUsage, ReconstructionMetrics, reconstruction_grid
-from taming.losses import adaptive_weight, l1_loss, l2_loss
+from taming.evaluation import (
+    CodebookUsage,
+    LabelMapMetrics,
+    ReconstructionMetrics,
+    as_palette,
+    reconstruction_grid,
+)
+from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.training.health import CodebookWindow, HealthWatch
@@ -35,7 +41,8 @@ class VQGANTraining(TrainingModule):
         perceptual: `(reconstructions, images)` to a scalar, or None.
         adversary: the discriminator and its schedule, or None.
         optimizer: of the VQGAN.
-        reconstruction: `"l1"` or `"l2"`.
+        reconstruction: `"l1"` or `"l2"`; `"cross_entropy"` for one-hot label maps, whose
+            reconstructions are logits.
         reconstruction_weight: of that loss.
         perceptual_weight: of the perceptual loss.
         trained: `"all"`, or `"decoder"`: encoder and codebook stay as they are, and so do the
@@ -46,10 +53,16 @@ class VQGANTraining(TrainingModule):
             GPUs prefer.
         checkpointing: compute the autoencoder's activations again in the backward pass: less
             memory, more time.
+        palette: red, green and blue by class, for the grids of label maps; None for a generated
+            one.
         max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
     """
 
-    RECONSTRUCTION_LOSSES = {"l1": l1_loss, "l2": l2_loss}  # noqa: RUF012
+    RECONSTRUCTION_LOSSES = {  # noqa: RUF012
+        "l1": l1_loss,
+        "l2": l2_loss,
+        "cross_entropy": cross_entropy_loss,
+    }
 
     def __init__(
         self,
@@ -70,6 +83,7 @@ class VQGANTraining(TrainingModule):
         compile: bool = False,
         channels_last: bool = False,
         checkpointing: bool = False,
+        palette: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(
             vqgan,
@@ -81,8 +95,18 @@ class VQGANTraining(TrainingModule):
         if trained not in ("all", "decoder"):
             raise UserError(f"training.trained is 'all' or 'decoder', not {trained!r}.")
         if reconstruction not in self.RECONSTRUCTION_LOSSES:
-            raise UserError(f"training.reconstruction is 'l1' or 'l2', not {reconstruction!r}.")
-        if min(vqgan.resolution) < ReconstructionMetrics.MIN_SIDE:
+            raise UserError(
+                f"training.reconstruction is 'l1', 'l2' or 'cross_entropy', not {reconstruction!r}."
+            )
+        of_label_maps = reconstruction == "cross_entropy"
+        if of_label_maps:
+            _check_label_maps(vqgan.image_channels, perceptual, adversary)
+        elif vqgan.image_channels not in (1, 3):
+            raise UserError(
+                f"images of {vqgan.image_channels} channels are label maps: they need "
+                "training.reconstruction=cross_entropy (experiment=label_map sets it)."
+            )
+        elif min(vqgan.resolution) < ReconstructionMetrics.MIN_SIDE:
             raise UserError(
                 f"images of {vqgan.resolution[0]}×{vqgan.resolution[1]} are too small: SSIM "
                 f"needs {ReconstructionMetrics.MIN_SIDE} pixels or more a side."
@@ -111,7 +135,11 @@ class VQGANTraining(TrainingModule):
         if compile:
             self._compile()
         self.codebook_usage = CodebookUsage(vqgan.codebook_size)
-        self.reconstruction_metrics = ReconstructionMetrics()
+        num_classes = vqgan.image_channels
+        self.palette = as_palette(palette, num_classes) if of_label_maps else None
+        self.reconstruction_metrics: ReconstructionMetrics | LabelMapMetrics = (
+            LabelMapMetrics(num_classes) if of_label_maps else ReconstructionMetrics()
+        )
         self._val_sums: dict[str, torch.Tensor] = {}
         self._val_images = 0
 
@@ -281,7 +309,7 @@ class VQGANTraining(TrainingModule):
         self.codebook_usage.update(output.quantizer.code_counts)
         if batch_idx == 0:
             count = NUM_GRID_IMAGES
-            grid = reconstruction_grid(images[:count], reconstructions[:count])
+            grid = reconstruction_grid(images[:count], reconstructions[:count], self.palette)
             self.report_image("reconstructions", grid)
 
     def on_validation_epoch_end(self) -> None:
@@ -299,3 +327,18 @@ class VQGANTraining(TrainingModule):
             for name, value in metric.compute().items()
         }
         self.report({f"val/{name}": value for name, value in {**means, **metrics}.items()})
+
+
+def _check_label_maps(
+    num_classes: int, perceptual: nn.Module | None, adversary: Adversary | None
+) -> None:
+    if num_classes < 2:
+        raise UserError(
+            "training.reconstruction=cross_entropy is for one-hot label maps of two classes or "
+            f"more, and the images have {num_classes} channel: use data=label_maps."
+        )
+    if perceptual is not None or adversary is not None:
+        raise UserError(
+            "training.reconstruction=cross_entropy is for label maps, which are no pictures: set "
+            "perceptual=none and adversary=none."
+        )

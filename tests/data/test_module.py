@@ -156,12 +156,15 @@ def test_automatic_workers(make_folder: Any) -> None:
     assert module(make_folder({"": 8}), num_workers="auto").val_dataloader().num_workers <= 8
 
 
-@pytest.mark.parametrize("name", ["image_folder", "digits", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "name", ["image_folder", "label_maps", "digits", "fashion_mnist", "cifar10"]
+)
 def test_configs_build_and_name_every_setting(name: str, tmp_path: Path) -> None:
     config = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{name}.yaml")})
-    if name == "image_folder":
-        assert OmegaConf.is_missing(config.data, "path")
-        config.data.path = str(tmp_path)
+    missing = {"image_folder": {"path": str(tmp_path)}}
+    missing["label_maps"] = {"path": str(tmp_path), "channels": 12}
+    assert OmegaConf.missing_keys(config) == {f"data.{key}" for key in missing.get(name, {})}
+    config.data.update(missing.get(name, {}))
     built = instantiate(config.data, _convert_="all")
     assert isinstance(built, ImageDataModule)
     assert built.seed == 3

@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 import torch
 
-from taming.evaluation import image_grid, reconstruction_grid, to_uint8
+from taming.errors import UserError
+from taming.evaluation import as_palette, image_grid, reconstruction_grid, to_uint8
 
 
 def test_black_grey_and_white() -> None:
@@ -47,3 +49,42 @@ def test_reconstructions_stand_beside_their_images() -> None:
     grid = np.asarray(reconstruction_grid(images, reconstructions))
     assert grid.shape == (2 * 50 + 2, 8 * 50 + 2, 3)
     assert [int(grid[20, 20 + 50 * column, 0]) for column in range(8)] == [0, 255] * 4
+
+
+def test_the_generated_palette_is_pascal_vocs_and_its_colours_are_distinct() -> None:
+    palette = as_palette(None, 256)
+    assert palette.dtype == np.uint8
+    assert len(np.unique(palette, axis=0)) == 256
+    # as published: background, aeroplane, bicycle, bird, ..., person (15), ..., void (255)
+    assert palette[[0, 1, 2, 3, 15, 255]].tolist() == [
+        [0, 0, 0], [128, 0, 0], [0, 128, 0], [128, 128, 0], [192, 128, 128], [224, 224, 192]
+    ]  # fmt: skip
+
+
+def test_a_given_palette() -> None:
+    colors = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert as_palette(colors, 2).tolist() == colors[:2]
+    with pytest.raises(UserError, match="3 colours for 4 classes"):
+        as_palette(colors, 4)
+    for wrong in ([1, 2], [1, 2, 256], [1, 2, 0.5]):
+        with pytest.raises(UserError, match="is no colour"):
+            as_palette([[0, 0, 0], wrong], 2)
+
+
+def test_label_maps_have_the_colours_of_their_classes() -> None:
+    classes = torch.tensor([[[0, 1, 2]]])
+    logits = torch.full((1, 3, 1, 3), -7.0).scatter_(1, classes.unsqueeze(1), -6.5)
+    palette = as_palette([[9, 0, 0], [0, 9, 0], [0, 0, 9]], 3)
+    assert to_uint8(logits, palette).tolist() == [[[[9, 0, 0], [0, 9, 0], [0, 0, 9]]]]
+    assert to_uint8(logits).tolist() == [[[[0, 0, 0]] * 3]]  # three channels are a picture ...
+    four = torch.cat([logits, logits - 1], 1)[:, :4]  # ... and four are not
+    assert to_uint8(four).tolist() == [[as_palette(None, 3).tolist()]]
+
+
+def test_a_grid_of_label_maps() -> None:
+    label_maps = torch.eye(2).view(2, 2, 1, 1).expand(-1, -1, 48, 48)  # all class 0, all class 1
+    palette = as_palette([[200, 0, 0], [0, 200, 0]], 2)
+    grid = np.asarray(reconstruction_grid(label_maps, 30 * label_maps.flip(0), palette))
+    shown = [grid[20, 20 + 50 * column].tolist() for column in range(4)]
+    red, green = palette.tolist()
+    assert shown == [red, green, green, red]

@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 
 from taming.losses import (
     adaptive_weight,
+    cross_entropy_loss,
     hinge_discriminator_loss,
     hinge_generator_loss,
     l1_loss,
@@ -30,6 +33,22 @@ def test_pixel_losses_are_means() -> None:
     images = torch.zeros(2, 3, 4, 4)
     assert l1_loss(images + 0.5, images).item() == pytest.approx(0.5)
     assert l2_loss(images + 0.5, images).item() == pytest.approx(0.25)
+
+
+def test_the_cross_entropy_is_that_of_each_pixels_class() -> None:
+    label_maps = torch.tensor([[0, 2]]).eq(torch.arange(3).view(1, 3, 1, 1)).float()  # (1 3 1 2)
+    logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 3.0]]).T.view(1, 3, 1, 2).requires_grad_()
+    first, second = math.log(math.e + 2) - 1, math.log(2 + math.e**3) - 3
+    loss = cross_entropy_loss(logits, label_maps)
+    assert loss.item() == pytest.approx((first + second) / 2, rel=1e-6)
+    loss.backward()
+    # its gradient is (softmax − one-hot) / number of pixels
+    expected = (logits.detach().softmax(1) - label_maps) / 2
+    torch.testing.assert_close(logits.grad, expected)
+    # logits that say nothing cost ln(number of classes), whatever the map
+    assert cross_entropy_loss(torch.zeros(1, 3, 1, 2), label_maps).item() == pytest.approx(
+        math.log(3)
+    )
 
 
 def test_the_adaptive_weight_is_the_papers_quotient() -> None:

@@ -185,7 +185,7 @@ def test_the_perceptual_network_is_in_no_checkpoint_and_no_optimizer() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match=r"training\.reconstruction is 'l1' or 'l2', not 'l3'"):
+    with pytest.raises(UserError, match=r"is 'l1', 'l2' or 'cross_entropy', not 'l3'"):
         vqgan_training(reconstruction="l3")
     with pytest.raises(UserError, match=r"trainer\.accumulate must be at least 1, not 0"):
         vqgan_training(accumulate=0)

@@ -1,0 +1,92 @@
+"""The experiment `label_map`: at full size on the meta device, and a step of it made small."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
+from tiny_commands import Run
+
+from taming.cli.app import build, config_directory
+from taming.vqgan import VQGAN
+
+CONFIG = config_directory() / "experiment" / "label_map.yaml"
+# the last line of the comment on top of the file is what makes it small
+SMALL = [line for line in CONFIG.read_text().splitlines() if line.startswith("#   trainer=")]
+
+
+@pytest.fixture
+def label_maps(tmp_path: Path) -> Path:
+    """Eight label maps of four classes, 24×36, beside pictures."""
+    (tmp_path / "scenes" / "label").mkdir(parents=True)
+    (tmp_path / "scenes" / "image").mkdir()
+    for index in range(8):
+        rng = np.random.default_rng(index)
+        classes = rng.integers(0, 4, (6, 9), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+        Image.fromarray(classes).save(tmp_path / "scenes" / "label" / f"{index}.png")
+        Image.new("RGB", (36, 24)).save(tmp_path / "scenes" / "image" / f"{index}.jpg")
+    return tmp_path / "scenes"
+
+
+def overrides(path: Path) -> list[str]:
+    (line,) = SMALL
+    return ["experiment=label_map", f"data.path={path}", *line.removeprefix("#").split()]
+
+
+def test_it_builds_at_full_size() -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose(
+            "train_vqgan", ["experiment=label_map", "data.path=x", "data.channels=183"]
+        )
+    with torch.device("meta"):
+        vqgan = build(config.model)
+    assert vqgan.grid_size == (16, 16)
+    assert (vqgan.image_channels, vqgan.codebook_size) == (183, 1024)
+    assert build(config.perceptual) is None
+    assert build(config.adversary, max_steps=1) is None
+    module = build(config.training, vqgan=vqgan, perceptual=None, adversary=None, max_steps=1)
+    assert module.palette.shape == (183, 3)
+
+
+@pytest.mark.parametrize("resolution", [None, (16, 32)])
+def test_it_runs_a_step(
+    run: Run, label_maps: Path, tmp_path: Path, resolution: tuple[int, int] | None
+) -> None:
+    size = [] if resolution is None else [f"data.resolution=[{resolution[0]},{resolution[1]}]"]
+    outcome = run(
+        "train_vqgan", *overrides(label_maps), *size, "data.subfolder=label", "data.channels=5",
+        "data.val_fraction=0.25", "logger=csv", "run_dir=run",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    found = {name: value for row in rows for name, value in row.items() if value}
+    assert 0 <= float(found["val/mean_iou"]) <= float(found["val/pixel_accuracy"]) <= 1
+    assert float(found["val/pixel_loss"]) == float(found["val/reconstruction_loss"])
+    assert not {"val/psnr", "val/ssim", "val/perceptual_loss"} & found.keys()
+    height, width = resolution or (32, 32)
+    model = VQGAN.from_pretrained(tmp_path / "run")
+    assert model.resolution == (height, width)
+    assert model.decode(torch.zeros(1, *model.grid_size, dtype=torch.int64)).shape == (
+        1, 5, height, width
+    )  # fmt: skip
+
+
+def test_mistakes_are_one_line(run: Run, label_maps: Path) -> None:
+    for more, message in (
+        ([], "must be given: data.channels"),
+        (["data.channels=5"], "not a label map"),
+        (
+            ["data.channels=3", "data.subfolder=label"],
+            "has a pixel of value 3, and data.channels=3",
+        ),
+        (["data.channels=5", "perceptual.pretrained=true"], "pretrained"),
+        (["data.channels=5", "training.reconstruction=l1"], "experiment=label_map sets it"),
+    ):
+        outcome = run("train_vqgan", *overrides(label_maps), *more, "run_dir=run")
+        assert outcome.status != 0
+        assert message in outcome.err
