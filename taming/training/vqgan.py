@@ -131,7 +131,7 @@ class VQGANTraining(TrainingModule):
         vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
         self.channels_last = channels_last
         if channels_last:
-            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.to(memory_format=torch.channels_last)
         if compile:
             self._compile()
         self.codebook_usage = CodebookUsage(vqgan.codebook_size)
