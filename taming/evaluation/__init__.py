@@ -1,12 +1,19 @@
 """Measures of tokenizers and generators."""
 
 from taming.evaluation.codebook import CodebookUsage
+from taming.evaluation.features import FeatureExtractor
+from taming.evaluation.frechet import FrechetDistance, frechet_distance
+from taming.evaluation.perceptual import LPIPSMetric
 from taming.evaluation.pictures import image_grid, reconstruction_grid, to_uint8
 from taming.evaluation.reconstruction import ReconstructionMetrics
 
 __all__ = [
     "CodebookUsage",
+    "FeatureExtractor",
+    "FrechetDistance",
+    "LPIPSMetric",
     "ReconstructionMetrics",
+    "frechet_distance",
     "image_grid",
     "reconstruction_grid",
     "to_uint8",
