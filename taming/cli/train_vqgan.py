@@ -61,11 +61,13 @@ def main(config: DictConfig) -> int:
         )
         finetuned_adversary(start, adversary)
     perceptual = build(config.perceptual)
+    metrics = [build(metric) for metric in (config.get("metrics") or {}).values()]
     module = build(
         config.training,
         vqgan=vqgan,
         perceptual=perceptual,
         adversary=adversary,
+        metrics=metrics,
         trained="decoder" if config.finetune.mode == "decoder" else "all",
         max_steps=trainer.max_steps,
         accumulate=trainer.accumulate,

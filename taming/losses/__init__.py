@@ -9,6 +9,7 @@ from taming.losses.adversarial import (
     non_saturating_generator_loss,
     vanilla_discriminator_loss,
 )
+from taming.losses.backbone import Backbone
 from taming.losses.frozen import FrozenNetwork
 from taming.losses.lecam import LeCAM
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
@@ -17,6 +18,7 @@ from taming.losses.reconstruction import cross_entropy_loss, l1_loss, l2_loss
 __all__ = [
     "ADVERSARIAL_LOSSES",
     "AdversarialLoss",
+    "Backbone",
     "FeatureLoss",
     "FrozenNetwork",
     "LPIPSLoss",

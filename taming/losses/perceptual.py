@@ -5,24 +5,22 @@ of any torchvision backbone from a weights file; it is not LPIPS and its values 
 so.
 """
 
-import pickle
 import warnings
 from pathlib import Path
 
 import torch
 import torchvision
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
-from taming.errors import MissingPathError, UserError
+from taming.errors import UserError
+from taming.losses.backbone import Backbone, three_channels
 from taming.losses.frozen import FrozenNetwork
 
 __all__ = ["FeatureLoss", "LPIPSLoss"]
 
 WAYS_OUT = (
-    "Or use perceptual=none (no perceptual loss), or perceptual=features with a weights "
-    "file you have."
+    "Or do without: in training use perceptual=none (no perceptual loss), or perceptual=features "
+    "with a weights file you have; in reconstruct leave lpips out."
 )
 
 
@@ -62,7 +60,7 @@ class LPIPSLoss(nn.Module):
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Two `(b c H W)` in [-1, 1] to their mean LPIPS distance, a scalar; c is 3 or 1."""
-        return self.lpips(_three_channels(reconstructions), _three_channels(images)).mean()
+        return self.lpips(three_channels(reconstructions), three_channels(images)).mean()
 
     @staticmethod
     def _require_weights(url: str) -> None:
@@ -74,7 +72,7 @@ class LPIPSLoss(nn.Module):
             torch.hub.download_url_to_file(url, str(path), progress=True)
         except OSError as error:
             raise UserError(
-                f"the perceptual loss `lpips` needs ImageNet weights that are not at {path}, and "
+                f"LPIPS needs ImageNet weights that are not at {path}, and "
                 f"downloading {url} failed ({error}). Put that file there by hand. {WAYS_OUT}"
             ) from error
 
@@ -95,29 +93,11 @@ class FeatureLoss(nn.Module):
         UserError: if it does not fit the backbone.
     """
 
-    LAYERS = {  # noqa: RUF012  indices into `features`: after each activation that ends a stage
-        "squeezenet1_1": (1, 4, 7, 9, 10, 11, 12),
-        "vgg16": (3, 8, 15, 22, 29),
-        "alexnet": (1, 4, 7, 9, 11),
-    }
+    LAYERS = Backbone.LAYERS
 
     def __init__(self, *, backbone: str, weights: str | Path) -> None:
         super().__init__()
-        if backbone not in self.LAYERS:
-            raise UserError(
-                f"perceptual loss: backbone {backbone!r} is unknown; known: "
-                f"{', '.join(self.LAYERS)}."
-            )
-        self.layers = self.LAYERS[backbone]
-        network = getattr(torchvision.models, backbone)(weights=None).features
-        network.load_state_dict(_feature_weights(Path(weights), network.state_dict()))
-        self.features = FrozenNetwork(network[: max(self.layers) + 1])
-        self.mean: torch.Tensor
-        self.std: torch.Tensor
-        mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
-        std = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.features = Backbone(backbone, weights)
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Two `(b c H W)` in [-1, 1] to their mean feature distance, a scalar; c is 3 or 1."""
@@ -129,49 +109,5 @@ class FeatureLoss(nn.Module):
         return loss / len(targets)
 
     def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
-        x = ((_three_channels(images) + 1) / 2 - self.mean) / self.std
-        features = []
-        for index, layer in enumerate(self.features.network.children()):
-            x = layer(x)
-            if index in self.layers:
-                unit = x.float()
-                features.append(unit / (unit.square().sum(1, keepdim=True) + 1e-10).sqrt())
-        return features
-
-
-def _three_channels(images: torch.Tensor) -> torch.Tensor:
-    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-
-
-def _feature_weights(path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise MissingPathError(
-            f"perceptual loss: the weights file {path} does not exist. Give perceptual.weights a "
-            "file in torchvision's key names (.safetensors or .pth), or use perceptual=none."
-        )
-    try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"perceptual loss: {path} is no weights file, or damaged ({first_line})."
-        ) from error
-    found = {
-        name.removeprefix("features."): tensor
-        for name, tensor in weights.items()
-        if name.startswith("features.")
-    }
-    differing = sorted(
-        name
-        for name in expected.keys() | found.keys()
-        if name not in expected or name not in found or expected[name].shape != found[name].shape
-    )
-    if differing:
-        raise UserError(
-            f"perceptual loss: {path} does not fit the backbone; differing keys: "
-            f"{', '.join(differing[:4])}{' …' if len(differing) > 4 else ''}."
-        )
-    return found
+        features = [feature.float() for feature in self.features(images)]
+        return [x / (x.square().sum(1, keepdim=True) + 1e-10).sqrt() for x in features]

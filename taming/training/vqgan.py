@@ -6,6 +6,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchmetrics import Metric
 
 from taming.errors import UserError
 from taming.evaluation import (
@@ -47,6 +48,7 @@ class VQGANTraining(TrainingModule):
         perceptual_weight: of the perceptual loss.
         trained: `"all"`, or `"decoder"`: encoder and codebook stay as they are, and so do the
             tokens of any image.
+        metrics: more numbers for validation, such as `FrechetDistance` and `LPIPSMetric`.
         health: watches for collapse, a discriminator that has won, and leaping gradients; or None.
         compile: compile the networks with `torch.compile`: slow to start, then faster.
         channels_last: keep images and weights channel by channel in memory, which convolutions on
@@ -79,6 +81,7 @@ class VQGANTraining(TrainingModule):
         reconstruction_weight: float = 1.0,
         perceptual_weight: float = 1.0,
         trained: str = "all",
+        metrics: Sequence[Metric] = (),
         health: HealthWatch | None = None,
         compile: bool = False,
         channels_last: bool = False,
@@ -137,11 +140,14 @@ class VQGANTraining(TrainingModule):
         self.codebook_usage = CodebookUsage(vqgan.codebook_size)
         num_classes = vqgan.image_channels
         self.palette = as_palette(palette, num_classes) if of_label_maps else None
-        self.reconstruction_metrics: ReconstructionMetrics | LabelMapMetrics = (
-            LabelMapMetrics(num_classes) if of_label_maps else ReconstructionMetrics()
-        )
+        quality = LabelMapMetrics(num_classes) if of_label_maps else ReconstructionMetrics()
+        self.reconstruction_metrics = nn.ModuleList([quality, *metrics])
         self._val_sums: dict[str, torch.Tensor] = {}
         self._val_images = 0
+
+    @property
+    def _metrics(self) -> list[Metric]:
+        return [metric for metric in self.reconstruction_metrics if isinstance(metric, Metric)]
 
     @property
     def averaged_vqgan(self) -> VQGAN:
@@ -290,7 +296,8 @@ class VQGANTraining(TrainingModule):
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
         self.codebook_usage.reset()
-        self.reconstruction_metrics.reset()
+        for metric in self._metrics:
+            metric.reset()
         names = ["pixel_loss", "reconstruction_loss"]
         names += [] if self.perceptual is None else ["perceptual_loss"]
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -305,7 +312,8 @@ class VQGANTraining(TrainingModule):
         for name, value in losses.items():
             self._val_sums[name] += value.double() * len(images)
         self._val_images += len(images)
-        self.reconstruction_metrics.update(reconstructions, images)
+        for metric in self._metrics:
+            metric.update(reconstructions, images)
         self.codebook_usage.update(output.quantizer.code_counts)
         if batch_idx == 0:
             count = NUM_GRID_IMAGES
@@ -323,7 +331,7 @@ class VQGANTraining(TrainingModule):
         }
         metrics = {
             name: float(value)
-            for metric in (self.reconstruction_metrics, self.codebook_usage)
+            for metric in (*self._metrics, self.codebook_usage)
             for name, value in metric.compute().items()
         }
         self.report({f"val/{name}": value for name, value in {**means, **metrics}.items()})

@@ -1,0 +1,108 @@
+"""A torchvision network, pretrained, as a source of features: the weights come from a file."""
+
+import pickle
+from pathlib import Path
+
+import torch
+import torchvision
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from taming.errors import MissingPathError, UserError
+from taming.losses.frozen import FrozenNetwork
+
+__all__ = ["Backbone", "three_channels"]
+
+WAYS_OUT = "do without: perceptual=none in training, frechet.weights=null in reconstruct"
+
+
+class Backbone(nn.Module):
+    """The `features` part of a torchvision network, frozen.
+
+    Args:
+        name: `"squeezenet1_1"`, `"vgg16"` or `"alexnet"`.
+        weights: file of its weights in torchvision's key names, `.safetensors` or `.pth`.
+
+    Raises:
+        MissingPathError: if the weights file does not exist.
+        UserError: if it does not fit the network.
+    """
+
+    LAYERS = {  # noqa: RUF012  indices into `features`: after each activation that ends a stage
+        "squeezenet1_1": (1, 4, 7, 9, 10, 11, 12),
+        "vgg16": (3, 8, 15, 22, 29),
+        "alexnet": (1, 4, 7, 9, 11),
+    }
+    WIDTHS = {"squeezenet1_1": 512, "vgg16": 512, "alexnet": 256}  # noqa: RUF012  of the last stage
+
+    def __init__(self, name: str, weights: str | Path) -> None:
+        super().__init__()
+        if name not in self.LAYERS:
+            raise UserError(
+                f"the feature network {name!r} is unknown; known: {', '.join(self.LAYERS)}."
+            )
+        self.layers = self.LAYERS[name]
+        network = getattr(torchvision.models, name)(weights=None).features
+        network.load_state_dict(_read(Path(weights).expanduser(), network.state_dict()))
+        self.frozen = FrozenNetwork(network[: max(self.layers) + 1])
+        self.mean: torch.Tensor
+        self.std: torch.Tensor
+        mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
+        std = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network itself, up to its last stage."""
+        return self.frozen.network
+
+    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """`(b c H W)` in [-1, 1], c of 3 or 1, to each stage's features `(b f h w)`."""
+        x = ((three_channels(images) + 1) / 2 - self.mean) / self.std
+        features = []
+        for index, layer in enumerate(self.network.children()):
+            x = layer(x)
+            if index in self.layers:
+                features.append(x)
+        return features
+
+
+def three_channels(images: torch.Tensor) -> torch.Tensor:
+    """Grey images `(b 1 H W)` as RGB; RGB as it is."""
+    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+
+
+def _read(path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise MissingPathError(
+            f"the feature network's weights file {path} does not exist. Give a file in "
+            f"torchvision's key names (.safetensors or .pth), or {WAYS_OUT}."
+        )
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"the feature network's {path} is no weights file, or damaged ({first_line})."
+        ) from error
+    found = {
+        name.removeprefix("features."): tensor
+        for name, tensor in weights.items()
+        if name.startswith("features.")
+    }
+    differing = sorted(
+        name
+        for name in expected.keys() | found.keys()
+        if name not in expected or name not in found or expected[name].shape != found[name].shape
+    )
+    if differing:
+        raise UserError(
+            f"the feature network's {path} does not fit the backbone; differing keys: "
+            f"{', '.join(differing[:4])}{' …' if len(differing) > 4 else ''}."
+        )
+    return found
