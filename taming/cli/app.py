@@ -165,8 +165,18 @@ def resume_config(config: DictConfig) -> DictConfig:
 
 def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -> None:
     """Takes one override of `config` over into a saved configuration."""
-    fixed = ("experiment", "run_dir", "vqgan", "conditioning", "model", "data", "adversary")
-    if name in fixed or name.startswith(("~", "model.", "perceptual")):
+    fixed = (
+        "experiment",
+        "size",
+        "run_dir",
+        "vqgan",
+        "conditioning",
+        "model",
+        "quantizer",
+        "data",
+        "adversary",
+    )
+    if name in fixed or name.startswith(("~", "model.", "perceptual", "finetune")):
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."

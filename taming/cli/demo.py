@@ -40,7 +40,7 @@ def main(config: DictConfig) -> None:
     vqgan, transformer, samples = (
         output_dir / name for name in ("vqgan", "transformer", "samples")
     )
-    _run("train_vqgan", "experiment=vqgan_digits", f"run_dir={vqgan}", *config.train_overrides)
+    _run("train_vqgan", "experiment=digits", f"run_dir={vqgan}", *config.train_overrides)
     _run(
         "train_transformer",
         "experiment=transformer_digits",

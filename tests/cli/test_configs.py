@@ -56,7 +56,7 @@ def test_experiment_runs_a_step(
         tiny = [o for o in tiny if o != "data.resolution=16"] + ["data.resolution=32"]
     if name == "train_transformer":
         if "data: digits" in text:
-            run("train_vqgan", "experiment=vqgan_digits", *TINY_VQGAN, "run_dir=tokenizer")
+            run("train_vqgan", "experiment=digits", *TINY_VQGAN, "run_dir=tokenizer")
             tiny += ["vqgan=tokenizer"]
         else:
             tiny += [f"vqgan={vqgan_run}"]
@@ -85,7 +85,7 @@ def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def test_model_builds_at_full_size(composed: object) -> None:
-    for overrides, factor in (((), 8), (("experiment=vqgan_flowers64",), 4)):
+    for overrides, factor in (((), 8), (("experiment=flowers64",), 4)):
         config = composed("train_vqgan", "data.path=x", *overrides)
         with torch.device("meta"):
             vqgan = build(config.model)

@@ -79,8 +79,8 @@ def test_run_directory_in_use(run: Run, vqgan_run: Path, folder_overrides: tuple
 
 def test_nothing_to_resume(run: Run, vqgan_run: Path) -> None:
     fails(run("train_vqgan", "resume=nowhere"), "nothing to resume", "nowhere")
-    outcome = run("train_vqgan", f"resume={vqgan_run}", "experiment=vqgan_digits")
-    fails(outcome, "experiment=vqgan_digits", "cannot be combined")
+    outcome = run("train_vqgan", f"resume={vqgan_run}", "experiment=digits")
+    fails(outcome, "experiment=digits", "cannot be combined")
 
 
 def test_tokenizers_that_are_none(run: Run, images: Path, transformer_run: Path) -> None:
