@@ -119,14 +119,14 @@ class Adversary(nn.Module):
     def discriminator_loss(
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Two `(b c H W)` without gradient to the discriminator's loss and what to watch.
+        """Two `(b c H W)` to the discriminator's loss and what to watch; no gradient reaches them.
 
         Returns:
             `discriminator_loss`, LeCAM included; `scores_real` and `scores_fake`, their means;
             `discriminator_accuracy`, the mean share of real scores above and fake ones below 0;
             and with LeCAM `lecam_loss`, unweighted.
         """
-        scores_real, scores_fake = self._scores(images, reconstructions)
+        scores_real, scores_fake = self._scores(images.detach(), reconstructions.detach())
         loss = self.loss.discriminator(scores_real, scores_fake)
         right = (scores_real > 0).float().mean() + (scores_fake < 0).float().mean()
         numbers = {
