@@ -1,4 +1,4 @@
-"""Images and label maps for training and evaluation: sources, transforms, data sets, order, data module.
+"""Images and label maps for training and evaluation: sources, transforms, data sets, data module.
 
 `taming.data.sets` holds one function for each data set a config can name.
 """
