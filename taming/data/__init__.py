@@ -1,4 +1,4 @@
-"""Images for training and evaluation: sources, transforms, data sets, order, data module.
+"""Images and label maps for training and evaluation: sources, transforms, data sets, data module.
 
 `taming.data.sets` holds one function for each data set a config can name.
 """
@@ -7,6 +7,7 @@ from taming.data.builtin import ArraySource
 from taming.data.dataset import ImageDataset, Source
 from taming.data.image_folder import ImageFolder
 from taming.data.images import BrokenImageError, load_image
+from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform
 from taming.data.loading import EndlessDataModule
 from taming.data.module import ImageDataModule, Part, hold_out
 from taming.data.sampler import EndlessBatches
@@ -24,6 +25,9 @@ __all__ = [
     "ImageDataset",
     "ImageFolder",
     "ImageTransform",
+    "LabelMapFolder",
+    "LabelMapReader",
+    "LabelMapTransform",
     "Part",
     "Source",
     "TokenDataModule",
