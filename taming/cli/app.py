@@ -1,6 +1,8 @@
 """What all commands share: where configs are, how errors look, how a run directory begins."""
 
 import logging
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ __all__ = [
     "program",
     "resolved",
     "resume_config",
+    "run_command",
     "set_seed",
 ]
 
@@ -214,3 +217,18 @@ def begin_run(config: DictConfig) -> Path:
     except OSError as error:
         raise UserError(f"the run directory {run_dir} cannot be written: {error}.") from error
     return run_dir
+
+
+def run_command(script: str, *overrides: str) -> None:
+    """Runs a command as a user would, after showing it.
+
+    Raises:
+        UserError: if it does not end well.
+    """
+    print(f"\n$ python scripts/{script}.py {shlex.join(overrides)}", flush=True)
+    module = f"taming.cli.{script}"
+    status = subprocess.run(
+        [sys.executable, "-c", f"from {module} import main; main()", *overrides], check=False
+    ).returncode
+    if status != 0:
+        raise UserError(f"{script} ended with status {status}; see above.")

@@ -3,15 +3,13 @@
 import json
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, command
+from taming.cli.app import build, command, run_command
 from taming.errors import UserError
 from taming.training import peak_memory
 from taming.workflows import report_digits
@@ -40,8 +38,8 @@ def main(config: DictConfig) -> None:
     vqgan, transformer, samples = (
         output_dir / name for name in ("vqgan", "transformer", "samples")
     )
-    _run("train_vqgan", "experiment=digits", f"run_dir={vqgan}", *config.train_overrides)
-    _run(
+    run_command("train_vqgan", "experiment=digits", f"run_dir={vqgan}", *config.train_overrides)
+    run_command(
         "train_transformer",
         "experiment=transformer_digits",
         f"vqgan={vqgan}",
@@ -49,7 +47,7 @@ def main(config: DictConfig) -> None:
         f"run_dir={transformer}",
         *config.train_overrides,
     )
-    _run(
+    run_command(
         "sample",
         f"checkpoint={transformer}",
         f"num_images={config.num_samples}",
@@ -86,14 +84,3 @@ It wrote under {output_dir}/:
   report.json          the numbers above
 {NEXT}"""
     )
-
-
-def _run(script: str, *overrides: str) -> None:
-    """Runs a command as a user would, after showing it."""
-    print(f"\n$ python scripts/{script}.py {' '.join(overrides)}", flush=True)
-    module = f"taming.cli.{script}"
-    status = subprocess.run(
-        [sys.executable, "-c", f"from {module} import main; main()", *overrides], check=False
-    ).returncode
-    if status != 0:
-        raise UserError(f"{script} ended with status {status}; see above.")
