@@ -8,10 +8,12 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run
+from PIL import Image
+from tiny_commands import TINY_TRAINER, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
+from taming.vqgan import VQGAN
 
 CONFIGS = config_directory()
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
@@ -46,22 +48,131 @@ def test_experiment_runs_a_step(
     run: Run, experiment: str, images: Path, weights: Path, vqgan_run: Path
 ) -> None:
     name = primary(experiment)
-    tiny = list(TINY_VQGAN if name == "train_vqgan" else TINY_TRANSFORMER)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
-    if "data: image_folder" in text:
-        tiny += [f"data.path={images}", "data.resolution=16", "data.val_fraction=0.25"]
-    if "perceptual: features" in text:
-        tiny += [f"perceptual.weights={weights}"]
-        # SqueezeNet needs 17 pixels
-        tiny = [o for o in tiny if o != "data.resolution=16"] + ["data.resolution=32"]
-    if name == "train_transformer":
+    if name == "train_vqgan":
+        overrides = ["size=tiny", "logger=csv"]  # as the file says
+        if "data: digits" not in text:  # of the others no data is here: images of our own
+            overrides += ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+        if "data: fashion_mnist" in text:
+            overrides += ["data.channels=1"]
+        if "perceptual: features" in text:
+            overrides += [f"perceptual.weights={weights}"]
+        elif "perceptual: none" not in text:
+            overrides += ["perceptual.pretrained=false"]
+    else:
+        overrides = list(TINY_TRANSFORMER)
         if "data: digits" in text:
             run("train_vqgan", "experiment=digits", *TINY_VQGAN, "run_dir=tokenizer")
-            tiny += ["vqgan=tokenizer"]
+            overrides += ["vqgan=tokenizer"]
         else:
-            tiny += [f"vqgan={vqgan_run}"]
-    outcome = run(name, f"experiment={experiment}", *tiny, "run_dir=run")
+            overrides += [f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25"]
+    outcome = run(name, f"experiment={experiment}", *overrides, "run_dir=run")
     assert outcome.status == 0, outcome.err
+    assert "2 steps done" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "experiment", [name for name in EXPERIMENTS if primary(name) == "train_vqgan"]
+)
+def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
+    more = ["data.channels=12"] if experiment == "label_map" else []
+    config = composed("train_vqgan", f"experiment={experiment}", "data.path=x", *more)
+    with torch.device("meta"):
+        vqgan = build(config.model)
+        adversary = build(config.adversary, max_steps=config.trainer.max_steps)
+    assert vqgan.resolution == (config.data.resolution, config.data.resolution)
+    assert vqgan.quantizer.codebook_size == config.model.quantizer.codebook_size
+    if experiment == "vqgan_f16_imagenet256":
+        sizes = {
+            name: sum(p.numel() for p in part.parameters()) for name, part in vqgan.named_children()
+        }
+        assert sum(sizes.values()) - sizes["quantizer"] == 71_879_555
+        assert sizes["quantizer"] == 1024 * 256
+        parameters = adversary.discriminator.parameters()
+        assert sum(p.numel() for p in parameters) == 2_765_633
+    if adversary is not None:
+        adversary.discriminator.check_resolution(vqgan.resolution)
+        last = adversary.start + adversary.warmup + adversary.ramp
+        assert last <= config.trainer.max_steps  # the adversary's full weight is reached
+
+
+@pytest.mark.parametrize("option", options("quantizer"))
+def test_quantizers(run: Run, folder_overrides: tuple[str, ...], option: str) -> None:
+    overrides = [o for o in TINY_VQGAN if not o.startswith("model.quantizer")]
+    sizes = {"gumbel": ["model.quantizer.codebook_dim=8"], "finite_scalar": []}
+    outcome = run(
+        "train_vqgan", *folder_overrides, *overrides, f"quantizer={option}",
+        *sizes.get(option, ["model.quantizer.codebook_size=16"]), "perceptual=none", "run_dir=run",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+
+
+def test_metrics_are_added_to_validation(
+    run: Run, images: Path, weights: Path, tmp_path: Path
+) -> None:
+    outcome = run(
+        "train_vqgan", f"data.path={images}", "size=tiny", "perceptual=none", "adversary=none",
+        "logger=csv", "metrics=[frechet]", f"metrics.frechet.features.weights={weights}",
+        "metrics.frechet.features.resolution=32", "run_dir=run",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    assert "frechet_distance" in outcome.out
+    assert "val/frechet_distance" in (tmp_path / "run" / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize("mode", ["whole", "decoder", "new_codebook"])
+def test_finetuning_and_its_resume(
+    run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], mode: str, tmp_path: Path
+) -> None:
+    started = run(
+        "train_vqgan", *folder_overrides, *TINY_TRAINER, "data.num_workers=0", "data.batch_size=4",
+        "perceptual=none", "adversary.discriminator.base_channels=8", "adversary.start=0",
+        "adversary.discriminator.num_layers=1", f"finetune.checkpoint={vqgan_run}",
+        f"finetune.mode={mode}", "model.quantizer.codebook_size=24", "run_dir=tuned",
+    )  # fmt: skip
+    assert started.status == 0, started.err
+    assert "begins anew" not in started.err
+    before, tuned = (VQGAN.from_pretrained(path) for path in (vqgan_run, tmp_path / "tuned"))
+    assert tuned.codebook_size == (24 if mode == "new_codebook" else 16)
+    same = torch.equal(before.encoder.conv_in.weight, tuned.encoder.conv_in.weight)
+    assert same is (mode == "decoder")
+    assert not torch.equal(before.last_layer, tuned.last_layer)
+    resumed = run("train_vqgan", "resume=tuned", "trainer.max_steps=3")
+    assert resumed.status == 0, resumed.err
+    assert VQGAN.from_pretrained(tmp_path / "tuned").codebook_size == tuned.codebook_size
+
+
+@pytest.mark.parametrize(
+    ("count", "overrides", "remark"),
+    [
+        (1, [], "no image can be held out"),
+        (7, ["data.batch_size=16"], "6 training images make less than a batch of 16"),
+        (4, ["data.batch_size=1"], ""),
+        (4, ["model.quantizer.codebook_size=4096"], "fewer than the 4096 codes"),
+    ],
+)
+def test_unusual_data_is_trained_on_and_remarked_upon(
+    run: Run, tmp_path: Path, count: int, overrides: list[str], remark: str
+) -> None:
+    write_images(tmp_path / "few", count)
+    outcome = run(
+        "train_vqgan", "data.path=few", "size=tiny", "perceptual=none", "logger=csv",
+        *overrides, "run_dir=run",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    assert remark in outcome.err
+    assert ("note:" in outcome.err) is (remark != "")
+
+
+def test_images_of_one_colour_are_remarked_upon(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    for index in range(8):
+        Image.new("RGB", (32, 32), (index * 20, 0, 90)).save(tmp_path / "flat" / f"{index}.png")
+    outcome = run(
+        "train_vqgan", "data.path=flat", "size=tiny", "perceptual=none", "logger=csv", "run_dir=run"
+    )
+    assert outcome.status == 0, outcome.err
+    assert "each of a single colour" in outcome.err
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -85,12 +196,11 @@ def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def test_model_builds_at_full_size(composed: object) -> None:
-    for overrides, factor in (((), 8), (("experiment=flowers64",), 4)):
-        config = composed("train_vqgan", "data.path=x", *overrides)
-        with torch.device("meta"):
-            vqgan = build(config.model)
-        assert vqgan.downsample_factor == factor
-        assert vqgan.grid_size[0] * factor == config.data.resolution
+    config = composed("train_vqgan", "data.path=x")
+    with torch.device("meta"):
+        vqgan = build(config.model)
+    assert vqgan.downsample_factor == 8
+    assert vqgan.grid_size == (32, 32)
     gpt = composed("train_transformer", "data.path=x").model
     with torch.device("meta"):
         model = build(gpt, codebook_size=1024, num_prefix_ids=11, context_length=256)
