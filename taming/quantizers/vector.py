@@ -100,7 +100,7 @@ class VectorQuantizer(Quantizer):
         self._starts_at_latents = init in ("data", "kmeans")
         self._awaits_kmeans = init == "kmeans"
         # a code that is to start at a latent counts as unused from the beginning
-        unused = 0 if init == "uniform" else self._unused_limit
+        unused = 0 if init == "uniform" or not self._moves_codes else self._unused_limit
         self.batches_unused: torch.Tensor
         self.register_buffer(
             "batches_unused", torch.full((codebook_size,), unused, dtype=torch.int64)

@@ -1,5 +1,7 @@
 """How a codebook starts from data, and k-means on its own."""
 
+from typing import Any
+
 import pytest
 import torch
 from vector_quantize_pytorch.vector_quantize_pytorch import kmeans as their_kmeans
@@ -110,6 +112,21 @@ def test_evaluation_does_not_start_the_codebook() -> None:
     assert torch.equal(quantizer.codebook, before)
     quantizer.train()(as_grid(rows()))
     assert (quantizer.codebook != before).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({}, 0),
+        ({"revive_after": 7}, 7),
+        ({"revive_after": 7, "init": "uniform"}, 0),
+        ({"init": "data"}, 1),
+        ({"init": "kmeans", "revive_after": 7}, 7),
+    ],
+)
+def test_codes_that_start_at_latents_count_as_unused(settings: dict[str, Any], unused: int) -> None:
+    quantizer = VectorQuantizer(codebook_size=2, codebook_dim=3, **settings)
+    assert quantizer.batches_unused.tolist() == [unused] * 2
 
 
 def test_a_checkpoint_from_before_these_options_loads() -> None:
