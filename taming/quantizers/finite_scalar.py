@@ -49,6 +49,7 @@ class FiniteScalarQuantizer(Quantizer):
         bounded = self._bound(rows)  # (n d), in levels
         half = self.levels // 2
         digits = bounded.detach().round().long() + half  # (n d), 0 to L − 1
+        digits = digits.clamp(min=0).minimum(self.levels - 1)  # even where a latent is NaN
         quantized = straight_through(bounded / half, self._codes(digits))
         return quantized, (digits * self.place_values).sum(1), {}
 

@@ -68,8 +68,7 @@ class VectorQuantizer(Quantizer):
             raise UserError(
                 f"quantizer: revive_after must be at least 1 or null, not {revive_after}."
             )
-        init = init or ("uniform" if revive_after is None else "data")
-        if init not in STARTS:
+        if init is not None and init not in STARTS:
             raise UserError(f"quantizer: init is one of {', '.join(STARTS)}, not {init!r}.")
         if ema_decay is not None and not 0 < ema_decay < 1:
             raise UserError(
@@ -98,12 +97,10 @@ class VectorQuantizer(Quantizer):
         if ema_decay is not None:
             self.codebook.requires_grad_(False)
             self.average = CodebookAverage(self.codebook, ema_decay)
-        # A code is moved to a latent when it has been unused this long; one that is to start at
-        # a latent counts as unused from the beginning.
-        self._unused_limit = revive_after or 1
-        self._moves_codes = init != "uniform" or revive_after is not None
+        self._starts_at_latents = init in ("data", "kmeans")
         self._awaits_kmeans = init == "kmeans"
-        unused = 0 if init == "uniform" else self._unused_limit
+        # a code that is to start at a latent counts as unused from the beginning
+        unused = 0 if init == "uniform" or not self._moves_codes else self._unused_limit
         self.batches_unused: torch.Tensor
         self.register_buffer(
             "batches_unused", torch.full((codebook_size,), unused, dtype=torch.int64)
@@ -137,6 +134,15 @@ class VectorQuantizer(Quantizer):
     def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
         """`(...)` int64 to `(... d)` float32, normalised if `cosine`."""
         return F.embedding(indices, self._comparable(self.codebook.float()))
+
+    @property
+    def _moves_codes(self) -> bool:
+        return self._starts_at_latents or self.revive_after is not None
+
+    @property
+    def _unused_limit(self) -> int:
+        # a code that has been unused for so many batches is moved to a latent
+        return self.revive_after or 1
 
     def _comparable(self, rows: torch.Tensor) -> torch.Tensor:
         return F.normalize(rows, dim=-1) if self.cosine else rows

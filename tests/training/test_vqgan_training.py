@@ -70,7 +70,8 @@ def test_the_gradients_are_those_of_the_papers_loss(adversary: Any, step: int) -
     found = gradients(module.vqgan)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
+        largest = gradient.abs().max().item()
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7 + 1e-5 * largest)
     listens = adversary is not None and step >= 3
     assert ("generator_loss" in losses) is listens
     assert ("adaptive_weight" in losses) is (listens and adversary["adaptive"])

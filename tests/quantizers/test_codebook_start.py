@@ -1,0 +1,141 @@
+"""How a codebook starts from data, and k-means on its own."""
+
+from typing import Any
+
+import pytest
+import torch
+from vector_quantize_pytorch.vector_quantize_pytorch import kmeans as their_kmeans
+
+from taming.quantizers import VectorQuantizer
+from taming.quantizers.kmeans import kmeans
+
+
+def rows(n: int = 200, d: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+def as_grid(rows: torch.Tensor) -> torch.Tensor:
+    return rows.T[None, :, :, None]
+
+
+@pytest.mark.parametrize("spherical", [False, True])
+def test_kmeans_is_that_of_an_independent_implementation(spherical: bool) -> None:
+    points = rows()
+    if spherical:
+        points = torch.nn.functional.normalize(points, dim=1)
+    start = points[:10]
+    theirs, _ = their_kmeans(
+        points[None], 10, 7, use_cosine_sim=spherical, sample_fn=lambda *_: start[None]
+    )
+    ours = kmeans(points, start, spherical=spherical, num_iterations=7)
+    torch.testing.assert_close(ours, theirs[0])
+
+
+def test_kmeans_leaves_a_centre_without_rows_where_it_is() -> None:
+    points = torch.tensor([[0.0], [1.0], [2.0]])
+    centres = kmeans(points, torch.tensor([[1.5], [50.0]]))
+    assert centres.flatten().tolist() == [1.0, 50.0]
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_the_codebook_starts_at_the_centres_of_clusters(cosine: bool) -> None:
+    torch.manual_seed(0)
+    # four tight clusters in four directions, 50 latents each, 4 codes, a lucky draw of the start
+    centres = torch.tensor([[3.0, 0.0], [0.0, 3.0], [-3.0, 0.0], [0.0, -3.0]])
+    points = centres.repeat(50, 1) + 0.1 * rows(200, 2)
+    distances = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        quantizer = VectorQuantizer(codebook_size=4, codebook_dim=2, init="kmeans", cosine=cosine)
+        quantizer.train()(as_grid(points))
+        expected = centres / 3 if cosine else centres
+        distances.append(torch.cdist(expected, quantizer.codebook).min(1).values.max().item())
+    assert min(distances) < 0.1  # clusters of 50 with a spread of 0.1: means are within 0.015
+
+
+def test_the_quantization_error_after_kmeans_is_smaller_than_after_drawing() -> None:
+    errors = {}
+    for init in ("data", "kmeans"):
+        torch.manual_seed(0)
+        quantizer = VectorQuantizer(codebook_size=16, codebook_dim=3, init=init)
+        errors[init] = quantizer.train()(as_grid(rows(1000))).losses["codebook_loss"].item()
+    assert errors["kmeans"] < 0.8 * errors["data"]
+
+
+@pytest.mark.parametrize("init", ["data", "kmeans"])
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+def test_it_happens_once(init: str, ema_decay: float | None) -> None:
+    quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
+    quantizer.train()(as_grid(rows()))
+    assert quantizer.batches_unused.tolist() == [0] * 8
+    resumed = VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
+    resumed.load_state_dict(quantizer.state_dict())
+    for each in (quantizer, resumed):
+        before = each.codebook.detach().clone()
+        each.train()(as_grid(rows(seed=1) + 100))
+        moved = (each.codebook - before).norm(dim=1)
+        if ema_decay is None:
+            assert torch.equal(each.codebook, before)
+        else:  # all latents chose one code
+            assert (moved > 1).sum() == 1
+
+
+@pytest.mark.parametrize("init", ["data", "kmeans"])
+def test_more_codes_than_latents(init: str) -> None:
+    torch.manual_seed(0)
+    quantizer = VectorQuantizer(codebook_size=32, codebook_dim=3, init=init, cosine=True)
+    points = torch.nn.functional.normalize(rows(20), dim=1)
+    output = quantizer.train()(as_grid(points))
+    torch.testing.assert_close(output.quantized, as_grid(points))  # a code for each latent
+    assert (quantizer.batches_unused > 0).sum() == 12
+    others = torch.nn.functional.normalize(rows(20, seed=1), dim=1)
+    quantizer(as_grid(others))
+    assert (quantizer.batches_unused == 0).all()
+    distances = torch.cdist(quantizer.codebook.detach(), torch.cat([points, others]))
+    assert distances.min(1).values.max() < 1e-3
+
+
+def test_an_explicitly_uniform_start_waits_for_the_revival() -> None:
+    quantizer = VectorQuantizer(
+        codebook_size=8, codebook_dim=3, init="uniform", revive_after=2
+    ).train()
+    before = quantizer.codebook.detach().clone()
+    for moved in (0, 0, 1):
+        quantizer(as_grid(rows(1) + 9))  # one latent a batch, far from all codes: one is used
+        assert int((quantizer.codebook != before).any(1).sum()) == moved
+
+
+def test_evaluation_does_not_start_the_codebook() -> None:
+    quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, init="kmeans").eval()
+    before = quantizer.codebook.detach().clone()
+    quantizer(as_grid(rows()))
+    assert torch.equal(quantizer.codebook, before)
+    quantizer.train()(as_grid(rows()))
+    assert (quantizer.codebook != before).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({}, 0),
+        ({"revive_after": 7}, 7),
+        ({"revive_after": 7, "init": "uniform"}, 0),
+        ({"init": "data"}, 1),
+        ({"init": "kmeans", "revive_after": 7}, 7),
+    ],
+)
+def test_codes_that_start_at_latents_count_as_unused(settings: dict[str, Any], unused: int) -> None:
+    quantizer = VectorQuantizer(codebook_size=2, codebook_dim=3, **settings)
+    assert quantizer.batches_unused.tolist() == [unused] * 2
+
+
+def test_a_checkpoint_from_before_these_options_loads() -> None:
+    state = {
+        "codebook": rows(8),
+        "batches_unused": torch.arange(8),
+    }
+    quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, cosine=True, revive_after=100)
+    quantizer.load_state_dict(state)
+    assert list(quantizer.state_dict()) == list(state)
+    quantizer.train()(as_grid(rows(seed=1)))
+    assert torch.equal(quantizer.codebook, state["codebook"])

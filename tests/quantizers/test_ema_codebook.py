@@ -1,0 +1,114 @@
+import pytest
+import torch
+from vector_quantize_pytorch import VectorQuantize
+
+from taming.quantizers import VectorQuantizer
+from taming.quantizers.ema import CodebookAverage
+
+
+def batches(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def make(cosine: bool = False, decay: float = 0.8) -> VectorQuantizer:
+    """12 codes, all in use: they start at latents."""
+    quantizer = VectorQuantizer(codebook_size=12, codebook_dim=3, cosine=cosine, ema_decay=decay)
+    codes = batches(1)[0].permute(0, 2, 3, 1).reshape(-1, 3)[:12]
+    if cosine:
+        codes = torch.nn.functional.normalize(codes, dim=1)
+    with torch.no_grad():
+        quantizer.codebook.copy_(codes)
+    assert quantizer.average is not None
+    quantizer.average.restart(torch.ones(12, dtype=torch.bool), codes)
+    return quantizer
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_codes_and_loss_are_those_of_an_independent_implementation(cosine: bool) -> None:
+    ours = make(cosine).train()
+    theirs = VectorQuantize(
+        dim=3,
+        codebook_size=12,
+        decay=0.8,
+        use_cosine_sim=cosine,
+        threshold_ema_dead_code=0,
+        commitment_weight=0.25,
+        rotation_trick=False,
+        accept_image_fmap=True,
+    ).train()
+    theirs._codebook.embed.copy_(ours.codebook.detach()[None])
+    theirs._codebook.embed_avg.copy_(ours.codebook.detach()[None])
+    for z in batches(6):
+        output = ours(z)
+        quantized, indices, loss = theirs(z)
+        assert torch.equal(output.indices, indices)
+        torch.testing.assert_close(output.quantized, quantized)
+        assert output.losses.keys() == {"commitment_loss"}
+        assert output.loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(ours.codebook.detach(), theirs._codebook.embed[0])
+    quantized, indices, _ = theirs.eval()(z)
+    output = ours.eval()(z)
+    assert torch.equal(output.indices, indices)
+    torch.testing.assert_close(output.quantized, quantized)
+
+
+def test_after_k_steps_the_codes_are_the_closed_form() -> None:
+    # with the same assignments each time, m_k = γ^k m_0 + (1 − γ^k) Σz and N_k likewise
+    rows = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    indices, counts = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
+    start = torch.tensor([[0.5, 0.5], [-1.0, 2.0]])
+    average, codes, decay, k = CodebookAverage(start, 0.9), start, 0.9, 7
+    for _ in range(k):
+        codes = average.update(rows, indices, counts, codes)
+    faded = decay**k
+    sizes = faded + (1 - faded) * torch.tensor([2.0, 1.0])
+    sums = faded * start + (1 - faded) * torch.tensor([[4.0, 0.0], [0.0, 5.0]])
+    smoothed = (sizes + 1e-5) / (sizes.sum() + 2e-5) * sizes.sum()
+    torch.testing.assert_close(average.sizes, sizes)
+    torch.testing.assert_close(average.sums, sums)
+    torch.testing.assert_close(codes, sums / smoothed[:, None])
+
+
+def test_the_codebook_takes_no_gradient_but_learns() -> None:
+    quantizer = make().train()
+    z = batches(1)[0].requires_grad_()
+    before = quantizer.codebook.clone()
+    output = quantizer(z)
+    (output.quantized.sum() + output.loss).backward()
+    assert not quantizer.codebook.requires_grad
+    assert quantizer.codebook.grad is None
+    assert not torch.equal(quantizer.codebook, before)
+
+
+def test_an_unused_code_stays_instead_of_sinking_to_the_origin() -> None:
+    quantizer = VectorQuantizer(codebook_size=2, codebook_dim=1, ema_decay=0.5).train()
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.tensor([[0.0], [8.0]]))
+    assert quantizer.average is not None
+    quantizer.average.restart(torch.ones(2, dtype=torch.bool), quantizer.codebook)
+    for _ in range(200):  # 0.5^200 has no float32
+        quantizer(torch.zeros(1, 1, 2, 2))
+    assert 3 < quantizer.codebook[1].item() < 8
+
+
+def test_cosine_codes_stay_unit_vectors() -> None:
+    quantizer = make(cosine=True, decay=0.5).train()
+    for z in batches(20):
+        quantizer(10 * z)
+    torch.testing.assert_close(quantizer.codebook.norm(dim=1), torch.ones(12))
+
+
+def test_a_revived_code_begins_its_average_anew() -> None:
+    quantizer = VectorQuantizer(
+        codebook_size=2, codebook_dim=1, ema_decay=0.9, revive_after=1, init="uniform"
+    ).train()
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.tensor([[0.0], [100.0]]))
+    z = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2)
+    quantizer(z)
+    quantizer(z)  # the second code has been unused for one batch: it moves to a latent
+    assert quantizer.average is not None
+    moved = quantizer.codebook[1].item()
+    assert -0.1 <= moved <= 1.1
+    assert quantizer.average.sizes[1] == pytest.approx(0.9 + 0.1 * 1, abs=0.11)
+    assert quantizer.average.sums[1].item() == pytest.approx(moved, abs=0.11)

@@ -1,0 +1,81 @@
+import math
+
+import pytest
+import torch
+
+from taming.quantizers import VectorQuantizer
+from taming.quantizers.entropy import entropy_penalty
+
+
+def distances(*assignments: list[float], temperature: float = 1.0) -> torch.Tensor:
+    """Distances whose soft assignments are these, with another constant for each latent."""
+    constants = torch.arange(len(assignments))[:, None]
+    return -temperature * torch.tensor(assignments).log() + constants
+
+
+def entropy(*probabilities: float) -> float:
+    return -sum(p * math.log(p) for p in probabilities)
+
+
+def test_the_value_by_hand() -> None:
+    both = distances([0.75, 0.25], [0.25, 0.75])
+    expected = entropy(0.75, 0.25) - math.log(2)
+    assert entropy_penalty(both, 1.0).item() == pytest.approx(expected, rel=1e-5)
+    uneven = distances([0.7, 0.2, 0.1], [0.5, 0.1, 0.4], temperature=0.3)
+    expected = (entropy(0.7, 0.2, 0.1) + entropy(0.5, 0.1, 0.4)) / 2 - entropy(0.6, 0.15, 0.25)
+    assert entropy_penalty(uneven, 0.3).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_its_ends() -> None:
+    one_each = 1e4 * (1 - torch.eye(5))
+    assert entropy_penalty(one_each, 1.0).item() == pytest.approx(-math.log(5), rel=1e-6)
+    all_alike = 1e4 * (1 - torch.eye(5)[[2, 2, 2]])
+    assert entropy_penalty(all_alike, 1.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert entropy_penalty(torch.zeros(3, 5), 1.0).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_its_gradient_is_finite_where_an_assignment_is_zero() -> None:
+    far = (1e6 * (1 - torch.eye(5)[[2, 2, 2]])).requires_grad_()
+    (gradient,) = torch.autograd.grad(entropy_penalty(far, 0.01), far)
+    assert torch.isfinite(gradient).all()
+
+
+def test_descending_it_spreads_the_latents_over_the_codes() -> None:
+    quantizer = VectorQuantizer(
+        codebook_size=2, codebook_dim=1, entropy_weight=1.0, entropy_temperature=1.0
+    )
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.tensor([[-1.0], [1.0]]))
+    z = torch.tensor([-0.8, -0.6, -0.2, -0.1]).view(1, 1, 2, 2).requires_grad_()
+    first = quantizer(z)
+    assert first.code_counts.tolist() == [4, 0]
+    for _ in range(50):
+        (gradient,) = torch.autograd.grad(quantizer(z).losses["entropy_loss"], z)
+        z = (z - gradient).detach().requires_grad_()
+    last = quantizer(z)
+    assert last.code_counts.tolist() == [2, 2]
+    assert last.losses["entropy_loss"] < -0.9 * math.log(2) < first.losses["entropy_loss"]
+
+
+def test_the_weight_multiplies_it_and_zero_leaves_it_out() -> None:
+    z = torch.randn(2, 3, 4, 4)
+    losses = []
+    for weight in (0.0, 0.1, 0.3):
+        torch.manual_seed(0)
+        quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, entropy_weight=weight)
+        losses.append(quantizer(z).losses)
+    assert losses[0].keys() == {"codebook_loss", "commitment_loss"}
+    torch.testing.assert_close(3 * losses[1]["entropy_loss"], losses[2]["entropy_loss"])
+    assert losses[1]["entropy_loss"] < 0
+
+
+def test_gradient_codes_are_moved_by_it_and_ema_codes_are_not() -> None:
+    z = torch.randn(2, 3, 4, 4).requires_grad_()
+    for ema_decay in (None, 0.9):
+        quantizer = VectorQuantizer(
+            codebook_size=8, codebook_dim=3, entropy_weight=1.0, ema_decay=ema_decay
+        ).train()
+        quantizer(z).losses["entropy_loss"].backward()
+        gradient = quantizer.codebook.grad
+        assert (gradient is None) == (ema_decay is not None)
+        assert gradient is None or gradient.abs().sum() > 0

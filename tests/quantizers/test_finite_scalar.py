@@ -1,0 +1,53 @@
+import itertools
+import math
+
+import pytest
+import torch
+from vector_quantize_pytorch import FSQ
+
+from taming.quantizers import FiniteScalarQuantizer
+
+
+@pytest.mark.parametrize("levels", [[8, 5, 5, 5], [4, 3], [7, 6, 5], [9]])
+def test_codes_and_indices_are_those_of_an_independent_implementation(levels: list[int]) -> None:
+    ours, theirs = FiniteScalarQuantizer(levels=levels), FSQ(levels)
+    z = 2 * torch.randn(4, len(levels), 8, 8, generator=torch.Generator().manual_seed(0))
+    z.requires_grad_()
+    output = ours(z)
+    codes, indices = theirs(z)
+    assert torch.equal(output.indices, indices.long())
+    torch.testing.assert_close(output.quantized, codes)
+    arriving = torch.randn_like(codes)
+    (our_gradient,) = torch.autograd.grad(output.quantized, z, arriving)
+    (their_gradient,) = torch.autograd.grad(codes, z, arriving)
+    torch.testing.assert_close(our_gradient, their_gradient)
+    every_index = torch.arange(math.prod(levels)).view(1, 1, -1)
+    torch.testing.assert_close(ours.lookup(every_index), theirs.indices_to_codes(every_index))
+
+
+def test_every_code_is_a_point_of_the_grid_and_its_own_code() -> None:
+    quantizer = FiniteScalarQuantizer(levels=[4, 3, 5])
+    assert (quantizer.codebook_size, quantizer.codebook_dim) == (60, 3)
+    codes = quantizer.codes_of(torch.arange(60))
+    grid = itertools.product(
+        [-1.0, -0.5, 0.0, 0.5, 1.0], [-1.0, 0.0, 1.0], [-1.0, -0.5, 0.0, 0.5]
+    )  # the first channel counts fastest
+    assert codes.tolist() == [list(reversed(point)) for point in grid]
+
+
+@pytest.mark.parametrize("levels", [3, 4, 5, 8, 16])
+def test_every_level_is_reached_and_zero_stays_zero(levels: int) -> None:
+    quantizer = FiniteScalarQuantizer(levels=[levels])
+    output = quantizer(torch.linspace(-9, 9, 2001).view(1, 1, 1, -1))
+    indices = output.indices.flatten()
+    assert indices.unique().tolist() == list(range(levels))
+    assert (indices.diff() >= 0).all()
+    assert quantizer(torch.zeros(1, 1, 1, 1)).quantized.item() == 0
+
+
+def test_there_is_nothing_to_learn_and_nothing_to_lose() -> None:
+    quantizer = FiniteScalarQuantizer(levels=[8, 5])
+    assert list(quantizer.state_dict()) == []
+    output = quantizer(torch.randn(1, 2, 3, 3))
+    assert output.losses == {}
+    assert output.loss.item() == 0

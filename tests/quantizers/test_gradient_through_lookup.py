@@ -1,0 +1,77 @@
+import pytest
+import torch
+from vector_quantize_pytorch.vector_quantize_pytorch import rotate_to
+
+from taming.quantizers import VectorQuantizer
+from taming.quantizers.gradient import rotation, straight_through
+
+
+def pair(n: int = 20, d: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, d, generator=generator).requires_grad_(), torch.randn(
+        n, d, generator=generator
+    )
+
+
+@pytest.mark.parametrize("through", [straight_through, rotation])
+def test_the_value_is_exactly_the_codes(through: object) -> None:
+    rows, codes = pair()
+    assert torch.equal(through(rows, codes), codes)  # type: ignore[operator]
+
+
+def test_the_straight_gradient_arrives_unchanged() -> None:
+    rows, codes = pair()
+    arriving = torch.randn_like(codes)
+    (gradient,) = torch.autograd.grad(straight_through(rows, codes), rows, arriving)
+    assert torch.equal(gradient, arriving)
+
+
+def test_the_rotated_gradient_is_that_of_an_independent_implementation() -> None:
+    rows, codes = pair()
+    arriving = torch.randn_like(codes)
+    (ours,) = torch.autograd.grad(rotation(rows, codes), rows, arriving)
+    (theirs,) = torch.autograd.grad(rotate_to(rows, codes), rows, arriving)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_the_rotated_gradient_has_the_codes_angle_and_length() -> None:
+    # the gradient at the latent lies to the latent as the gradient at the code lies to the code
+    rows, codes = pair()
+    arriving = torch.randn_like(codes)
+    (gradient,) = torch.autograd.grad(rotation(rows, codes), rows, arriving)
+    scale = codes.norm(dim=1) / rows.norm(dim=1)
+    torch.testing.assert_close(gradient.norm(dim=1), scale * arriving.norm(dim=1))
+    cosine = torch.nn.functional.cosine_similarity
+    torch.testing.assert_close(cosine(gradient, rows), cosine(arriving, codes))
+
+
+def test_a_latent_on_its_code_has_the_plain_gradient() -> None:
+    rows, _ = pair()
+    arriving = torch.randn(20, 5)
+    (gradient,) = torch.autograd.grad(rotation(rows, rows.detach()), rows, arriving)
+    torch.testing.assert_close(gradient, arriving)
+
+
+def test_opposite_and_zero_latents_have_a_finite_gradient() -> None:
+    codes = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])
+    rows = torch.tensor([[-2.0, -4.0], [0.0, 0.0], [1.0, 1.0]]).requires_grad_()
+    (gradient,) = torch.autograd.grad(rotation(rows, codes), rows, torch.ones(3, 2))
+    assert torch.isfinite(gradient).all()
+    # a reflection along the code, scaled by 1/2
+    torch.testing.assert_close(gradient[0], torch.tensor([-0.1, -0.7]))
+
+
+def test_the_quantizer_uses_it() -> None:
+    gradients = {}
+    z = torch.randn(1, 3, 4, 4).requires_grad_()
+    arriving = torch.randn(1, 3, 4, 4)
+    for name in ("straight_through", "rotation"):
+        torch.manual_seed(0)
+        quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, gradient=name)
+        torch.nn.init.normal_(quantizer.codebook)
+        (gradients[name],) = torch.autograd.grad(quantizer(z).quantized, z, arriving)
+    rows, given = (t.permute(0, 2, 3, 1).reshape(-1, 3) for t in (z, arriving))
+    codes = quantizer.lookup(quantizer(z).indices).permute(0, 2, 3, 1).reshape(-1, 3)
+    (expected,) = torch.autograd.grad(rotate_to(rows, codes.detach()), z, given)
+    torch.testing.assert_close(gradients["rotation"], expected)
+    assert torch.equal(gradients["straight_through"], arriving)

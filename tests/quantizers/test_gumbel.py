@@ -1,0 +1,163 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from taming.quantizers import GumbelQuantizer
+
+
+def make(**changes: Any) -> GumbelQuantizer:
+    torch.manual_seed(0)
+    return GumbelQuantizer(**{"codebook_size": 16, "codebook_dim": 4, **changes})
+
+
+def latents() -> torch.Tensor:
+    return torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(1))
+
+
+def as_rows(grid: torch.Tensor) -> torch.Tensor:
+    return grid.permute(0, 2, 3, 1).reshape(-1, grid.shape[1])
+
+
+def test_the_draws_follow_the_softmax_of_the_logits() -> None:
+    quantizer = make(codebook_size=4, codebook_dim=1).train()
+    quantizer.set_step(10**9)  # whatever the temperature
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    with torch.no_grad():
+        quantizer.projection.weight.zero_()
+        quantizer.projection.bias.copy_(probabilities.log())
+    counts = quantizer(torch.zeros(1, 1, 200, 200)).code_counts
+    # 40000 draws: standard errors are at most 0.0025
+    torch.testing.assert_close(counts / 40000, probabilities, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_value_and_gradients_are_those_of_torchs_gumbel_softmax(hard: bool) -> None:
+    quantizer = make(hard=hard, temperature_start=0.7).train()
+    z = latents().requires_grad_()
+    arriving = torch.randn(2, 4, 3, 5)
+    weights = [z, quantizer.projection.weight, quantizer.codebook]
+    torch.manual_seed(3)
+    output = quantizer(z)
+    ours = torch.autograd.grad(output.quantized, weights, arriving)
+    torch.manual_seed(3)
+    draws = F.gumbel_softmax(quantizer.projection(as_rows(z)), tau=0.7, hard=hard)
+    expected = draws @ quantizer.codebook
+    torch.testing.assert_close(as_rows(output.quantized), expected)
+    for our, their in zip(
+        ours, torch.autograd.grad(expected, weights, as_rows(arriving)), strict=True
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-6)
+    assert torch.equal(output.indices.flatten(), draws.argmax(1))
+
+
+def test_hard_draws_are_codes_exactly() -> None:
+    quantizer = make().train()
+    output = quantizer(latents())
+    assert torch.equal(quantizer.lookup(output.indices), output.quantized)
+
+
+def test_evaluation_takes_the_largest_logit_in_float64() -> None:
+    quantizer = make(codebook_size=256).eval()
+    weight, bias = quantizer.projection.weight.double(), quantizer.projection.bias.double()
+    expected = (as_rows(latents()).double() @ weight.T + bias).argmax(1)
+    assert torch.equal(quantizer(latents()).indices.flatten(), expected)
+
+
+def test_the_projection_is_not_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    linear = F.linear
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return linear(*args, **kwargs)
+
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(F, "linear", watched)
+    try:
+        torch.set_float32_matmul_precision("high")  # as training does
+        make()(latents())
+        assert seen == ["highest"]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_loss_is_the_divergence_from_uniform() -> None:
+    quantizer = make(kl_weight=0.5)
+    q = quantizer.projection(as_rows(latents())).double().softmax(1)
+    expected = 0.5 * (q * (q * 16).log()).sum(1).mean().item()
+    for training in (True, False):  # the noise is not in it
+        loss = quantizer.train(training)(latents()).losses["kl_loss"]
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_loss_by_hand() -> None:
+    quantizer = make(kl_weight=1.0)
+    with torch.no_grad():
+        quantizer.projection.weight.zero_()
+        quantizer.projection.bias.zero_()
+    assert quantizer(latents()).loss.item() == pytest.approx(0.0, abs=1e-6)
+    with torch.no_grad():
+        quantizer.projection.bias[3] = 1e3  # always the same code
+    assert quantizer(latents()).loss.item() == pytest.approx(math.log(16), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("cosine", [1.0, 0.9 * (0.5 + 0.5 / math.sqrt(2)) + 0.1, 0.55, 0.1, 0.1]),
+        ("linear", [1.0, 0.775, 0.55, 0.1, 0.1]),
+        ("constant", [1.0] * 5),
+    ],
+)
+def test_the_temperatures_schedule(schedule: str, expected: list[float]) -> None:
+    quantizer = make(
+        temperature_start=1.0,
+        temperature_end=0.1,
+        temperature_steps=100,
+        temperature_schedule=schedule,
+    )
+    assert quantizer.temperature.item() == 1.0
+    for step, temperature in zip((0, 25, 50, 100, 1000), expected, strict=True):
+        quantizer.set_step(step)
+        assert quantizer.temperature.item() == pytest.approx(temperature, rel=1e-6)
+
+
+def test_a_lower_temperature_makes_mixtures_more_like_codes() -> None:
+    quantizer = make(hard=False, temperature_end=0.01, temperature_steps=10).train()
+    distances = []
+    for step in (0, 10):
+        quantizer.set_step(step)
+        torch.manual_seed(0)
+        output = quantizer(latents())
+        difference = output.quantized - quantizer.lookup(output.indices)
+        distances.append(difference.norm(dim=1).mean().item())
+    assert distances[1] < 0.05 * distances[0]
+
+
+def test_it_holds_the_reference_models_projection_and_codebook(shared: Path) -> None:
+    # Their weights, recovered from what they compute: 128 latents of width 32 determine the
+    # projection, and the quantized latents are rows of the codebook.
+    folder = shared / "reference" / "compvis" / "vqgan_gumbel"
+    if not folder.is_dir():
+        pytest.skip(f"needs {folder}")
+    expected = load_file(folder / "expected.safetensors")
+    rows = as_rows(expected["latents"]).double()
+    logits = as_rows(expected["codebook_logits"]).double()
+    solution = torch.linalg.lstsq(torch.cat([rows, torch.ones(len(rows), 1)], 1), logits).solution
+    quantizer = GumbelQuantizer(codebook_size=64, codebook_dim=32, kl_weight=1.0).eval()
+    with torch.no_grad():
+        quantizer.projection.weight.copy_(solution[:-1].T)
+        quantizer.projection.bias.copy_(solution[-1])
+        quantizer.codebook[expected["indices"].flatten()] = as_rows(expected["quantized"])
+        output = quantizer(expected["latents"])
+        ours = quantizer.code_logits(as_rows(expected["latents"]))
+    torch.testing.assert_close(ours.double(), logits, rtol=0, atol=1e-5)
+    assert torch.equal(output.indices, expected["indices"])
+    assert torch.equal(output.quantized, expected["quantized"])
+    q = logits.softmax(1)
+    assert output.loss.item() == pytest.approx((q * (q * 64).log()).sum(1).mean().item(), rel=1e-4)

@@ -1,0 +1,120 @@
+"""Two processes with half of each batch do what one does with the whole of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from taming.quantizers import VectorQuantizer
+from taming.quantizers.entropy import entropy_penalty
+from taming.quantizers.kmeans import kmeans
+
+
+def ema(part: slice) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    batches = torch.randn(6, 4, 3, 5, 5, generator=generator)
+    torch.manual_seed(0)
+    quantizer = VectorQuantizer(codebook_size=12, codebook_dim=3, ema_decay=0.7).train()
+    for batch in batches:
+        quantizer(batch[part])
+    return quantizer.state_dict()
+
+
+def unused(part: slice) -> dict[str, Any]:
+    quantizer = VectorQuantizer(
+        codebook_size=4, codebook_dim=1, revive_after=100, init="uniform"
+    ).train()
+    with torch.no_grad():
+        quantizer.codebook.copy_(torch.arange(4.0)[:, None])
+    for _ in range(3):  # each rank sees another code, nobody the last two
+        quantizer(torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)[part])
+    return quantizer.state_dict()
+
+
+def clusters(part: slice) -> dict[str, Any]:
+    rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    halves = rows.view(4, 10, 3)[part].reshape(-1, 3)
+    return {"centres": kmeans(halves, rows[:7])}
+
+
+def penalty(part: slice) -> dict[str, Any]:
+    rows = torch.randn(4, 10, 3, generator=torch.Generator().manual_seed(0))
+    scale = torch.ones(3, requires_grad=True)  # a shared weight
+    value = entropy_penalty((rows[part].reshape(-1, 3) * scale).square(), 0.5)
+    (gradient,) = torch.autograd.grad(value, scale)
+    return {"value": value.detach(), "gradient": gradient}
+
+
+def random_start(part: slice) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(0)
+    batches = torch.randn(5, 4, 3, 5, 5, generator=generator)
+    for init in ("data", "kmeans"):
+        torch.manual_seed(part.start or 0)  # each rank has random numbers of its own
+        quantizer = VectorQuantizer(
+            codebook_size=30, codebook_dim=3, init=init, revive_after=2, ema_decay=0.9
+        ).train()
+        for batch in batches:
+            quantizer(batch[part])
+        state |= {f"{init}.{name}": value for name, value in quantizer.state_dict().items()}
+    return state
+
+
+WORK = (ema, unused, clusters, penalty, random_start)
+
+
+def on_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    part = slice(0, 2) if rank == 0 else slice(2, 4)
+    small = slice(rank, rank + 1)
+    results = {work.__name__: work(small if work is unused else part) for work in WORK}
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(on_rank, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_the_ema_codebook_is_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
+    whole = ema(slice(None))
+    for rank in ranks:
+        same(rank["ema"], whole)
+
+
+def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["unused"]["batches_unused"].tolist() == [0, 0, 3, 3]
+
+
+def test_kmeans_clusters_the_latents_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    whole = clusters(slice(None))
+    for rank in ranks:
+        same(rank["clusters"], whole)
+
+
+def test_the_mean_of_the_penalties_is_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
+    whole = penalty(slice(None))
+    same(
+        {k: (ranks[0]["penalty"][k] + ranks[1]["penalty"][k]) / 2 for k in ("value", "gradient")},
+        whole,
+    )
+
+
+def test_starting_and_reviving_agree_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    one, other = (rank["random_start"] for rank in ranks)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert one["data.codebook"].abs().max() > 0.2  # moved: uniform codes are within 1 / 30
