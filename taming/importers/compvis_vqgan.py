@@ -144,6 +144,13 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
     for what, present in unsupported.items():
         if present:
             raise UserError(f"the config's ddconfig.{what}; this program has no such model.")
+    quantizer = {
+        "kind": kind,
+        "codebook_size": params["n_embed"],
+        "codebook_dim": params["embed_dim"],
+    }
+    if kind == "gumbel":
+        quantizer["kl_weight"] = params.get("kl_weight", 1e-8)
     return {
         "image_channels": shape["in_channels"],
         "resolution": shape["resolution"],
@@ -153,11 +160,7 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
         "attention_resolutions": shape["attn_resolutions"],
         "latent_channels": shape["z_channels"],
         "dropout": shape.get("dropout", 0.0),
-        "quantizer": {
-            "kind": kind,
-            "codebook_size": params["n_embed"],
-            "codebook_dim": params["embed_dim"],
-        },
+        "quantizer": quantizer,
     }
 
 

@@ -61,8 +61,11 @@ def _encode(text: str, encoding: str) -> bytes:
 BUILDERS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": lambda items=(): dict(items),
     "collections.defaultdict": lambda factory=None, items=(): dict(items),
-    "builtins.set": lambda items=(): set(items),
-    "__builtin__.set": lambda items=(): set(items),
+    **{
+        f"{module}.{kind.__name__}": kind
+        for kind in (dict, list, tuple, set, frozenset)
+        for module in ("builtins", "__builtin__")
+    },
     "_codecs.encode": _encode,  # how old pickles write bytes
     "torch.Size": lambda items=(): tuple(items),
     "torch._utils._rebuild_tensor": _tensor,
