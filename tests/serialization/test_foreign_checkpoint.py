@@ -75,7 +75,6 @@ HERE = __name__
 ATTACKS: dict[str, Callable[[Path], bytes]] = {
     "os.system": lambda proof: called(b"cos\nsystem\n", f"touch {proof}"),
     "eval": lambda proof: called(b"cbuiltins\neval\n", f"open({str(proof)!r}, 'w').close()"),
-    "shutil": lambda proof: b"cshutil\ncopy\n" + string(__file__) + string(str(proof)) + b"\x86R",
     "INST": lambda proof: b"(" + string(f"touch {proof}") + b"ios\nsystem\n",
     "OBJ": lambda proof: b"(" + name("os", "system") + string(f"touch {proof}") + b"o",
     "NEWOBJ": lambda proof: name(HERE, "WritesWhenMade") + string(str(proof)) + b"\x85\x81",
