@@ -4,12 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from taming.errors import UserError
+from taming.quantizers.finite_scalar import FiniteScalarQuantizer
+from taming.quantizers.gumbel import GumbelQuantizer
 from taming.quantizers.interface import Quantizer, QuantizerOutput
 from taming.quantizers.vector import VectorQuantizer
 
-__all__ = ["Quantizer", "QuantizerOutput", "VectorQuantizer", "build_quantizer"]
+__all__ = [
+    "FiniteScalarQuantizer",
+    "GumbelQuantizer",
+    "Quantizer",
+    "QuantizerOutput",
+    "VectorQuantizer",
+    "build_quantizer",
+]
 
-KINDS: dict[str, type[Quantizer]] = {"vector": VectorQuantizer}
+KINDS: dict[str, type[Quantizer]] = {
+    "vector": VectorQuantizer,
+    "gumbel": GumbelQuantizer,
+    "finite_scalar": FiniteScalarQuantizer,
+}
 
 
 def build_quantizer(config: Mapping[str, Any]) -> Quantizer:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["Quantizer", "QuantizerOutput"]
+__all__ = ["Quantizer", "QuantizerOutput", "count_codes"]
 
 
 @dataclass
@@ -15,7 +15,7 @@ class QuantizerOutput:
     Attributes:
         quantized: `(b d h w)`; carries the gradient to the encoder.
         indices: `(b h w)` int64.
-        losses: scalars by name, each already times its weight; their sum is the quantizer's loss.
+        losses: scalars by name, each already times its weight; may be empty.
         code_counts: `(codebook_size,)` int64, how often this batch chose each code.
     """
 
@@ -24,9 +24,16 @@ class QuantizerOutput:
     losses: dict[str, torch.Tensor]
     code_counts: torch.Tensor
 
+    @property
+    def loss(self) -> torch.Tensor:
+        """The quantizer's loss: the sum of `losses`, 0 if there are none."""
+        return sum(self.losses.values(), start=self.quantized.new_zeros(()))
+
 
 class Quantizer(nn.Module):
     """Replaces each latent by a code.
+
+    A quantizer defines `quantize_rows` and `codes_of`; here is what they share.
 
     Attributes:
         codebook_size: number of codes.
@@ -37,9 +44,44 @@ class Quantizer(nn.Module):
     codebook_dim: int
 
     def forward(self, latents: torch.Tensor) -> QuantizerOutput:
-        """`(b d h w)` latents of any float type; the search is in float32."""
-        raise NotImplementedError
+        """`(b d h w)` latents of any float type; all that follows is in float32.
+
+        In evaluation mode it is deterministic and has no side effects.
+        """
+        b, d, h, w = latents.shape
+        with torch.autocast(latents.device.type, enabled=False):
+            rows = latents.float().permute(0, 2, 3, 1).reshape(-1, d)
+            quantized, indices, losses = self.quantize_rows(rows)
+            counts = count_codes(indices, self.codebook_size)
+        return QuantizerOutput(
+            quantized=quantized.reshape(b, h, w, d).permute(0, 3, 1, 2),
+            indices=indices.reshape(b, h, w),
+            losses=losses,
+            code_counts=counts,
+        )
 
     def lookup(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 to `(b d h w)`: what `forward` returns as `quantized` for them."""
+        """`(b h w)` int64 to `(b d h w)` float32: the `quantized` of evaluation mode."""
+        return self.codes_of(indices).permute(0, 3, 1, 2)
+
+    def set_step(self, step: int) -> None:
+        """Tells a quantizer with a schedule how many steps are finished; others ignore it.
+
+        The training calls it before each step, so a resumed run has the schedule right.
+        """
+
+    def quantize_rows(
+        self, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """`(n d)` float32 latents to `(n d)` quantized, `(n,)` indices and the losses by name."""
         raise NotImplementedError
+
+    def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
+        """`(...)` int64 to their codes `(... d)`, float32."""
+        raise NotImplementedError
+
+
+def count_codes(indices: torch.Tensor, codebook_size: int) -> torch.Tensor:
+    """`(n,)` to `(codebook_size,)` int64; unlike `torch.bincount` it does not wait for the GPU."""
+    counts = indices.new_zeros(codebook_size)
+    return counts.scatter_add_(0, indices, torch.ones_like(indices))

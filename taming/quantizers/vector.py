@@ -3,25 +3,30 @@
 van den Oord et al. 2017, "Neural Discrete Representation Learning".
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from taming.errors import UserError
-from taming.quantizers.interface import Quantizer, QuantizerOutput
+from taming.quantizers.ema import CodebookAverage
+from taming.quantizers.entropy import entropy_penalty
+from taming.quantizers.gradient import GRADIENTS
+from taming.quantizers.interface import Quantizer, count_codes
+from taming.quantizers.kmeans import kmeans
+from taming.quantizers.ranks import random_rows, sum_over_ranks
+from taming.quantizers.search import relative_distances
 
 __all__ = ["VectorQuantizer"]
 
+STARTS = ("uniform", "data", "kmeans")
+
 
 class VectorQuantizer(Quantizer):
-    """The nearest code, with a straight-through gradient.
+    """The nearest code.
 
     The loss is ‖sg[z] − e‖² + β‖z − sg[e]‖² (eq. 3 of the paper), each a mean over all elements:
-    the first term moves the codes, the second, with β, commits the encoder to them.
+    the first term moves the codes, the second, with β, commits the encoder to them. An EMA codebook
+    does without the first.
 
     Args:
         codebook_size: number of codes.
@@ -30,9 +35,16 @@ class VectorQuantizer(Quantizer):
         cosine: compare directions: latents and codes are l2-normalised before the search and in the
             result (Yu et al. 2022, "Vector-quantized Image Modeling with Improved VQGAN", §3.2).
         revive_after: a code that no latent has chosen in this many training batches is moved to a
-            random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). As no code
-            has been chosen before the first batch, it also initialises the codebook from data.
-            None: never.
+            random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). None: never.
+        init: where the codes start: `"uniform"` in ±1 / codebook_size; `"data"`: at random latents
+            of the first training batch; `"kmeans"`: at the centres of its clusters. Codes that a
+            small first batch leaves without a latent take those of the next batches, unless they
+            have come into use. None: `"data"` with `revive_after`, else `"uniform"`.
+        ema_decay: the codes follow the latents that choose them as moving averages with this decay
+            (see `CodebookAverage`) and take no gradient. None: they are learned by gradient.
+        entropy_weight: of the entropy penalty (see `entropy_penalty`); 0: none.
+        entropy_temperature: its temperature, in units of the squared distance.
+        gradient: `"straight_through"` or `"rotation"` (see `taming.quantizers.gradient`).
     """
 
     def __init__(
@@ -43,6 +55,11 @@ class VectorQuantizer(Quantizer):
         commitment_weight: float = 0.25,
         cosine: bool = False,
         revive_after: int | None = None,
+        init: str | None = None,
+        ema_decay: float | None = None,
+        entropy_weight: float = 0.0,
+        entropy_temperature: float = 0.01,
+        gradient: str = "straight_through",
     ) -> None:
         super().__init__()
         if codebook_size < 1 or codebook_dim < 1:
@@ -51,85 +68,104 @@ class VectorQuantizer(Quantizer):
             raise UserError(
                 f"quantizer: revive_after must be at least 1 or null, not {revive_after}."
             )
+        init = init or ("uniform" if revive_after is None else "data")
+        if init not in STARTS:
+            raise UserError(f"quantizer: init is one of {', '.join(STARTS)}, not {init!r}.")
+        if ema_decay is not None and not 0 < ema_decay < 1:
+            raise UserError(
+                f"quantizer: ema_decay must be between 0 and 1 or null, not {ema_decay}."
+            )
+        if commitment_weight < 0 or entropy_weight < 0 or entropy_temperature <= 0:
+            raise UserError(
+                "quantizer: commitment_weight and entropy_weight must not be negative, and "
+                "entropy_temperature must be positive."
+            )
+        if gradient not in GRADIENTS:
+            raise UserError(
+                f"quantizer: gradient is one of {', '.join(GRADIENTS)}, not {gradient!r}."
+            )
         self.codebook_size = codebook_size
         self.codebook_dim = codebook_dim
         self.commitment_weight = commitment_weight
         self.cosine = cosine
         self.revive_after = revive_after
+        self.entropy_weight = entropy_weight
+        self.entropy_temperature = entropy_temperature
+        self.through_lookup = GRADIENTS[gradient]
         self.codebook = nn.Parameter(torch.empty(codebook_size, codebook_dim))
         nn.init.uniform_(self.codebook, -1 / codebook_size, 1 / codebook_size)
+        self.average: CodebookAverage | None = None
+        if ema_decay is not None:
+            self.codebook.requires_grad_(False)
+            self.average = CodebookAverage(self.codebook, ema_decay)
+        # A code is moved to a latent when it has been unused this long; one that is to start at
+        # a latent counts as unused from the beginning.
+        self._unused_limit = revive_after or 1
+        self._moves_codes = init != "uniform" or revive_after is not None
+        self._awaits_kmeans = init == "kmeans"
+        unused = 0 if init == "uniform" else self._unused_limit
         self.batches_unused: torch.Tensor
         self.register_buffer(
-            "batches_unused", torch.full((codebook_size,), revive_after or 0, dtype=torch.int64)
+            "batches_unused", torch.full((codebook_size,), unused, dtype=torch.int64)
         )
 
-    def forward(self, latents: torch.Tensor) -> QuantizerOutput:
-        """`(b d h w)` latents; the search and the losses are in float32 whatever the autocast."""
-        with torch.autocast(latents.device.type, enabled=False):
-            b, d, h, w = latents.shape
-            rows = self._comparable(latents.float().permute(0, 2, 3, 1).reshape(-1, d))  # (n d)
-            if self.training and self.revive_after is not None:
-                self._revive(rows.detach())
-            codebook = self._comparable(self.codebook.float())  # (v d)
-            indices = self._nearest(rows.detach(), codebook.detach())  # (n,)
-            codes = F.embedding(indices, codebook)  # (n d)
-            losses = {
-                "codebook_loss": F.mse_loss(codes, rows.detach()),
-                "commitment_loss": self.commitment_weight * F.mse_loss(rows, codes.detach()),
-            }
-            quantized = rows + (codes - rows).detach()
-            counts = torch.bincount(indices, minlength=self.codebook_size)
-            if self.training and self.revive_after is not None:
-                self._count_unused(counts)
-        return QuantizerOutput(
-            quantized=quantized.reshape(b, h, w, d).permute(0, 3, 1, 2),
-            indices=indices.reshape(b, h, w),
-            losses=losses,
-            code_counts=counts,
-        )
+    def quantize_rows(
+        self, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """`(n d)` latents to quantized, indices and losses; training also updates the codebook."""
+        rows = self._comparable(rows)
+        if self.training and self._moves_codes:
+            self._move_unused_codes(rows.detach())
+        # a copy, as the moving average changes the codebook before the backward pass
+        codebook = self._comparable(self.codebook.float().clone())  # (v d)
+        if self.entropy_weight > 0:
+            distances = relative_distances(rows, codebook)  # (n v)
+        else:
+            distances = relative_distances(rows.detach(), codebook.detach())
+        indices = distances.argmin(1)
+        codes = F.embedding(indices, codebook)  # (n d)
+        losses = {"commitment_loss": self.commitment_weight * F.mse_loss(rows, codes.detach())}
+        if self.average is None:
+            losses["codebook_loss"] = F.mse_loss(codes, rows.detach())
+        if self.entropy_weight > 0:
+            penalty = entropy_penalty(distances, self.entropy_temperature)
+            losses["entropy_loss"] = self.entropy_weight * penalty
+        if self.training:
+            self._follow(rows.detach(), indices)
+        return self.through_lookup(rows, codes), indices, losses
 
-    def lookup(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 to `(b d h w)` float32."""
-        return F.embedding(indices, self._comparable(self.codebook.float())).permute(0, 3, 1, 2)
+    def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
+        """`(...)` int64 to `(... d)` float32, normalised if `cosine`."""
+        return F.embedding(indices, self._comparable(self.codebook.float()))
 
     def _comparable(self, rows: torch.Tensor) -> torch.Tensor:
         return F.normalize(rows, dim=-1) if self.cosine else rows
 
-    @staticmethod
-    def _nearest(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-        # argmin ‖z − e‖² = argmin ‖e‖² − 2 z·e
-        with _full_precision():
-            distances = torch.addmm(codebook.square().sum(1), rows, codebook.T, alpha=-2)  # (n v)
-        return distances.argmin(1)
+    @torch.no_grad()
+    def _move_unused_codes(self, rows: torch.Tensor) -> None:
+        latents, valid = random_rows(rows, self.codebook_size)
+        unused = self.batches_unused >= self._unused_limit  # (v,)
+        if self._awaits_kmeans:
+            self._awaits_kmeans = False
+            if unused.all():  # a resumed run has started already
+                centres = latents[valid]
+                latents[valid] = kmeans(rows, centres, spherical=self.cosine)
+        # the k-th unused code takes the k-th latent; without counting, which would wait for the GPU
+        turn = (unused.cumsum(0) - 1).clamp(min=0)
+        latents, moved = latents[turn], unused & valid[turn]
+        self.codebook.copy_(torch.where(moved[:, None], latents.to(self.codebook), self.codebook))
+        self.batches_unused.masked_fill_(moved, 0)
+        if self.average is not None:
+            self.average.restart(moved, latents)
 
     @torch.no_grad()
-    def _revive(self, rows: torch.Tensor) -> None:
-        assert self.revive_after is not None
-        dead = (self.batches_unused >= self.revive_after).nonzero().squeeze(1)
-        if len(dead) == 0:
+    def _follow(self, rows: torch.Tensor, indices: torch.Tensor) -> None:
+        if self.average is None and not self._moves_codes:
             return
-        chosen = torch.randperm(len(rows), device=rows.device)[: len(dead)]
-        dead = dead[: len(chosen)]
-        replacement = rows[chosen]
-        if dist.is_initialized():  # every rank takes the first one's latents
-            dist.broadcast(replacement, src=0)
-        self.codebook.data[dead] = replacement.to(self.codebook.dtype)
-        self.batches_unused[dead] = 0
-
-    @torch.no_grad()
-    def _count_unused(self, counts: torch.Tensor) -> None:
-        if dist.is_initialized():
-            counts = counts.clone()
-            dist.all_reduce(counts)
-        self.batches_unused.add_(1).masked_fill_(counts > 0, 0)
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    # training lets GPUs multiply float32 matrices with TF32's 10 bits: too few to compare distances
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+        counts = sum_over_ranks(count_codes(indices, self.codebook_size))
+        if self.revive_after is not None:
+            self.batches_unused.add_(1)
+        self.batches_unused.masked_fill_(counts > 0, 0)
+        if self.average is not None:
+            codes = self.average.update(rows, indices, counts, self.codebook)
+            self.codebook.copy_(self._comparable(codes))

@@ -130,6 +130,7 @@ class VQGANTraining(TrainingModule):
     def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gradients of both optimizers from one batch."""
         images = batch["images"]
+        self.vqgan.quantizer.set_step(self.step)
         output = self.vqgan(images)
         reconstructions = output.reconstructions.float()
         # The losses see a leaf in place of the reconstructions: what they send back is a gradient
@@ -150,9 +151,8 @@ class VQGANTraining(TrainingModule):
                 losses["adaptive_weight"] = weight
                 adversarial_gradient = weight * adversarial_gradient
             gradient = gradient + factor * adversarial_gradient
-        quantizer_loss = torch.stack(list(output.quantizer.losses.values())).sum()
         # this sum's derivative with respect to the reconstructions is `gradient`
-        self.manual_backward((reconstructions * gradient).sum() + quantizer_loss)
+        self.manual_backward((reconstructions * gradient).sum() + output.quantizer.loss)
         if adversary is not None and adversary.trains_at(self.step):
             discriminator = adversary.discriminator_loss(images, reconstructions.detach())
             self.manual_backward(discriminator["discriminator_loss"])

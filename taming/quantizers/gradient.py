@@ -1,0 +1,45 @@
+"""Which gradient the latents receive through the lookup, which itself has none.
+
+Both functions return the codes' values exactly and differ in the backward pass only.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["GRADIENTS", "rotation", "straight_through"]
+
+
+def straight_through(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The gradient at the code `(n d)`, unchanged, at the latent `(n d)`.
+
+    Bengio et al. 2013, "Estimating or Propagating Gradients Through Stochastic Neurons"; van den
+    Oord et al. 2017, §3.2.
+    """
+    return codes.detach() + (rows - rows.detach())
+
+
+def rotation(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The gradient at the code, turned and scaled as the code is turned and scaled to the latent.
+
+    With unit vectors ê and q̂ of latent e and code q, the code is (‖q‖ / ‖e‖) R e with the rotation
+    R = I − 2 r rᵀ + 2 q̂ êᵀ, r = (ê + q̂) / ‖ê + q̂‖; both are constants to the gradient (Fifty et
+    al. 2024, "Restructuring Vector Quantization with the Rotation Trick", §4.2).
+    """
+    e, q = rows.detach(), codes.detach()
+    e_hat, q_hat = F.normalize(e, dim=1), F.normalize(q, dim=1)
+    r = F.normalize(e_hat + q_hat, dim=1)  # opposite vectors: 0, and R reflects, which is as good
+    scale = q.norm(dim=1, keepdim=True) / e.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    rotated = rows - 2 * r * _dot(r, rows) + 2 * q_hat * _dot(e_hat, rows)
+    return straight_through(scale * rotated, codes)
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * b).sum(1, keepdim=True)
+
+
+GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "straight_through": straight_through,
+    "rotation": rotation,
+}
