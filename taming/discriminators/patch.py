@@ -1,14 +1,20 @@
 """The patch discriminator of pix2pix (Isola et al. 2017, §3.2.2)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch import nn
 
+from taming.discriminators.actnorm import ActNorm
+from taming.discriminators.blur import BlurPool
 from taming.errors import UserError
+from taming.serialization import SavedModel
 
 __all__ = ["PatchDiscriminator", "frozen_statistics"]
+
+KIND = "patch_discriminator"
 
 
 class PatchDiscriminator(nn.Module):
@@ -18,7 +24,11 @@ class PatchDiscriminator(nn.Module):
         image_channels: channels of the images.
         base_channels: width of the first layer; doubles with each layer up to eight times.
         num_layers: strided layers; a score sees 34 pixels with two of them, 70 with three.
-        norm: `"batch"` as in the paper, or `"group"`, which keeps no statistics.
+        norm: `"batch"` as in the paper; `"group"`, which keeps no statistics; or `"actnorm"`, a
+            scale and shift per channel that the first batch initialises (see `ActNorm`).
+        blur: convolve with stride 1 and subsample with `BlurPool` after the activation, in place of
+            stride 2: scores depend less on where the pixel grid lies. Sizes stay the same; a score
+            sees 40 or 84 pixels, and the strided layers compute four times as much.
     """
 
     def __init__(
@@ -28,33 +38,44 @@ class PatchDiscriminator(nn.Module):
         base_channels: int = 64,
         num_layers: int = 3,
         norm: str = "group",
+        blur: bool = False,
     ) -> None:
         super().__init__()
-        if norm not in ("batch", "group"):
-            raise UserError(f"discriminator: norm is 'batch' or 'group', not {norm!r}.")
+        if norm not in NORMS:
+            raise UserError(f"discriminator: norm is one of {', '.join(NORMS)}, not {norm!r}.")
         if num_layers < 1:
             raise UserError(f"discriminator: num_layers must be at least 1, not {num_layers}.")
+        self.config: dict[str, Any] = {
+            "image_channels": image_channels,
+            "base_channels": base_channels,
+            "num_layers": num_layers,
+            "norm": norm,
+            "blur": blur,
+        }
         self.image_channels = image_channels
-        layers: list[nn.Module] = [
-            nn.Conv2d(image_channels, base_channels, 4, stride=2, padding=1),
-            nn.LeakyReLU(0.2),
-        ]
-        channels = base_channels
-        for layer in range(1, num_layers + 1):
+        self.num_layers = num_layers
+        layers: list[nn.Module] = []
+        channels = image_channels
+        for layer in range(num_layers + 1):
             width = base_channels * min(2**layer, 8)
-            stride = 2 if layer < num_layers else 1
-            layers += [
-                nn.Conv2d(channels, width, 4, stride=stride, padding=1, bias=False),
-                nn.BatchNorm2d(width)
-                if norm == "batch"
-                else nn.GroupNorm(min(32, width // 4), width),
-                nn.LeakyReLU(0.2),
-            ]
+            strided = layer < num_layers
+            stride = 2 if strided and not blur else 1
+            # a norm's shift does the work of a bias; the first layer has no norm
+            layers.append(nn.Conv2d(channels, width, 4, stride=stride, padding=1, bias=layer == 0))
+            if layer > 0:
+                layers.append(NORMS[norm](width))
+            layers.append(nn.LeakyReLU(0.2))
+            if strided and blur:
+                layers.append(BlurPool())
             channels = width
         layers.append(nn.Conv2d(channels, 1, 4, padding=1))
         self.layers = nn.Sequential(*layers)
-        self.num_layers = num_layers
         self.apply(_initialise)
+
+    @property
+    def judges_images_alone(self) -> bool:
+        """Whether a score depends on no other image of its batch."""
+        return self.config["norm"] != "batch"
 
     def check_resolution(self, resolution: tuple[int, int]) -> None:
         """Raises a `UserError` if images of this (height, width) are too small to give a score."""
@@ -70,6 +91,38 @@ class PatchDiscriminator(nn.Module):
         """`(b c H W) -> (b 1 h w)`."""
         return self.layers(images)
 
+    def to_saved(self) -> SavedModel:
+        """The discriminator as plain data."""
+        return SavedModel(KIND, self.config, self.state_dict())
+
+    @classmethod
+    def from_saved(cls, saved: SavedModel) -> Self:
+        """Rebuilds a discriminator, in evaluation mode.
+
+        Raises:
+            UserError: if it is of another kind, or configuration and weights do not fit each other.
+        """
+        saved.require(KIND, "the saved model")
+        try:
+            model = cls(**saved.config)
+            model.load_state_dict(saved.state)
+        except (TypeError, RuntimeError) as error:
+            raise UserError(
+                f"the saved discriminator does not fit this program: {error}"
+            ) from error
+        return model.eval()
+
+
+def _group_norm(width: int) -> nn.GroupNorm:
+    return nn.GroupNorm(min(32, width // 4), width)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "group": _group_norm,
+    "actnorm": ActNorm,
+}
+
 
 def _initialise(module: nn.Module) -> None:
     # the DCGAN initialisation, as in pix2pix
@@ -82,8 +135,11 @@ def _initialise(module: nn.Module) -> None:
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it, batch normalisation works as in training but updates no running statistics."""
-    norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
+    """Within it, normalisation works as in training but changes no state.
+
+    Batch normalisation updates no running statistics, and `ActNorm` is not initialised.
+    """
+    norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d | ActNorm)]
     tracking = [norm.track_running_stats for norm in norms]
     try:
         for norm in norms:

@@ -1,18 +1,31 @@
 """Loss functions: tensors in, tensors out."""
 
 from taming.losses.adaptive import adaptive_weight
-from taming.losses.adversarial import hinge_discriminator_loss, hinge_generator_loss
+from taming.losses.adversarial import (
+    ADVERSARIAL_LOSSES,
+    AdversarialLoss,
+    hinge_discriminator_loss,
+    hinge_generator_loss,
+    non_saturating_generator_loss,
+    vanilla_discriminator_loss,
+)
 from taming.losses.frozen import FrozenNetwork
+from taming.losses.lecam import LeCAM
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
 from taming.losses.reconstruction import l1_loss, l2_loss
 
 __all__ = [
+    "ADVERSARIAL_LOSSES",
+    "AdversarialLoss",
     "FeatureLoss",
     "FrozenNetwork",
     "LPIPSLoss",
+    "LeCAM",
     "adaptive_weight",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
     "l1_loss",
     "l2_loss",
+    "non_saturating_generator_loss",
+    "vanilla_discriminator_loss",
 ]

@@ -1,19 +1,52 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from taming.discriminators import PatchDiscriminator, frozen_statistics
+from taming.discriminators import ActNorm, PatchDiscriminator, frozen_statistics
 from taming.errors import UserError
+from taming.serialization import SavedModel, load_model_directory, save_model_directory
 
 
-@pytest.mark.parametrize(("num_layers", "field"), [(1, 16), (2, 34), (3, 70)])
-def test_a_score_sees_its_patch_and_no_more(num_layers: int, field: int) -> None:
+def count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "actnorm"])
+@pytest.mark.parametrize("blur", [False, True])
+def test_it_has_as_many_parameters_as_the_papers(norm: str, blur: bool) -> None:
+    first = 3 * 64 * 16 + 64  # with a bias
+    middle = [a * b * 16 + 2 * b for a, b in [(64, 128), (128, 256), (256, 512)]]  # with a norm
+    last = {2: 256 * 16 + 1, 3: 512 * 16 + 1}
+    with torch.device("meta"):
+        three = PatchDiscriminator(norm=norm, blur=blur)
+        two = PatchDiscriminator(num_layers=2, norm=norm, blur=blur)
+    assert count(three) == first + sum(middle) + last[3] == 2_765_633
+    assert count(two) == first + sum(middle[:2]) + last[2] == 663_361
+
+
+def test_its_state_has_the_layers_of_the_papers_code() -> None:
+    with torch.device("meta"):
+        network = PatchDiscriminator(base_channels=16, num_layers=2, norm="batch")
+    batch_norm = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    expected = ["0.weight", "0.bias", "2.weight", *(f"3.{name}" for name in batch_norm)]
+    expected += ["5.weight", *(f"6.{name}" for name in batch_norm), "8.weight", "8.bias"]
+    assert list(network.state_dict()) == [f"layers.{name}" for name in expected]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "blur", "field"),
+    [(1, False, 16), (2, False, 34), (3, False, 70), (1, True, 18), (2, True, 40), (3, True, 84)],
+)
+def test_a_score_sees_its_patch_and_no_more(num_layers: int, blur: bool, field: int) -> None:
     torch.manual_seed(0)
-    network = PatchDiscriminator(base_channels=4, num_layers=num_layers)
+    network = PatchDiscriminator(base_channels=4, num_layers=num_layers, blur=blur)
     for module in network.modules():  # a group norm would let a score see everything
         if isinstance(module, nn.GroupNorm):
             module.forward = lambda x: x  # type: ignore[method-assign]
-    images = torch.randn(1, 3, 96, 96, requires_grad=True)
+    images = torch.randn(1, 3, 112, 112, requires_grad=True)
     scores = network(images)
     middle = scores.shape[2] // 2
     scores[0, 0, middle, middle].backward()
@@ -22,15 +55,21 @@ def test_a_score_sees_its_patch_and_no_more(num_layers: int, field: int) -> None
     assert int(rows.max() - rows.min()) + 1 == field
 
 
-@pytest.mark.parametrize(("num_layers", "side", "scores"), [(1, 6, 1), (2, 16, 2), (3, 24, 1)])
-def test_scores_are_a_map(num_layers: int, side: int, scores: int) -> None:
-    network = PatchDiscriminator(image_channels=1, base_channels=8, num_layers=num_layers)
+@pytest.mark.parametrize("blur", [False, True])
+@pytest.mark.parametrize(
+    ("num_layers", "side", "scores"), [(1, 6, 1), (2, 16, 2), (2, 31, 5), (3, 24, 1)]
+)
+def test_scores_are_a_map(num_layers: int, side: int, scores: int, blur: bool) -> None:
+    network = PatchDiscriminator(
+        image_channels=1, base_channels=8, num_layers=num_layers, blur=blur
+    )
     assert network(torch.randn(2, 1, side, side)).shape == (2, 1, scores, scores)
 
 
+@pytest.mark.parametrize("blur", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_the_smallest_resolution_is_the_smallest_that_works(num_layers: int) -> None:
-    network = PatchDiscriminator(base_channels=4, num_layers=num_layers)
+def test_the_smallest_resolution_is_the_smallest_that_works(num_layers: int, blur: bool) -> None:
+    network = PatchDiscriminator(base_channels=4, num_layers=num_layers, blur=blur)
     smallest = 3 * 2**num_layers
     network.check_resolution((smallest, 64))
     assert network(torch.randn(1, 3, smallest, smallest)).shape == (1, 1, 1, 1)
@@ -64,6 +103,59 @@ def test_frozen_statistics_normalise_by_the_batch_and_remember_nothing() -> None
     assert not all(torch.equal(before[name], b) for name, b in network.named_buffers())
 
 
+def test_frozen_statistics_hold_for_actnorm() -> None:
+    torch.manual_seed(0)
+    network = PatchDiscriminator(base_channels=4, num_layers=2, norm="actnorm").train()
+    images = torch.randn(4, 3, 16, 16)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    with frozen_statistics(network):
+        frozen = network(images)
+    assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+    assert torch.equal(frozen, network(images))  # the same scores as the discriminator's own pass
+    assert all(m.initialised for m in network.modules() if isinstance(m, ActNorm))
+
+
+@pytest.mark.parametrize(("norm", "alone"), [("batch", False), ("group", True), ("actnorm", True)])
+def test_whether_scores_depend_on_the_batch_is_known(norm: str, alone: bool) -> None:
+    torch.manual_seed(0)
+    network = PatchDiscriminator(base_channels=4, num_layers=1, norm=norm).train()
+    network(torch.randn(2, 3, 16, 16))
+    images, others = torch.randn(2, 2, 3, 16, 16)
+    scores, among_others = network(images), network(torch.cat([images, others]))[:2]
+    assert network.judges_images_alone is alone
+    assert torch.allclose(scores, among_others, atol=1e-6) is alone
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "actnorm"])
+def test_it_survives_a_model_directory(norm: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {
+        "image_channels": 1,
+        "base_channels": 8,
+        "num_layers": 2,
+        "norm": norm,
+        "blur": True,
+    }
+    network = PatchDiscriminator(**arguments).train()
+    images = torch.randn(2, 1, 16, 16)
+    network(images)  # statistics
+    saved = network.to_saved()
+    assert (saved.kind, saved.config) == ("patch_discriminator", arguments)
+    save_model_directory(saved, tmp_path / "discriminator")
+    loaded = PatchDiscriminator.from_saved(load_model_directory(tmp_path / "discriminator"))
+    assert not loaded.training
+    assert torch.equal(loaded(images), network.eval()(images))
+
+
+def test_a_saved_discriminator_that_does_not_fit_is_refused() -> None:
+    saved = PatchDiscriminator(base_channels=4, num_layers=1).to_saved()
+    with pytest.raises(UserError, match="holds a vqgan, where a patch_discriminator is needed"):
+        PatchDiscriminator.from_saved(SavedModel("vqgan", saved.config, saved.state))
+    for config in ({**saved.config, "base_channels": 8}, {**saved.config, "width": 1}):
+        with pytest.raises(UserError, match="the saved discriminator does not fit"):
+            PatchDiscriminator.from_saved(SavedModel(saved.kind, config, saved.state))
+
+
 def test_frozen_statistics_end_with_an_exception() -> None:
     network = PatchDiscriminator(base_channels=4, num_layers=1, norm="batch")
     with pytest.raises(RuntimeError, match="channels"), frozen_statistics(network):
@@ -72,7 +164,7 @@ def test_frozen_statistics_end_with_an_exception() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match="'batch' or 'group', not 'layer'"):
+    with pytest.raises(UserError, match="one of batch, group, actnorm, not 'layer'"):
         PatchDiscriminator(norm="layer")
     with pytest.raises(UserError, match="at least 1, not 0"):
         PatchDiscriminator(num_layers=0)

@@ -1,0 +1,77 @@
+"""Activation normalisation (Kingma & Dhariwal 2018, "Glow", §3.1)."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+__all__ = ["ActNorm"]
+
+
+class ActNorm(nn.Module):
+    """A learned scale and shift per channel, initialised so that the first batch comes out normal.
+
+    y = s ⊙ x + b: the first training batch sets s and b such that every channel of y has mean 0 and
+    variance 1 over that batch (of all ranks); from then on they are ordinary parameters, and a
+    result depends on no other image. In evaluation mode nothing is initialised.
+
+    Args:
+        num_channels: c of the `(b c h w)` it takes.
+
+    Attributes:
+        initialised: bool scalar, a buffer.
+        track_running_stats: as of batch normalisation: when False, an uninitialised layer
+            normalises a training batch and remembers nothing (see `frozen_statistics`).
+    """
+
+    EPSILON = 1e-5  # added to the variance: a constant channel is not blown up
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(num_channels))
+        self.shift = nn.Parameter(torch.zeros(num_channels))
+        self.initialised: torch.Tensor
+        self.register_buffer("initialised", torch.tensor(False))
+        self.track_running_stats = True
+        self._ready = False  # on the host: reading the buffer would wait for the device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`(b c h w) -> (b c h w)`."""
+        scale: torch.Tensor = self.scale
+        shift: torch.Tensor = self.shift
+        if self.training and not self._ready:
+            first_scale, first_shift = self._normalising(x)
+            if self.track_running_stats:
+                self._initialise(first_scale, first_shift)
+            else:
+                scale, shift = first_scale, first_shift
+        return x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
+
+    @torch.no_grad()
+    def _normalising(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(b c h w)` to the scale and shift `(c,)` that normalise it."""
+        x = x.float()
+        mean = _over_ranks(x.mean((0, 2, 3)))
+        variance = _over_ranks((x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)))
+        scale = (variance + self.EPSILON).rsqrt()
+        return scale, -mean * scale
+
+    @torch.no_grad()
+    def _initialise(self, scale: torch.Tensor, shift: torch.Tensor) -> None:
+        self.scale.copy_(scale)
+        self.shift.copy_(shift)
+        self.initialised.fill_(True)
+        self._ready = True
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._ready = bool(self.initialised)
+
+
+def _over_ranks(mean: torch.Tensor) -> torch.Tensor:
+    """The mean over all ranks, whose batches are of one size."""
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    return mean

@@ -1,0 +1,107 @@
+import pytest
+import torch
+
+from taming.discriminators import ActNorm, frozen_statistics
+
+
+def features(seed: int, b: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    channels = torch.tensor([0.01, 1.0, 5.0]).view(-1, 1, 1)
+    return torch.randn(b, 3, 6, 7, generator=generator) * channels + torch.tensor(2.0)
+
+
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_the_first_batch_comes_out_normal() -> None:
+    norm = ActNorm(3).train()
+    output = norm(features(0))
+    assert output.mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
+    variance = output.var((0, 2, 3), unbiased=False)
+    # the narrow channel's 1e-4 has the epsilon 1e-5 beside it
+    expected = features(0)[:, 0].var(unbiased=False).item()
+    assert variance.tolist() == pytest.approx([expected / (expected + 1e-5), 1, 1], rel=1e-3)
+
+
+def test_later_batches_change_nothing() -> None:
+    norm = ActNorm(3).train()
+    norm(features(0))
+    before = state(norm)
+    second = features(1) + 10.0
+    output = norm(second)
+    assert same(before, state(norm))
+    expected = second * norm.scale.view(-1, 1, 1) + norm.shift.view(-1, 1, 1)
+    assert torch.equal(output, expected)
+    assert (output.mean((0, 2, 3)) > 1).all()  # not normalised by its own statistics
+
+
+def test_scale_and_shift_are_learned() -> None:
+    norm = ActNorm(3).train()
+    output = norm(features(0))
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(3))
+    (output * weights).sum().backward()
+    assert norm.shift.grad is not None
+    assert norm.scale.grad is not None
+    torch.testing.assert_close(norm.shift.grad, weights.sum((0, 2, 3)))
+    torch.testing.assert_close(norm.scale.grad, (weights * features(0)).sum((0, 2, 3)))
+
+
+def test_it_survives_a_checkpoint() -> None:
+    norm = ActNorm(3).train()
+    norm(features(0))
+    loaded = ActNorm(3).train()
+    loaded.load_state_dict(norm.state_dict())
+    assert torch.equal(loaded(features(1)), norm(features(1)))
+    assert same(state(loaded), state(norm))
+
+
+def test_a_checkpoint_from_before_the_first_batch_is_initialised_by_the_next() -> None:
+    norm, fresh = ActNorm(3).train(), ActNorm(3)
+    norm(features(0))
+    norm.load_state_dict(fresh.state_dict())
+    assert norm(features(1)).mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
+    assert norm.initialised
+
+
+def test_evaluation_changes_nothing() -> None:
+    norm = ActNorm(3).eval()
+    before = state(norm)
+    assert torch.equal(norm(features(0)), features(0))
+    assert same(before, state(norm))
+    assert not norm.initialised
+
+
+def test_a_frozen_layer_normalises_and_forgets() -> None:
+    norm = ActNorm(3).train()
+    before = state(norm)
+    x = features(0).requires_grad_()
+    with frozen_statistics(norm):
+        output = norm(x)
+    assert same(before, state(norm))
+    assert output.mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
+    output.sum().backward()
+    assert x.grad is not None
+    assert (x.grad > 0).all()  # the scale, which is treated as a constant
+    norm(features(1))
+    assert norm.initialised  # frozen no longer
+
+
+def test_a_constant_channel_stays_finite() -> None:
+    norm = ActNorm(1).train()
+    output = norm(torch.full((2, 1, 4, 4), 0.5))
+    assert output.abs().max() < 1e-3
+    assert norm.scale.item() == pytest.approx(1e-5**-0.5)
+
+
+def test_statistics_are_in_float32_whatever_the_input() -> None:
+    norm = ActNorm(1).train()
+    x = (torch.randn(8, 1, 32, 32, generator=torch.Generator().manual_seed(0)) + 8).bfloat16()
+    norm(x)
+    rows = x.double()
+    assert norm.scale.item() == pytest.approx(rows.std(unbiased=False).item() ** -1, rel=1e-4)
+    assert norm.shift.item() == pytest.approx(-(rows.mean() / rows.std()).item(), rel=1e-3)

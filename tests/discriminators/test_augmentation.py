@@ -1,0 +1,136 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from taming.discriminators import DifferentiableAugmentation
+from taming.errors import UserError
+
+ALL = ("color", "translation", "cutout")
+
+
+def augment(images: torch.Tensor, *policy: str, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return DifferentiableAugmentation(policy)(images)
+
+
+def photos(b: int, c: int = 3, h: int = 16, w: int = 24) -> torch.Tensor:
+    return torch.rand(b, c, h, w, generator=torch.Generator().manual_seed(7)) * 2 - 1
+
+
+@pytest.mark.parametrize("policy", [(), [], None])
+def test_an_empty_policy_changes_nothing(policy: Sequence[str] | None) -> None:
+    images = photos(2)
+    random_state = torch.get_rng_state()
+    assert DifferentiableAugmentation(policy)(images) is images
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_every_image_is_changed_in_its_own_way(name: str, channels: int) -> None:
+    images = photos(1, channels).expand(6, -1, -1, -1)
+    augmented = augment(images, name)
+    assert (augmented.shape, augmented.dtype) == (images.shape, images.dtype)
+    assert len({tuple(image.flatten().tolist()) for image in augmented}) == 6
+    assert DifferentiableAugmentation([name]).state_dict() == {}
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    assert torch.equal(augment(photos(4), *ALL), augment(photos(4), *ALL))
+    assert not torch.equal(augment(photos(4), *ALL), augment(photos(4), *ALL, seed=1))
+
+
+def test_the_policy_is_applied_in_turn() -> None:
+    images = torch.ones(2, 3, 16, 16)
+    torch.manual_seed(0)
+    step_by_step = images
+    for name in ("cutout", "translation"):
+        step_by_step = DifferentiableAugmentation([name])(step_by_step)
+    assert torch.equal(augment(images, "cutout", "translation"), step_by_step)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("policy", [*((name,) for name in ALL), ALL])
+def test_gradients_are_the_numeric_ones(channels: int, policy: tuple[str, ...]) -> None:
+    images = photos(2, channels, 8, 8).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: augment(x, *policy), (images,))
+
+
+def test_color_without_saturation() -> None:
+    images = photos(1000, 1)
+    augmented = augment(images, "color")
+    brightness = augmented.mean((1, 2, 3)) - images.mean((1, 2, 3))
+    contrast = augmented.std((1, 2, 3)) / images.std((1, 2, 3))
+    for value, low, high in ((brightness, -0.5, 0.5), (contrast, 0.5, 1.5)):
+        assert low - 1e-4 <= value.min() < low + 0.01
+        assert high - 0.01 < value.max() <= high + 1e-4
+        assert value.mean().item() == pytest.approx((low + high) / 2, abs=0.03)  # σ/√n = 0.009
+    expected = augmented.mean((1, 2, 3), keepdim=True)
+    expected = expected + contrast.view(-1, 1, 1, 1) * (images - images.mean((1, 2, 3), True))
+    torch.testing.assert_close(augmented, expected, rtol=0, atol=1e-5)
+
+
+def test_saturation_scales_the_distance_from_grey() -> None:
+    images = photos(1000)
+    augmented = augment(images, "color")
+    grey, new_grey = images.mean(1, keepdim=True), augmented.mean(1, keepdim=True)
+    contrast = new_grey.std((1, 2, 3)) / grey.std((1, 2, 3))
+    product = (augmented - new_grey).std((1, 2, 3)) / (images - grey).std((1, 2, 3))
+    saturation = product / contrast
+    assert 0 <= saturation.min() < 0.02
+    assert 1.98 < saturation.max() <= 2 + 1e-3
+    assert saturation.mean().item() == pytest.approx(1.0, abs=0.06)  # σ/√n = 0.018
+    chroma = product.view(-1, 1, 1, 1) * (images - grey)
+    torch.testing.assert_close(augmented - new_grey, chroma, rtol=0, atol=1e-5)
+
+
+def test_translation_is_by_up_to_an_eighth_and_fills_with_grey() -> None:
+    image = photos(1)[0]  # 16 × 24: by up to 2 and 3 pixels
+    padded = F.pad(image, (3, 3, 2, 2))
+    shifted = {
+        (dy, dx): padded[:, 2 - dy : 18 - dy, 3 - dx : 27 - dx]
+        for dy in range(-2, 3)
+        for dx in range(-3, 4)
+    }
+    found = dict.fromkeys(shifted, 0)
+    for translated in augment(image.expand(700, -1, -1, -1), "translation"):
+        (offset,) = [o for o, expected in shifted.items() if torch.equal(translated, expected)]
+        found[offset] += 1
+    assert min(found.values()) >= 5  # each of the 35 is as likely: 20 ± 4.4
+    assert max(found.values()) <= 40
+
+
+def test_a_translation_of_less_than_a_pixel_is_none() -> None:
+    images = photos(8, 3, 3, 3)
+    assert torch.equal(augment(images, "translation"), images)
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_cutout_is_half_of_each_side_with_its_centre_in_the_image(side: int) -> None:
+    images = torch.ones(3000, 2, side, 12)
+    cut = augment(images, "cutout") == 0
+    assert torch.equal(cut[:, 0], cut[:, 1])
+    rows, columns = cut[:, 0].any(2).sum(1), cut[:, 0].any(1).sum(1)
+    area = cut[:, 0].sum((1, 2))
+    assert torch.equal(area, rows * columns)  # a rectangle
+    # 4 rows: centred on one of 9 edges (of 9 rows: 10), at the outer four of which they hang over
+    assert sorted(set(rows.tolist())) == [2, 3, 4]
+    assert sorted(set(columns.tolist())) == [3, 4, 5, 6]
+    mean_rows = {8: (2 + 3 + 5 * 4 + 3 + 2) / 9, 9: (2 + 3 + 6 * 4 + 3 + 2) / 10}
+    mean_columns = (3 + 4 + 5 + 7 * 6 + 5 + 4 + 3) / 13
+    assert area.double().mean().item() == pytest.approx(mean_rows[side] * mean_columns, rel=0.03)
+
+
+def test_what_is_not_cut_out_stays() -> None:
+    images = photos(4)
+    cut = augment(images, "cutout")
+    assert torch.equal(cut[cut != 0], images[cut != 0])
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="'rotate' is unknown; known: color, translation, cutout"):
+        DifferentiableAugmentation(["color", "rotate"])
+    with pytest.raises(UserError, match=r"a list of names: \[color\], not color"):
+        DifferentiableAugmentation("color")

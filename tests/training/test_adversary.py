@@ -1,0 +1,228 @@
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from taming.discriminators import ActNorm, DifferentiableAugmentation, PatchDiscriminator
+from taming.errors import UserError
+from taming.training import Adversary, OptimizerConfig
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "adversary" / "patch.yaml"
+NORMS = ["batch", "group", "actnorm"]
+ALL = ["color", "translation", "cutout"]
+
+
+class MeanDiscriminator(PatchDiscriminator):
+    """The score of an image is its mean."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((1, 2, 3), keepdim=True)
+
+
+def adversary(
+    norm: str = "group", network: type[PatchDiscriminator] = PatchDiscriminator, **changes: Any
+) -> Adversary:
+    settings: dict[str, Any] = {
+        "optimizer": OptimizerConfig(learning_rate=1e-3),
+        "start": 0,
+        "warmup": 0,
+        "ramp": 0,
+        "weight": 0.8,
+        "adaptive": True,
+        "max_steps": 10,
+    }
+    torch.manual_seed(0)
+    discriminator = network(base_channels=4, num_layers=1, norm=norm)
+    return Adversary(discriminator, **{**settings, **changes}).train()
+
+
+def images(seed: int = 0, b: int = 4) -> torch.Tensor:
+    return torch.rand(b, 3, 16, 16, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def uniform(*scores: float) -> torch.Tensor:
+    """Images of one value each."""
+    return torch.tensor(scores).view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
+
+
+def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("has_learned", [False, True])
+def test_the_generators_pass_changes_no_state(norm: str, has_learned: bool) -> None:
+    module = adversary(norm, lecam_weight=0.1, augmentation=ALL)
+    if has_learned:
+        module.discriminator_loss(images(0), images(1))
+    before = state(module)
+    reconstructions = images(2).requires_grad_()
+    (gradient,) = torch.autograd.grad(module.generator_loss(reconstructions), reconstructions)
+    assert same(before, state(module))
+    assert all(p.grad is None for p in module.parameters())
+    assert (gradient.abs().sum((1, 2, 3)) > 0).all()
+    module.discriminator_loss(images(0), images(1))
+    assert same(before, state(module)) is False  # and the discriminator's pass does: LeCAM
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_gradient_of_the_discriminator_reaches_the_generator(norm: str) -> None:
+    module = adversary(norm, lecam_weight=0.1, augmentation=ALL)
+    decoder = torch.nn.Conv2d(3, 3, 1)
+    losses = module.discriminator_loss(images(0), decoder(images(1)))
+    losses["discriminator_loss"].backward()
+    assert decoder.weight.grad is None
+    assert all(p.grad is not None for p in module.discriminator.parameters())
+
+
+@pytest.mark.parametrize("loss", ["hinge", "vanilla", "non_saturating"])
+def test_the_losses_are_the_chosen_ones(loss: str) -> None:
+    module = adversary(network=MeanDiscriminator, loss=loss)
+    found = module.discriminator_loss(uniform(2.0, 0.5), uniform(0.0, -3.0))
+    real, fake = torch.tensor([2.0, 0.5]), torch.tensor([0.0, -3.0])
+    expected = {
+        "hinge": 0.5 * (0.5 / 2 + 1.0 / 2),
+        "vanilla": 0.5 * (F.softplus(-real) + F.softplus(fake)).mean().item(),
+    }
+    expected["non_saturating"] = expected["vanilla"]
+    assert found["discriminator_loss"].item() == pytest.approx(expected[loss])
+    generator = {"non_saturating": F.softplus(-fake).mean().item()}.get(loss, 1.5)
+    assert module.generator_loss(uniform(0.0, -3.0)).item() == pytest.approx(generator)
+
+
+def test_what_is_watched_by_hand() -> None:
+    module = adversary(network=MeanDiscriminator)
+    found = module.discriminator_loss(uniform(2.0, 0.5, -1.0, 0.5), uniform(0.0, -3.0, 1.0, 2.0))
+    assert found.keys() == {
+        "discriminator_loss",
+        "scores_real",
+        "scores_fake",
+        "discriminator_accuracy",
+    }
+    assert found["scores_real"].item() == pytest.approx(0.5)
+    assert found["scores_fake"].item() == pytest.approx(0.0, abs=1e-6)
+    assert found["discriminator_accuracy"].item() == (3 / 4 + 1 / 4) / 2  # 0 is no right answer
+
+
+def test_lecam_is_added_with_its_weight() -> None:
+    without = adversary(network=MeanDiscriminator)
+    module = adversary(network=MeanDiscriminator, lecam_weight=0.1, lecam_decay=0.5)
+    batches = [(uniform(2.0, 0.5), uniform(0.0, -3.0)), (uniform(1.0, 2.0), uniform(-1.0, 0.0))]
+    for batch in batches:
+        plain, found = without.discriminator_loss(*batch), module.discriminator_loss(*batch)
+    mean_real = (0.5 * 1.25 + 1.5) / 1.5  # the closed form of two batches
+    mean_fake = (0.5 * -1.5 - 0.5) / 1.5
+    expected = ((1 - mean_fake) ** 2 + (2 - mean_fake) ** 2) / 2
+    expected += ((-1 - mean_real) ** 2 + (0 - mean_real) ** 2) / 2
+    assert found["lecam_loss"].item() == pytest.approx(expected)
+    added = found["discriminator_loss"] - plain["discriminator_loss"]
+    assert added.item() == pytest.approx(0.1 * expected)
+
+
+def test_without_lecam_its_averages_rest_and_a_resumed_run_can_begin_it() -> None:
+    module = adversary()
+    module.discriminator_loss(images(0), images(1))
+    assert module.lecam.num_batches == 0
+    resumed = adversary(lecam_weight=0.1)
+    resumed.load_state_dict(module.state_dict())
+    assert resumed.discriminator_loss(images(0), images(1))["lecam_loss"] > 0
+    assert resumed.lecam.num_batches == 1
+
+
+def test_batch_norm_sees_reals_and_fakes_apart() -> None:
+    module = adversary("batch")
+    found = module.discriminator_loss(images(0), images(1))
+    norm = module.discriminator.layers[3]
+    assert isinstance(norm, torch.nn.BatchNorm2d)
+    assert norm.num_batches_tracked == 2
+    expected = module.discriminator(images(0)).mean().item()
+    assert found["scores_real"].item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["group", "actnorm"])
+def test_one_pass_over_both_gives_the_scores_of_two(norm: str) -> None:
+    module = adversary(norm)
+    module.discriminator_loss(images(4), images(5))  # initialises
+    real, fake = images(0), images(1) * 0.5
+    found = module.discriminator_loss(real, fake)
+    for name, batch in (("scores_real", real), ("scores_fake", fake)):
+        expected = module.discriminator(batch).mean().item()
+        assert found[name].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_actnorm_is_initialised_by_reals_and_fakes_alike() -> None:
+    module = adversary("actnorm")
+    module.discriminator_loss(images(0), images(1) * 0.1)
+    norm = module.discriminator.layers[3]
+    assert isinstance(norm, ActNorm)
+    up_to_norm = module.discriminator.layers[:4]
+    output = up_to_norm(torch.cat([images(0), images(1) * 0.1]))
+    assert output.mean((0, 2, 3)).tolist() == pytest.approx([0.0] * 8, abs=1e-3)
+    initialised = state(module)
+    module.discriminator_loss(images(2), images(3))
+    assert same(initialised, state(module))
+
+
+def test_all_that_the_discriminator_sees_is_augmented() -> None:
+    module = adversary("batch", augmentation=["cutout"])
+    seen: list[torch.Tensor] = []
+    module.discriminator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    ones = torch.ones(4, 3, 16, 16)
+    module.discriminator_loss(ones, ones)
+    module.generator_loss(ones)
+    assert len(seen) == 3
+    for augmented in seen:
+        share = (augmented == 0).float().mean((1, 2, 3))
+        assert ((share >= 1 / 16) & (share <= 1 / 4)).all()
+    assert not torch.equal(seen[0], seen[1])  # each has random numbers of its own
+
+
+def test_the_generators_gradient_flows_through_the_augmentation() -> None:
+    module = adversary(network=MeanDiscriminator, augmentation=["cutout"])
+    reconstructions = images(0).requires_grad_()
+    torch.manual_seed(3)
+    module.generator_loss(reconstructions).backward()
+    torch.manual_seed(3)
+    kept = DifferentiableAugmentation(["cutout"])(torch.ones(4, 3, 16, 16))
+    torch.testing.assert_close(reconstructions.grad, -kept / kept.numel())
+
+
+def test_every_setting_is_in_the_config_with_the_codes_default() -> None:
+    config = OmegaConf.to_container(OmegaConf.load(CONFIG), resolve=False)
+    assert isinstance(config, dict)
+    given = {"discriminator", "optimizer", "max_steps"}
+    for target, values, apart in (
+        (Adversary, config, given),
+        (PatchDiscriminator, config["discriminator"], {"image_channels"}),
+    ):
+        parameters = dict(inspect.signature(target).parameters)
+        assert set(values) - {"_target_"} == set(parameters) - {"max_steps"}
+        for name, parameter in parameters.items():
+            if name not in apart and parameter.default is not inspect.Parameter.empty:
+                assert (values[name] or None) == (parameter.default or None), name
+    module = adversary(adaptive_every=4, adaptive_max=10.0)
+    assert (module.adaptive_every, module.adaptive_max) == (4, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"loss": "wasserstein"}, r"adversary\.loss is one of hinge, .* not 'wasserstein'"),
+        ({"adaptive_every": 0}, r"adversary\.adaptive_every must be at least 1, not 0"),
+        ({"adaptive_max": 0.0}, r"adversary\.adaptive_max must be more than 0, not 0"),
+        ({"lecam_weight": -0.1}, "lecam_weight must not be negative"),
+        ({"lecam_decay": 1.0}, r"adversary\.lecam_decay .* below 1, not 1"),
+        ({"augmentation": ["flip"]}, "augmentation 'flip' is unknown"),
+    ],
+)
+def test_mistakes_are_named(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        adversary(**setting)
