@@ -101,7 +101,7 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
         weights.take("quantize.used", used.shape)
     vqgan = build_vqgan(arguments)
     state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
-    discriminator = patch_discriminator(weights, "loss.discriminator.")
+    discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
     weights.drop("loss.perceptual_loss.", "LPIPS brings its own network")
     weights.drop("colorize", "random colours for showing label maps")
     weights.finish()

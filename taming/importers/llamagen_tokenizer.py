@@ -89,7 +89,7 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     parts: dict[str, SavedModel] = {}
     if isinstance(content, dict) and isinstance(content.get("discriminator"), dict):
         scores = ForeignWeights(content["discriminator"], f"the discriminator in {where}")
-        discriminator = patch_discriminator(scores, "")
+        discriminator = patch_discriminator(scores, "", vqgan.image_channels)
         if discriminator is None:
             notes.append("dropped the discriminator: it is not a patch discriminator")
         else:
