@@ -73,7 +73,8 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     of the used ones.
 
     Their `legacy` placement of β does not matter for a finished model; in training, here β = 0.25
-    is on the commitment term, as in the paper.
+    is on the commitment term, as in the paper. A Gumbel quantizer's temperature schedule belongs to
+    the training too, and is not taken over.
 
     Args:
         content: the checkpoint: a dictionary with `state_dict`.
@@ -99,6 +100,8 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
             "indices are the remapped ones"
         )
         weights.take("quantize.used", used.shape)
+    elif _parts(config)[1].get("remap") is not None:
+        weights.take("quantize.used", (quantizer["codebook_size"],))  # noted as missing
     vqgan = build_vqgan(arguments)
     state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
     discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
@@ -114,10 +117,18 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
 COMPVIS_VQGAN = Source(convert, PUBLISHED)
 
 
+def _parts(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Their `model` (target and params), and the params."""
+    model = config.get("model", config)
+    params = model.get("params", model) if isinstance(model, Mapping) else None
+    if not isinstance(params, Mapping):
+        raise UserError("the config's `model` is not made of a `target` and `params`.")
+    return model, params
+
+
 def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any]:
     """Our VQGAN's arguments; theirs, with their defaults, are those of their classes."""
-    model = config.get("model", config)
-    params = model.get("params", model)
+    model, params = _parts(config)
     kind = "gumbel" if has_projection else "vector"
     if "target" in model:
         target = str(model["target"]).rsplit(".", 1)[-1]

@@ -106,7 +106,10 @@ def _read_stream(path: Path) -> ForeignCheckpoint:
         if (magic, version) != (STREAM_MAGIC, STREAM_VERSION):
             raise ValueError("it does not begin as one")
         content = unpickler.run(file)
-        for key in unpickler.run(file):
+        keys = unpickler.run(file)
+        if set(keys) != set(storages):
+            raise ValueError("its storages are not those of its tensors")
+        for key in keys:
             data, dtype = storages[key]
             (num_elements,) = struct.unpack("<q", file.read(8))
             if num_elements * dtype.itemsize != len(data):

@@ -162,6 +162,11 @@ def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     decoded = vqgan.decode(indices)
     torch.testing.assert_close(decoded, expected["reconstructions"], rtol=0, atol=1e-4)
     assert any(f"kept the {len(used)} codes of 64" in note for note in imported.notes)
+    del content["state_dict"]["quantize.used"]
+    config = read_config(folder / "project.yaml")
+    config["model"]["params"]["remap"] = "used.npy"
+    with pytest.raises(UserError, match=r"missing in the file: quantize\.used"):
+        convert(content, config, "last.ckpt")
     for wrong in (torch.tensor([0, 64]), torch.tensor([0.0]), torch.tensor([[1]])):
         content["state_dict"]["quantize.used"] = wrong
         with pytest.raises(UserError, match="no list of codes from 0 to 63"):
@@ -196,6 +201,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         ({"model": {"target": "x.Net2NetTransformer", "params": TINY}}, "is of Net2NetTransformer"),
         ({"n_embed": 4}, "no `ddconfig`"),
+        ({"model": None}, "not made of a `target` and `params`"),
         ({"ddconfig": {"ch": 32}}, r"lacks ddconfig\.out_ch, .*ddconfig\.z_channels, n_embed"),
         (changed(double_z=True), "double_z is true"),
         (changed(resamp_with_conv=False), "resamp_with_conv is false"),
