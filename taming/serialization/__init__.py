@@ -7,6 +7,7 @@ from taming.serialization.directory import (
     load_model_directory,
     save_model_directory,
 )
+from taming.serialization.foreign import ForeignCheckpoint, read_foreign_checkpoint
 from taming.serialization.locate import find_model, load_saved_model
 from taming.serialization.training_checkpoint import (
     checkpoint_entry,
@@ -15,6 +16,7 @@ from taming.serialization.training_checkpoint import (
 )
 
 __all__ = [
+    "ForeignCheckpoint",
     "SavedModel",
     "checkpoint_entry",
     "find_model",
@@ -23,6 +25,7 @@ __all__ = [
     "load_model_directory",
     "load_saved_model",
     "load_training_checkpoint",
+    "read_foreign_checkpoint",
     "read_training_checkpoint",
     "save_model_directory",
 ]

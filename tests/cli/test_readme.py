@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import torch
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_compvis_checkpoint, write_images
 from torchvision.models import squeezenet1_1
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -23,6 +23,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         write_images(tmp_path / "my images, size=64" / name, 8)
     torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
+    write_compvis_checkpoint(tmp_path)
     seen = set()
     for command in commands():
         python, script, *arguments = shlex.split(command)
@@ -31,6 +32,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         assert (README.parent / script).is_file(), command
         if name == "sample":
             arguments.append("num_images=4")
+        elif name == "import_checkpoint":
+            pass  # of the tiny checkpoint
         elif any(a.startswith("resume=") for a in arguments):
             arguments.append("trainer.max_steps=4")
         else:

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+
+from taming.importers.autoencoder import autoencoder_names
+from taming.importers.compvis_vqgan import SCHEME
+from taming.vqgan import VQGAN
 
 # the documented way to make any experiment small
 TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_every=2", "logger=csv")
@@ -49,3 +54,34 @@ def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> Non
     for index in range(count):
         pixels = rng.integers(0, 255, (side, side, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{index:03d}.png")
+
+
+COMPVIS_CONFIG = """
+model:
+  target: taming.models.vqgan.VQModel
+  params:
+    embed_dim: 4
+    n_embed: 8
+    ddconfig: {double_z: false, z_channels: 8, resolution: 16, in_channels: 3, out_ch: 3, ch: 8,
+               ch_mult: [1, 2], num_res_blocks: 1, attn_resolutions: [8], dropout: 0.0}
+"""
+
+
+def write_compvis_checkpoint(folder: Path) -> VQGAN:
+    """`last.ckpt` and `project.yaml` of a tiny model in the layout of CompVis' code; the model."""
+    vqgan = VQGAN(
+        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
+        resolution=16,
+        base_channels=8,
+        channel_multipliers=[1, 2],
+        num_residual_blocks=1,
+        attention_resolutions=[8],
+        latent_channels=8,
+    ).eval()
+    names = {**autoencoder_names(vqgan, SCHEME), "quantizer.codebook": "quantize.embedding.weight"}
+    weights = {theirs: vqgan.state_dict()[ours] for ours, theirs in names.items()}
+    weights["loss.perceptual_loss.lin0.model.1.weight"] = torch.zeros(1)
+    checkpoint = {"state_dict": weights, "callbacks": {Path: Path("x")}, "epoch": 3}
+    torch.save(checkpoint, folder / "last.ckpt")
+    (folder / "project.yaml").write_text(COMPVIS_CONFIG)
+    return vqgan

@@ -1,0 +1,63 @@
+"""`import_checkpoint`: a checkpoint of another program to a model directory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from taming.cli.app import command, resolved
+from taming.errors import MissingPathError, UserError
+from taming.importers import find_source, import_checkpoint
+from taming.serialization import save_model_directory
+
+__all__ = ["main"]
+
+
+@command("import_checkpoint")
+def main(config: DictConfig) -> None:
+    """Writes a foreign checkpoint as a model directory and says what became of its weights."""
+    plain = resolved(config)
+    source, checkpoint = str(plain["source"]), Path(str(plain["checkpoint"])).expanduser()
+    output = Path(str(plain["output"])).expanduser()
+    find_source(source)
+    if not checkpoint.is_file():
+        raise MissingPathError(f"checkpoint={checkpoint} is no file (looked from {Path.cwd()}).")
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise UserError(f"output={output} exists and is not empty: give a new directory.")
+    imported = import_checkpoint(source, checkpoint, foreign_config(plain["config"]))
+    try:
+        save_model_directory(imported.model, output)
+    except OSError as error:
+        raise UserError(f"output={output} cannot be written: {error}.") from error
+    print(f"read {checkpoint}")
+    for note in imported.notes:
+        print(f"  {note}")
+    print(f"wrote {output}")
+    for name in imported.model.parts:
+        print(f"wrote {output / name}")
+
+
+def foreign_config(config: Any) -> Mapping[str, Any] | str:
+    """The other program's arguments: of a YAML or JSON file; else the name of a published size.
+
+    Raises:
+        MissingPathError: for the path of a file that does not exist.
+        UserError: if the file holds no dictionary.
+    """
+    if isinstance(config, dict):
+        return config
+    path = Path(str(config)).expanduser()
+    if not path.is_file():
+        if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1:
+            raise MissingPathError(f"config={path} does not exist (looked from {Path.cwd()}).")
+        return str(config)
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)  # JSON is YAML
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UserError(f"config={path} cannot be read as YAML or JSON: {first_line}.") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"config={path} holds no arguments by name.")
+    return {str(name): value for name, value in loaded.items()}

@@ -1,0 +1,60 @@
+"""Checkpoints of other programs to this project's models; one system a file, one registry."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from taming.errors import UserError
+from taming.importers.compvis_vqgan import COMPVIS_VQGAN
+from taming.importers.interface import Imported, Source
+from taming.importers.llamagen_tokenizer import LLAMAGEN_TOKENIZER
+from taming.serialization import read_foreign_checkpoint
+
+__all__ = ["SOURCES", "Imported", "Source", "find_source", "import_checkpoint"]
+
+SOURCES: dict[str, Source] = {
+    "compvis_vqgan": COMPVIS_VQGAN,
+    "llamagen_tokenizer": LLAMAGEN_TOKENIZER,
+}
+
+
+def find_source(name: str) -> Source:
+    """The source of this name.
+
+    Raises:
+        UserError: if there is none, naming those there are.
+    """
+    if name not in SOURCES:
+        raise UserError(f"source {name!r} is unknown; known: {', '.join(SOURCES)}.")
+    return SOURCES[name]
+
+
+def import_checkpoint(
+    source: str, checkpoint: str | Path, config: Mapping[str, Any] | str
+) -> Imported:
+    """Reads a checkpoint of another program as a model of this one; nothing in the file is run.
+
+    Args:
+        source: a name in `SOURCES`.
+        checkpoint: the file, as `torch.save` wrote it.
+        config: the other program's arguments, as in its own configuration file, or the name of a
+            published size. What is missing takes the other program's default.
+
+    Raises:
+        MissingPathError: if the checkpoint does not exist.
+        UserError: if source or size are unknown, the file is damaged, or it and the configuration
+            do not fit each other.
+    """
+    found = find_source(source)
+    if isinstance(config, str):
+        if config not in found.published:
+            raise UserError(
+                f"config={config} is neither a file nor a published size of {source}; the sizes: "
+                f"{', '.join(found.published)}."
+            )
+        config = found.published[config]
+    foreign = read_foreign_checkpoint(checkpoint)
+    imported = found.convert(foreign.content, config, str(checkpoint))
+    if foreign.not_built:
+        imported.notes.append(f"objects in the file, not built: {', '.join(foreign.not_built)}")
+    return imported

@@ -1,0 +1,117 @@
+"""Foreign weights, of which every one must be used or dropped with a reason."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from taming.errors import UserError
+
+__all__ = ["ForeignWeights"]
+
+MAX_NAMED = 4  # of each sort of mismatch, in a message
+
+
+class ForeignWeights:
+    """A state dictionary that is emptied key by key; what does not fit is told all at once.
+
+    Args:
+        weights: by the other program's names; not changed.
+        where: the file, for messages.
+
+    Attributes:
+        notes: lines that say what was used and dropped.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], where: str) -> None:
+        self.where = where
+        self.notes: list[str] = []
+        self._left = dict(weights)
+        self._used = 0
+        self._missing: list[str] = []
+        self._misshapen: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def names(self, prefix: str) -> list[str]:
+        """Names of the weights not yet used or dropped that begin so."""
+        return [name for name in self._left if name.startswith(prefix)]
+
+    def peek(self, name: str) -> torch.Tensor | None:
+        """A weight that stays to be used, or None."""
+        return self._left.get(name)
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Uses a weight; sizes of 1 do not count: a 1×1 convolution fits a linear layer.
+
+        One that is missing or of another shape is noted for `finish`, and zeros stand for it.
+        """
+        shape = tuple(shape)
+        weight = self._left.pop(name, None)
+        if weight is None:
+            self._missing.append(name)
+            return torch.zeros(shape)
+        self._used += 1
+        if [size for size in weight.shape if size != 1] != [size for size in shape if size != 1]:
+            self._misshapen.append(f"{name} is {tuple(weight.shape)} and not {shape}")
+            return torch.zeros(shape)
+        return weight.reshape(shape)
+
+    def fill(self, module: nn.Module, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """The state of `module` from these weights, in its dtypes.
+
+        Args:
+            module: gives names, shapes and dtypes, and the values of buffers the other program does
+                not have.
+            names: the module's names to the other program's; all of its parameters.
+        """
+        own = module.state_dict()
+        nameless = {name for name, _ in module.named_parameters()} - set(names)
+        assert not nameless, f"parameters without a foreign name: {sorted(nameless)}"
+        return {
+            name: self.take(names[name], value.shape).to(value.dtype) if name in names else value
+            for name, value in own.items()
+        }
+
+    def keep_rows(self, names: Sequence[str], rows: torch.Tensor) -> None:
+        """Cuts these weights to some of their rows, in the order of `rows`."""
+        for name in names:
+            if name in self._left:
+                self._left[name] = self._left[name][rows]
+
+    def drop(self, prefix: str, reason: str) -> None:
+        """Leaves out the weights that begin so, if there are any."""
+        names = self.names(prefix)
+        for name in names:
+            del self._left[name]
+        if names:
+            what = names[0] if len(names) == 1 else f"{prefix}* ({len(names)})"
+            self.notes.append(f"dropped {what}: {reason}")
+
+    def finish(self) -> None:
+        """Checks that every weight fitted and none is left.
+
+        Raises:
+            UserError: naming what is missing, of another shape, or left.
+        """
+        problems = [
+            f"{what} {_some(names)}"
+            for what, names in (
+                ("missing in the file:", self._missing),
+                ("of another shape:", self._misshapen),
+                ("unexpected in the file:", sorted(self._left)),
+            )
+            if names
+        ]
+        if problems:
+            raise UserError(
+                f"{self.where} does not fit its config: {'; '.join(problems)}. Give the config the "
+                "checkpoint was trained with."
+            )
+        self.notes.insert(0, f"used {self._used} weights")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,112 @@
+"""The command that imports: what it writes, what it says, and its errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_commands import Outcome, Run, write_compvis_checkpoint
+
+import taming
+from taming.discriminators import PatchDiscriminator
+from taming.serialization import load_model_directory
+
+COMMAND = {
+    "source": "compvis_vqgan",
+    "checkpoint": "last.ckpt",
+    "config": "project.yaml",
+    "output": "imported",
+}
+
+
+def call(run: Run, **changes: object) -> Outcome:
+    arguments = {**COMMAND, **changes}
+    return run("import_checkpoint", *(f"{name}={value}" for name, value in arguments.items()))
+
+
+def fails(outcome: Outcome, *parts: str) -> None:
+    assert outcome.status == 2, outcome.err
+    assert "Traceback" not in outcome.err
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    for part in parts:
+        assert part in last, last
+
+
+def test_a_checkpoint_becomes_a_model_directory(run: Run, tmp_path: Path) -> None:
+    original = write_compvis_checkpoint(tmp_path)
+    outcome = call(run)
+    assert outcome.status == 0, outcome.err
+    num_used = len(torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]) - 1
+    lines = outcome.out.splitlines()
+    assert lines[:4] == [
+        "read last.ckpt",
+        f"  used {num_used} weights",
+        "  dropped loss.perceptual_loss.lin0.model.1.weight: LPIPS brings its own network",
+        "  left out beside the weights: callbacks, epoch",
+    ]
+    assert lines[4].startswith("  objects in the file, not built: pathlib.")
+    assert lines[5:] == ["wrote imported"]
+    imported = taming.VQGAN.from_pretrained(tmp_path / "imported")
+    images = torch.rand(2, 3, 16, 16) * 2 - 1
+    assert torch.equal(imported.encode(images), original.encode(images))
+    with torch.no_grad():
+        assert torch.equal(imported(images).reconstructions, original(images).reconstructions)
+
+
+@pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
+def test_a_reference_end_to_end(run: Run, shared: Path, tmp_path: Path, name: str) -> None:
+    folder = shared / "reference" / "compvis" / name
+    outcome = call(run, checkpoint=folder / "last.ckpt", config=folder / "project.yaml")
+    assert outcome.status == 0, outcome.err
+    assert "wrote imported/discriminator" in outcome.out
+    expected = load_file(folder / "expected.safetensors")
+    vqgan = taming.VQGAN.from_pretrained(tmp_path / "imported")
+    assert torch.equal(vqgan.encode(expected["images"]), expected["indices"])
+    saved = load_model_directory(tmp_path / "imported" / "discriminator")
+    scores = PatchDiscriminator.from_saved(saved)(expected["images"])
+    torch.testing.assert_close(scores, expected["scores_real_eval"], rtol=0, atol=1e-4)
+
+
+def test_arguments_as_json_and_by_name_of_a_size(run: Run, shared: Path, tmp_path: Path) -> None:
+    folder = shared / "reference" / "llamagen" / "tokenizer"
+    llamagen = {"source": "llamagen_tokenizer", "checkpoint": folder / "vq_ds.pt"}
+    outcome = call(run, **llamagen, config=folder / "args.json")
+    assert outcome.status == 0, outcome.err
+    config = json.loads((tmp_path / "imported" / "config.json").read_text())
+    assert config["quantizer"]["cosine"] is True
+    outcome = call(run, **llamagen, config="VQ-16", output="other")
+    fails(outcome, "vq_ds.pt does not fit its config", "norm1.weight is (128,) and not (512,)")
+    assert not (tmp_path / "other").exists()
+
+
+def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
+    write_compvis_checkpoint(tmp_path)
+    fails(run("import_checkpoint"), "checkpoint, config, output, source")
+    fails(call(run, source="compvis"), "'compvis' is unknown", "compvis_vqgan, llamagen_tokenizer")
+    fails(call(run, checkpoint="nowhere.ckpt"), "checkpoint=nowhere.ckpt is no file")
+    fails(call(run, config="nowhere.yaml"), "config=nowhere.yaml does not exist")
+    fails(call(run, config="f16-2048"), "neither a file nor a published size", "f16-1024")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    fails(call(run, config="list.yaml"), "config=list.yaml holds no arguments by name")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    fails(call(run, config="broken.yaml"), "config=broken.yaml cannot be read as YAML or JSON")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "photo.png").touch()
+    for output in ("full", "last.ckpt"):
+        fails(call(run, output=output), f"output={output} exists and is not empty")
+
+
+def test_what_is_no_checkpoint_and_what_does_not_fit(run: Run, tmp_path: Path) -> None:
+    write_compvis_checkpoint(tmp_path)
+    fails(call(run, config="f16-1024"), "last.ckpt does not fit its config", "and not (128, 3, 3")
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
+    fails(call(run, checkpoint="photo.png"), "photo.png cannot be read as a PyTorch checkpoint")
+    data = (tmp_path / "last.ckpt").read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(data[: len(data) // 2])
+    fails(call(run, checkpoint="cut.ckpt"), "cut.ckpt cannot be read", "incomplete")
+    fails(call(run, source="llamagen_tokenizer", config="VQ-8"), "last.ckpt does not fit")
+    assert not (tmp_path / "imported").exists()
+    assert call(run).status == 0  # the same command with the right file
+    fails(call(run), "output=imported exists")

@@ -1,0 +1,139 @@
+"""The other programs' weights by name and shape, written down from their naming, not from ours."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def conv(name: str, inputs: int, outputs: int, kernel: int, bias: bool = True) -> Shapes:
+    shapes: Shapes = {f"{name}.weight": (outputs, inputs, kernel, kernel)}
+    return {**shapes, f"{name}.bias": (outputs,)} if bias else shapes
+
+
+def norm(name: str, width: int) -> Shapes:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def residual(name: str, inputs: int, outputs: int) -> Shapes:
+    shapes = {
+        **norm(f"{name}.norm1", inputs),
+        **conv(f"{name}.conv1", inputs, outputs, 3),
+        **norm(f"{name}.norm2", outputs),
+        **conv(f"{name}.conv2", outputs, outputs, 3),
+    }
+    if inputs != outputs:
+        shapes |= conv(f"{name}.nin_shortcut", inputs, outputs, 1)
+    return shapes
+
+
+def attention(name: str, width: int) -> Shapes:
+    shapes = norm(f"{name}.norm", width)
+    for layer in ("q", "k", "v", "proj_out"):
+        shapes |= conv(f"{name}.{layer}", width, width, 1)
+    return shapes
+
+
+def middle(names: tuple[str, str, str], width: int) -> Shapes:
+    first, second, third = names
+    return {
+        **residual(first, width, width),
+        **attention(second, width),
+        **residual(third, width, width),
+    }
+
+
+def batch_norm(name: str, width: int) -> Shapes:
+    statistics: Shapes = {f"{name}.running_mean": (width,), f"{name}.running_var": (width,)}
+    return {**norm(name, width), **statistics, f"{name}.num_batches_tracked": ()}
+
+
+def patch_discriminator(num_layers: int, base: int = 64, prefix: str = "") -> Shapes:
+    shapes = conv(f"{prefix}main.0", 3, base, 4)
+    index, width = 2, base
+    for layer in range(1, num_layers + 1):
+        outputs = base * min(2**layer, 8)
+        shapes |= conv(f"{prefix}main.{index}", width, outputs, 4, bias=False)
+        shapes |= batch_norm(f"{prefix}main.{index + 1}", outputs)
+        index, width = index + 3, outputs
+    return shapes | conv(f"{prefix}main.{index}", width, 1, 4)
+
+
+def lpips(prefix: str) -> Shapes:
+    shapes: Shapes = {f"{prefix}scaling_layer.shift": (1, 3, 1, 1)}
+    shapes |= {f"{prefix}scaling_layer.scale": (1, 3, 1, 1)}
+    width = 3
+    slices = [(1, (0, 2), 64), (2, (5, 7), 128), (3, (10, 12, 14), 256)]
+    slices += [(4, (17, 19, 21), 512), (5, (24, 26, 28), 512)]
+    for number, layers, outputs in slices:
+        for layer in layers:
+            shapes |= conv(f"{prefix}net.slice{number}.{layer}", width, outputs, 3)
+            width = outputs
+        shapes |= conv(f"{prefix}lin{number - 1}.model.1", outputs, 1, 1, bias=False)
+    return shapes
+
+
+def compvis_vqgan(
+    multipliers: list[int], attention_levels: list[int], num_layers: int, quantizer: Shapes
+) -> Shapes:
+    """Width 128, two residual blocks a level, latents and codes of width 256."""
+    widths = [128 * multiplier for multiplier in multipliers]
+    last = len(widths) - 1
+    shapes = conv("encoder.conv_in", 3, 128, 3)
+    width = 128
+    for level, outputs in enumerate(widths):
+        for block in range(2):
+            shapes |= residual(f"encoder.down.{level}.block.{block}", width, outputs)
+            width = outputs
+            if level in attention_levels:
+                shapes |= attention(f"encoder.down.{level}.attn.{block}", width)
+        if level < last:
+            shapes |= conv(f"encoder.down.{level}.downsample.conv", width, width, 3)
+    for part in ("encoder", "decoder"):
+        names = (f"{part}.mid.block_1", f"{part}.mid.attn_1", f"{part}.mid.block_2")
+        shapes |= middle(names, width)
+    shapes |= norm("encoder.norm_out", width) | conv("encoder.conv_out", width, 256, 3)
+    shapes |= conv("decoder.conv_in", 256, width, 3)
+    for level in range(last, -1, -1):
+        for block in range(3):
+            shapes |= residual(f"decoder.up.{level}.block.{block}", width, widths[level])
+            width = widths[level]
+            if level in attention_levels:
+                shapes |= attention(f"decoder.up.{level}.attn.{block}", width)
+        if level > 0:
+            shapes |= conv(f"decoder.up.{level}.upsample.conv", width, width, 3)
+    shapes |= norm("decoder.norm_out", width) | conv("decoder.conv_out", width, 3, 3)
+    shapes |= conv("quant_conv", 256, 256, 1) | conv("post_quant_conv", 256, 256, 1)
+    shapes |= lpips("loss.perceptual_loss.")
+    return shapes | patch_discriminator(num_layers, prefix="loss.discriminator.") | quantizer
+
+
+def llamagen_tokenizer(multipliers: list[int]) -> Shapes:
+    """Width 128, two residual blocks a level, latents of width 256, 16384 codes of width 8."""
+    widths = [128 * multiplier for multiplier in multipliers]
+    last = len(widths) - 1
+    shapes = conv("encoder.conv_in", 3, 128, 3)
+    width = 128
+    for level, outputs in enumerate(widths):
+        blocks = f"encoder.conv_blocks.{level}"
+        for block in range(2):
+            shapes |= residual(f"{blocks}.res.{block}", width, outputs)
+            width = outputs
+            if level == last:
+                shapes |= attention(f"{blocks}.attn.{block}", width)
+        if level < last:
+            shapes |= conv(f"{blocks}.downsample.conv", width, width, 3)
+    for part in ("encoder", "decoder"):
+        shapes |= middle((f"{part}.mid.0", f"{part}.mid.1", f"{part}.mid.2"), width)
+    shapes |= norm("encoder.norm_out", width) | conv("encoder.conv_out", width, 256, 3)
+    shapes |= conv("decoder.conv_in", 256, width, 3)
+    for level, outputs in enumerate(reversed(widths)):
+        blocks = f"decoder.conv_blocks.{level}"
+        for block in range(3):
+            shapes |= residual(f"{blocks}.res.{block}", width, outputs)
+            width = outputs
+            if level == 0:
+                shapes |= attention(f"{blocks}.attn.{block}", width)
+        if level < last:
+            shapes |= conv(f"{blocks}.upsample.conv", width, width, 3)
+    shapes |= norm("decoder.norm_out", width) | conv("decoder.conv_out", width, 3, 3)
+    shapes |= conv("quant_conv", 256, 8, 1) | conv("post_quant_conv", 8, 256, 1)
+    codes: Shapes = {"quantize.embedding.weight": (16384, 8), "quantize.codebook_used": (65536,)}
+    return shapes | codes

@@ -1,0 +1,240 @@
+"""CompVis' first stage: our model computes what theirs does, and every key has its place."""
+
+from pathlib import Path
+from typing import Any
+
+import foreign_keys
+import pytest
+import torch
+from foreign_keys import Shapes
+from reference_check import check, read_config
+from safetensors.torch import load_file
+
+from taming.discriminators import PatchDiscriminator
+from taming.errors import UserError
+from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.losses import (
+    adaptive_weight,
+    hinge_discriminator_loss,
+    hinge_generator_loss,
+    vanilla_discriminator_loss,
+)
+from taming.serialization import read_foreign_checkpoint
+from taming.vqgan import VQGAN
+
+convert = SOURCES["compvis_vqgan"].convert
+
+
+def reference(shared: Path, name: str) -> tuple[Imported, dict[str, torch.Tensor]]:
+    folder = shared / "reference" / "compvis" / name
+    config = read_config(folder / "project.yaml")
+    imported = import_checkpoint("compvis_vqgan", folder / "last.ckpt", config)
+    return imported, load_file(folder / "expected.safetensors")
+
+
+@pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
+def test_reference_of_compvis(shared: Path, name: str) -> None:
+    imported, expected = reference(shared, name)
+    vqgan = VQGAN.from_saved(imported.model)
+    discriminator = PatchDiscriminator.from_saved(imported.model.parts["discriminator"])
+    images = expected["images"]
+    latents = vqgan.encode_latents(images)
+    output = vqgan.quantizer(latents)
+    check("latents", latents, expected["latents"])
+    check("indices", vqgan.encode(images), expected["indices"])
+    check("quantized", output.quantized, expected["quantized"])
+    check("decoded indices", vqgan.decode(expected["indices"]), expected["reconstructions"])
+    reconstructions = vqgan.decode_quantized(output.quantized.detach())
+    check("reconstructions", reconstructions, expected["reconstructions"])
+    if name == "vqgan_gumbel":
+        rows = latents.permute(0, 2, 3, 1).flatten(0, 2)
+        logits = vqgan.quantizer.code_logits(rows).reshape(*expected["indices"].shape, -1)
+        check("codebook logits", logits.movedim(-1, 1), expected["codebook_logits"])
+    else:
+        loss = torch.stack(list(output.losses.values())).sum()
+        check("quantizer loss", loss[None], expected["quantizer_loss_beta0.25"])
+        check("quantizer loss, legacy", loss[None], expected["quantizer_loss_legacy_beta0.25"])
+    real, fake = discriminator(images), discriminator(reconstructions)
+    check("scores of images", real, expected["scores_real_eval"])
+    check("scores of reconstructions", fake, expected["scores_fake_eval"])
+    check("hinge loss", hinge_discriminator_loss(real, fake)[None], expected["hinge_d_loss"])
+    vanilla = vanilla_discriminator_loss(real, fake)
+    check("vanilla loss", vanilla[None], expected["vanilla_d_loss"])
+    losses = ((images - reconstructions).abs().mean(), hinge_generator_loss(fake))
+    gradients = [
+        torch.autograd.grad(loss, vqgan.last_layer, retain_graph=True)[0] for loss in losses
+    ]
+    weight = adaptive_weight(*gradients)
+    check("adaptive weight", weight[None], expected["adaptive_weight_l1_unscaled"])
+
+
+def test_what_became_of_every_key_is_said(shared: Path) -> None:
+    imported, _ = reference(shared, "vqgan")
+    assert imported.notes == [
+        "used 205 weights",
+        "dropped loss.perceptual_loss.* (33): LPIPS brings its own network",
+        "left out beside the weights: callbacks, epoch, global_step, lr_schedulers, "
+        "optimizer_states, pytorch-lightning_version",
+        "objects in the file, not built: "
+        "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+    ]
+
+
+# --- published sizes, by name and shape ---------------------------------------------------------
+
+GUMBEL: Shapes = {
+    "quantize.proj.weight": (8192, 256, 1, 1),
+    "quantize.proj.bias": (8192,),
+    "quantize.embed.weight": (8192, 256),
+}
+# published name: levels' multipliers, levels with attention, discriminator's layers, quantizer
+SIZES: dict[str, tuple[list[int], list[int], int, Shapes]] = {
+    "f16-1024": ([1, 1, 2, 2, 4], [4], 3, {"quantize.embedding.weight": (1024, 256)}),
+    "f16-16384": ([1, 1, 2, 2, 4], [4], 2, {"quantize.embedding.weight": (16384, 256)}),
+    "f8-gumbel-8192": ([1, 1, 2, 4], [3], 3, GUMBEL),
+}
+NUM_PARAMETERS = {  # without quantizer; of the discriminator
+    "f16-1024": (71_879_555, 2_765_633),
+    "f16-16384": (71_879_555, 663_361),
+    "f8-gumbel-8192": (64_793_475, 2_765_633),
+}
+
+
+def on_meta(shapes: Shapes, size: str) -> Imported:
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        published = SOURCES["compvis_vqgan"].published[size]
+        return convert({"state_dict": weights}, published, "last.ckpt")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
+    shapes = foreign_keys.compvis_vqgan(*SIZES[size])
+    imported = on_meta(shapes, size)
+    discriminator = imported.model.parts["discriminator"]
+    with torch.device("meta"):  # strict: every weight of ours is there, in its shape
+        vqgan = VQGAN.from_saved(imported.model)
+        patch = PatchDiscriminator.from_saved(discriminator)
+    dropped = sum(name.startswith("loss.perceptual_loss.") for name in shapes)
+    assert imported.notes[0] == f"used {len(shapes) - dropped} weights"
+    assert imported.notes[1].startswith(f"dropped loss.perceptual_loss.* ({dropped})")
+    own = {"quantizer.batches_unused"} & set(imported.model.state)  # a count of our training
+    num_ours = len(imported.model.state) - len(own) + len(discriminator.state)
+    assert num_ours == len(shapes) - dropped
+    counts = (
+        sum(p.numel() for n, p in vqgan.named_parameters() if not n.startswith("quantizer.")),
+        sum(p.numel() for p in patch.parameters()),
+    )
+    assert counts == NUM_PARAMETERS[size]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_missing_or_unexpected_key_is_named(size: str) -> None:
+    shapes = foreign_keys.compvis_vqgan(*SIZES[size])
+    wanted = [name for name in shapes if not name.startswith("loss.perceptual_loss.")]
+    for name in [*wanted[:: len(wanted) // 3], *wanted[-1:]]:
+        fewer = {other: shape for other, shape in shapes.items() if other != name}
+        with pytest.raises(UserError, match=rf"does not fit .*missing in the file: {name}"):
+            on_meta(fewer, size)
+    for name in ("encoder.extra", "loss.discriminator.main.99.weight", "quantize.temperature"):
+        with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
+            on_meta({**shapes, name: (3,)}, size)
+    with pytest.raises(UserError, match=r"encoder\.conv_in\.bias is \(64,\) and not \(128,\)"):
+        on_meta({**shapes, "encoder.conv_in.bias": (64,)}, size)
+
+
+# --- a codebook of which a part is used ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
+def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
+    folder = shared / "reference" / "compvis" / name
+    content = read_foreign_checkpoint(folder / "last.ckpt").content
+    _, expected = reference(shared, name)
+    used = expected["indices"].unique().flip(0)  # an order that is not that of the codes
+    assert 1 < len(used) < 64
+    content["state_dict"]["quantize.used"] = used
+    imported = convert(content, read_config(folder / "project.yaml"), "last.ckpt")
+    vqgan = VQGAN.from_saved(imported.model)
+    indices = vqgan.encode(expected["images"])
+    assert vqgan.codebook_size == len(used)
+    assert torch.equal(used[indices], expected["indices"])  # theirs, remapped back
+    decoded = vqgan.decode(indices)
+    torch.testing.assert_close(decoded, expected["reconstructions"], rtol=0, atol=1e-4)
+    assert any(f"kept the {len(used)} codes of 64" in note for note in imported.notes)
+    del content["state_dict"]["quantize.used"]
+    config = read_config(folder / "project.yaml")
+    config["model"]["params"]["remap"] = "used.npy"
+    with pytest.raises(UserError, match=r"missing in the file: quantize\.used"):
+        convert(content, config, "last.ckpt")
+    for wrong in (torch.tensor([0, 64]), torch.tensor([0.0]), torch.tensor([[1]])):
+        content["state_dict"]["quantize.used"] = wrong
+        with pytest.raises(UserError, match="no list of codes from 0 to 63"):
+            convert(content, read_config(folder / "project.yaml"), "last.ckpt")
+
+
+# --- configs ------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {
+    "ddconfig": {
+        "ch": 32,
+        "out_ch": 3,
+        "in_channels": 3,
+        "ch_mult": [1, 2],
+        "num_res_blocks": 1,
+        "attn_resolutions": [8],
+        "resolution": 16,
+        "z_channels": 8,
+    },
+    "n_embed": 4,
+    "embed_dim": 8,
+}
+NOTHING = {"state_dict": {"weight": torch.zeros(1)}}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**TINY, "ddconfig": {**TINY["ddconfig"], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model": {"target": "x.Net2NetTransformer", "params": TINY}}, "is of Net2NetTransformer"),
+        ({"n_embed": 4}, "no `ddconfig`"),
+        ({"model": None}, "not made of a `target` and `params`"),
+        ({"ddconfig": {"ch": 32}}, r"lacks ddconfig\.out_ch, .*ddconfig\.z_channels, n_embed"),
+        (changed(double_z=True), "double_z is true"),
+        (changed(resamp_with_conv=False), "resamp_with_conv is false"),
+        (changed(out_ch=1), "in_channels is not out_ch"),
+        (changed(resolution=15), "15×15 does not divide"),
+        (changed(ch_mult="wide"), "describes no model"),
+    ],
+)
+def test_configs_of_no_such_model_are_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        convert(NOTHING, config, "last.ckpt")
+
+
+def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
+    folder = shared / "reference" / "compvis" / "vqgan_gumbel"
+    content = read_foreign_checkpoint(folder / "last.ckpt").content
+    params = read_config(folder / "project.yaml")["model"]["params"]
+    imported = convert(content, params, "last.ckpt")
+    assert imported.model.config["quantizer"]["kind"] == "gumbel"
+    assert imported.model.config["quantizer"]["kl_weight"] == 1e-8
+    vector = {"target": "taming.models.vqgan.VQModel", "params": params}
+    with pytest.raises(UserError, match=r"missing .*quantize\.embedding\.weight.*quantize\.proj"):
+        convert(content, vector, "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "not a checkpoint: it holds a list"),
+        ({"model": {}, "step": 3}, "no weights by name under 'state_dict'.*entries: model, step"),
+        ({"state_dict": {"weight": "heavy"}}, "no weights by name"),
+    ],
+)
+def test_what_holds_no_weights_is_named(content: Any, message: str) -> None:
+    with pytest.raises(UserError, match=rf"last\.ckpt .*{message}"):
+        convert(content, TINY, "last.ckpt")

@@ -1,0 +1,122 @@
+"""LlamaGen's tokenizer: our model computes what theirs does, and every key has its place."""
+
+from pathlib import Path
+
+import foreign_keys
+import pytest
+import torch
+from foreign_keys import Shapes
+from reference_check import check, read_config
+from safetensors.torch import load_file
+
+from taming.errors import UserError
+from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.vqgan import VQGAN
+
+convert = SOURCES["llamagen_tokenizer"].convert
+
+
+def test_reference_of_llamagen(shared: Path) -> None:
+    folder = shared / "reference" / "llamagen" / "tokenizer"
+    config = read_config(folder / "args.json")
+    imported = import_checkpoint("llamagen_tokenizer", folder / "vq_ds.pt", config)
+    expected = load_file(folder / "expected.safetensors")
+    vqgan = VQGAN.from_saved(imported.model)
+    with torch.no_grad():
+        check("latents", vqgan.encode_latents(expected["images"]), expected["latents"])
+        check("indices", vqgan.encode(expected["images"]), expected["indices"])
+        reconstructions = vqgan(expected["images"]).reconstructions
+        check("reconstructions", reconstructions, expected["reconstructions"])
+        check(
+            "decoded indices",
+            vqgan.decode(expected["indices"]),
+            expected["reconstructions"],
+        )
+    assert imported.notes == [
+        "used 203 weights",
+        "dropped quantize.codebook_used: a record of the last codes of their training",
+    ]
+
+
+SIZES = {"VQ-8": [1, 2, 2, 4], "VQ-16": [1, 1, 2, 2, 4]}
+NUM_PARAMETERS = {"VQ-8": 70_109_835, "VQ-16": 71_883_403}
+
+
+def on_meta(shapes: Shapes, size: str, **more: object) -> Imported:
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        published = SOURCES["llamagen_tokenizer"].published[size]
+        return convert({"model": weights, **more}, published, "vq.pt")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
+    shapes = foreign_keys.llamagen_tokenizer(SIZES[size])
+    imported = on_meta(shapes, size)
+    with torch.device("meta"):
+        vqgan = VQGAN.from_saved(imported.model)
+    assert imported.notes[0] == f"used {len(shapes) - 1} weights"  # all but codebook_used
+    own = {"quantizer.batches_unused"} & set(imported.model.state)
+    assert len(imported.model.state) - len(own) == len(shapes) - 1
+    assert vqgan.downsample_factor == int(size.removeprefix("VQ-"))
+    theirs = sum(torch.Size(shape).numel() for name, shape in shapes.items() if "used" not in name)
+    assert sum(p.numel() for p in vqgan.parameters()) == theirs == NUM_PARAMETERS[size]
+    assert imported.model.config["quantizer"] == {
+        "kind": "vector",
+        "codebook_size": 16384,
+        "codebook_dim": 8,
+        "commitment_weight": 0.25,
+        "cosine": True,
+    }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_missing_or_unexpected_key_is_named(size: str) -> None:
+    shapes = foreign_keys.llamagen_tokenizer(SIZES[size])
+    wanted = [name for name in shapes if name != "quantize.codebook_used"]
+    for name in wanted[:: len(wanted) // 3]:
+        fewer = {other: shape for other, shape in shapes.items() if other != name}
+        with pytest.raises(UserError, match=rf"does not fit .*missing in the file: {name}"):
+            on_meta(fewer, size)
+    with pytest.raises(UserError, match=r"unexpected in the file: decoder\.last_layer"):
+        on_meta({**shapes, "decoder.last_layer": (3,)}, size)
+    other = "VQ-8" if size == "VQ-16" else "VQ-16"
+    with pytest.raises(UserError, match="does not fit its config"):
+        on_meta(shapes, other)
+
+
+def test_of_a_training_checkpoint_averages_and_discriminator_are_taken() -> None:
+    shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-16"])
+    with torch.device("meta"):
+        average = {name: torch.empty(shape, dtype=torch.half) for name, shape in shapes.items()}
+        scores = {
+            name: torch.empty(shape)
+            for name, shape in foreign_keys.patch_discriminator(num_layers=3).items()
+        }
+    imported = on_meta({"other": (1,)}, "VQ-16", ema=average, discriminator=scores, steps=7)
+    assert imported.model.parts["discriminator"].config["num_layers"] == 3
+    assert imported.notes[-1] == "left out beside the weights: model, steps"
+    assert imported.model.state["quantizer.codebook"].dtype == torch.float32
+    other = {"blocks.0.weight": torch.zeros(1)}
+    imported = on_meta(shapes, "VQ-16", discriminator=other)
+    assert imported.model.parts == {}
+    assert any("not a patch discriminator" in note for note in imported.notes)
+
+
+def test_a_decoder_that_does_not_mirror_its_encoder_is_refused() -> None:
+    weights = {"model": {"weight": torch.zeros(1)}}
+    config = {"encoder_ch_mult": [1, 1], "decoder_ch_mult": [1, 2]}
+    with pytest.raises(UserError, match=r"encoder_ch_mult \[1, 1\] is not decoder_ch_mult \[1, 2"):
+        convert(weights, config, "vq.pt")
+    with pytest.raises(UserError, match="describes no model"):
+        convert(weights, {"codebook_size": "many"}, "vq.pt")
+
+
+def test_arguments_that_are_none_of_the_model_are_said() -> None:
+    shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-8"])
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        config = {"vq_model": "VQ-8", "codebook_l2norm": False, "image_size": 256}
+        imported = convert({"model": weights}, config, "vq.pt")
+    assert imported.model.config["quantizer"]["cosine"] is True  # it was mistyped
+    assert imported.notes[-1].endswith("ignored: codebook_l2norm, image_size")
