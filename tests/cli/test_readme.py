@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import torch
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from tiny_commands import TINY_BENCHMARK, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
 from torchvision.models import squeezenet1_1
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -31,6 +31,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         assert (README.parent / script).is_file(), command
         if name == "sample":
             arguments.append("num_images=4")
+        elif name == "benchmark":
+            arguments += TINY_BENCHMARK
         elif any(a.startswith("resume=") for a in arguments):
             arguments.append("trainer.max_steps=4")
         else:
