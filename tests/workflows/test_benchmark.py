@@ -22,6 +22,7 @@ from taming.workflows.benchmark import (
     run_benchmark,
 )
 from taming.workflows.benchmark.compare import Timing, compare
+from taming.workflows.benchmark.flops import count_flops
 from taming.workflows.benchmark.peer import PeerError, PeerProcess
 from taming.workflows.benchmark.peers.serve import Session
 
@@ -236,18 +237,30 @@ def test_our_side_encodes_and_decodes(measurement: str, dtype: torch.dtype) -> N
 
 
 def test_operations_are_counted_with_the_backward_pass() -> None:
-    weight = nn.Parameter(torch.ones(4, 5))
+    images = torch.ones(2, 3, 4, 4)
+    conv = nn.Conv2d(3, 5, 3, padding=1)
+    forward = 2 * (2 * 4 * 4) * 5 * (3 * 3 * 3)  # multiply and add: outputs × channels × window
 
-    def build(settings: dict[str, Any], measurement: str, images: torch.Tensor) -> Any:
-        def call() -> torch.Tensor:
-            (torch.ones(3, 4) @ weight).sum().backward()
-            return weight
+    def step() -> None:
+        leaf = images.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(conv(leaf).sum(), leaf)  # of a leaf, as in training
+        conv(gradient).sum().backward()
 
-        return call, {}
+    assert count_flops(step) == 4 * forward
+    with torch.inference_mode():
+        assert count_flops(lambda: conv(images)) == forward
+    assert count_flops(lambda: images.sigmoid()) == 0
 
-    side = Session(build)
-    side.begin(settings().for_side(CASE), "step")
-    assert side.flops() == 2 * (2 * 3 * 4 * 5)  # forward, and the weight's gradient
+
+def test_our_share_of_the_peak_is_counted_in_the_comparison() -> None:
+    peak = 1e-3
+    comparison = compare(OurSide(Watched()), CASE, "encode", settings(rounds=1, peak_tflops=peak))
+    assert comparison is not None
+    assert comparison.flops is not None
+    # one 3×3 convolution of the encoder's first level alone has this many
+    assert comparison.flops > 2 * (2 * 16 * 16) * 4 * (4 * 9)
+    share = comparison.flops / (comparison.ours.seconds[0] * peak * 1e12)
+    assert comparison.share_of_peak == pytest.approx(share)
 
 
 def test_a_timing_of_nan_is_an_error() -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
 from taming.workflows.benchmark.cases import BenchmarkCase, BenchmarkSettings
+from taming.workflows.benchmark.flops import count_flops
 from taming.workflows.benchmark.peer import PeerConfig, PeerError, PeerProcess
 from taming.workflows.benchmark.peers.serve import Session
 
@@ -189,7 +190,7 @@ def run_benchmark(
                     except PeerError as error:
                         leave_out(name, error)
         done = {c.measurement for c in comparisons if c.case is case}
-        for measurement in settings.measurements:
+        for measurement in settings.measurements:  # what no peer was timed beside
             if measurement not in done:
                 keep(compare(ours, case, measurement, settings))
     return comparisons
@@ -238,7 +239,8 @@ def compare(
         for side, timing in sides if round_number % 2 == 0 else reversed(sides):
             timing.take(side, comparison.steps)
     if settings.peak_tflops is not None:
-        comparison.flops = ours.flops()
+        assert ours.call is not None
+        comparison.flops = count_flops(ours.call)
     return comparison
 
 

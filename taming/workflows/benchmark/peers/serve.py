@@ -88,15 +88,6 @@ class Session:
         peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None
         return {"seconds": seconds, "peak_memory_gib": peak}
 
-    def flops(self) -> int:
-        """Floating-point operations of one call, backward passes included, counted in it."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        assert self.call is not None
-        with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-            self.call()
-        return counter.get_total_flops()
-
 
 def autocast(settings: Settings) -> torch.autocast:
     """A new context of the settings' `dtype`, `"float32"` or `"bf16"` (mixed precision)."""
