@@ -164,7 +164,7 @@ def run_benchmark(
         report: called with each comparison as it is made.
     """
     comparisons: list[Comparison] = []
-    told: set[str] = set()
+    told: set[tuple[str, str]] = set()
 
     def keep(comparison: Comparison | None) -> None:
         if comparison is not None:
@@ -172,9 +172,11 @@ def run_benchmark(
             report(comparison)
 
     def leave_out(name: str, error: PeerError) -> None:
-        if str(error) not in told:
-            log.warning("%s is left out: %s", name, error)
-        told.add(str(error))
+        reason = str(error)
+        if (name, reason) not in told:
+            known = any(reason == other for _, other in told)
+            log.warning("%s is left out%s", name, ", too" if known else f": {reason}")
+        told.add((name, reason))
 
     for case in cases:
         for name, config in peers.items():
@@ -232,8 +234,8 @@ def compare(
     warm_seconds = 0.0
     for side, timing in reversed(sides):
         warm_seconds = timing.first_seconds = side.run(1)["seconds"]
-        if settings.warmup:
-            warm_seconds = side.run(settings.warmup)["seconds"] / settings.warmup
+        for _ in range(settings.warmup):
+            warm_seconds = side.run(1)["seconds"]
     comparison.steps = max(settings.steps, math.ceil(settings.turn_seconds / warm_seconds))
     for round_number in range(settings.rounds):
         for side, timing in sides if round_number % 2 == 0 else reversed(sides):

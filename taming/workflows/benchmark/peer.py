@@ -57,9 +57,7 @@ class PeerProcess:
         self.name = name
         self.python = Path(config.python).expanduser()
         if not self.python.is_file():
-            raise PeerError(
-                f"there is no Python at {self.python}. {how_to_install(name, self.python)}"
-            )
+            raise PeerError(f"there is no Python at {self.python}. {how_to_install(self.python)}")
         script = Path(config.script)
         if not script.suffix:
             script = PEERS / f"{config.script}.py"
@@ -121,7 +119,7 @@ class PeerProcess:
         if "error" in answer:
             hint = ""
             if "ModuleNotFoundError" in answer["error"]:
-                hint = f" {how_to_install(self.name, self.python)}"
+                hint = f" {how_to_install(self.python)}"
             raise PeerError(f"{answer['error']}.{hint}")
         return answer
 
@@ -131,7 +129,7 @@ class PeerProcess:
         return lines[-1] if lines else ""
 
 
-def how_to_install(name: str, python: Path) -> str:
+def how_to_install(python: Path) -> str:
     """The commands that make the peers' environment, with our versions of PyTorch."""
     torch, torchvision = (version(package).split("+")[0] for package in ("torch", "torchvision"))
     environment = python.parent.parent
@@ -141,6 +139,6 @@ def how_to_install(name: str, python: Path) -> str:
         f"  python3 -m venv {environment}\n"
         f"  {python} -m pip install torch=={torch} torchvision=={torchvision} {packages}\n"
         f"  {python} -m pip install --no-deps taming-transformers-rom1504\n"
-        f"or, if there is one already, give its interpreter as peers.{name}.python=PATH, or "
-        "peer_python=PATH for all of them."
+        "or, if there is one already, give its interpreter as peer_python=PATH, or "
+        "peers.NAME.python=PATH for a single peer."
     )
