@@ -9,6 +9,7 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_imag
 
 from taming.cli import compare, sample, train_transformer, train_vqgan
 from taming.cli import import_checkpoint, sample, train_transformer, train_vqgan
+from taming.cli import benchmark, sample, train_transformer, train_vqgan
 
 COMMANDS = {
     "train_vqgan": train_vqgan.main,
@@ -16,6 +17,7 @@ COMMANDS = {
     "sample": sample.main,
     "compare": compare.main,
     "import_checkpoint": import_checkpoint.main,
+    "benchmark": benchmark.main,
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_compvis_checkpoint, write_images
+from tiny_commands import TINY_BENCHMARK, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
 from torchvision.models import squeezenet1_1
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -34,6 +35,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             arguments.append("num_images=4")
         elif name == "import_checkpoint":
             pass  # of the tiny checkpoint
+        elif name == "benchmark":
+            arguments += TINY_BENCHMARK
         elif any(a.startswith("resume=") for a in arguments):
             arguments.append("trainer.max_steps=4")
         else:

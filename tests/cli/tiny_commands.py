@@ -36,6 +36,21 @@ TINY_TRANSFORMER = (
     "model.embed_dim=16",
     "training.num_samples=4",
 )
+TINY_BENCHMARK = (
+    "device=cpu",
+    "threads=1",
+    "rounds=1",
+    "steps=1",
+    "warmup=0",
+    "turn_seconds=0",
+    "perceptual=none",
+    "cases.ch32.batch_size=2",
+    "cases.ch32.resolution=16",
+    "cases.ch32.base_channels=8",
+    "cases.ch32.num_residual_blocks=1",
+    "cases.ch32.discriminator_layers=1",
+    "~cases.f16",
+)
 
 
 @dataclass

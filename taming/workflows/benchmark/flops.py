@@ -1,0 +1,49 @@
+"""Floating-point operations of whatever is called."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["count_flops"]
+
+
+def count_flops(call: Callable[[], object]) -> int:
+    """Operations of matrix products, convolutions and attention in one call, by PyTorch's formulas.
+
+    Backward passes inside it are included, and compiled parts run uncompiled. The products only:
+    what normalisations and activations add is little, and left out of a device's peak as well.
+    """
+    with torch.compiler.set_stance("force_eager"), _Counter() as counter:
+        call()
+    return counter.total
+
+
+class _Counter(TorchDispatchMode):
+    # PyTorch's own FlopCounterMode also follows modules by hooks, which fail in a step that asks
+    # for the gradient of a leaf (`torch.autograd.grad`), as ours does
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None and func is not torch.ops.prim.device.default:
+            with self:  # in inference mode composite operations arrive whole
+                result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.total += formula(*args, **kwargs, out_val=result)
+        return result

@@ -1,0 +1,67 @@
+"""The benchmark as a command, made small, without its peers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from tiny_commands import TINY_BENCHMARK, Run
+
+from taming.cli.app import config_directory
+from taming.cli.benchmark import make_training
+from taming.workflows.benchmark import BenchmarkCase
+from taming.workflows.benchmark.ours import count_parameters
+
+
+def test_ours_alone(run: Run, tmp_path: Path) -> None:
+    outcome = run("benchmark", *TINY_BENCHMARK, "output=speed/lines.jsonl")
+    assert outcome.status == 0, outcome.err
+    assert "compvis is left out: there is no Python at .venv-peers/bin/python" in outcome.err
+    lines = (tmp_path / "speed" / "lines.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [r["measurement"] for r in records] == [
+        "step",
+        "step_before_start",
+        "autoencoder_step",
+        "encode",
+        "decode",
+    ]
+    assert all(r["case"]["name"] == "ch32" and r["peer"] is None for r in records)
+    assert all(len(r["ours"]["seconds"]["rounds"]) == 1 for r in records)
+    assert "training step before its start" in outcome.out
+    assert "ch32: images 2×3×16×16" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("cases.ch32.resolution=15", "does not divide"),
+        ("dtype=half", "float32 or bf16"),
+        ("+cases.ch32.depth=2", "depth"),
+        ("+peers.compvis.pyton=x", "pyton"),
+        ("device=abacus", "device=abacus is not available"),
+    ],
+)
+def test_errors(run: Run, override: str, said: str) -> None:
+    outcome = run("benchmark", *TINY_BENCHMARK, override)
+    assert outcome.status == 2
+    assert said in outcome.err
+
+
+@pytest.mark.parametrize(("preset", "case"), [("cpu", "f16"), ("gpu", "f16"), ("cpu", "ch32")])
+def test_presets_build_at_full_size(preset: str, case: str) -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose("benchmark", [f"preset={preset}", "compile=false", "channels_last=false"])
+    architecture = BenchmarkCase(name=case, **config.cases[case])
+    with torch.device("meta"):
+        module = make_training(config, architecture, None)
+        counts = count_parameters(module)
+    if case == "f16":
+        # the published size, and its codebook
+        assert counts == {"autoencoder": 71_879_555 + 1024 * 256}
+    assert module.vqgan.downsample_factor == (16 if case == "f16" else 4)
+    assert list(config.settings.measurements)[:2] == ["step", "step_before_start"]
+    assert config.settings.dtype == ("bf16" if preset == "gpu" else "float32")
