@@ -7,9 +7,14 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
-from taming.cli import compare, sample, train_transformer, train_vqgan
-from taming.cli import import_checkpoint, sample, train_transformer, train_vqgan
-from taming.cli import benchmark, sample, train_transformer, train_vqgan
+from taming.cli import (
+    benchmark,
+    compare,
+    import_checkpoint,
+    sample,
+    train_transformer,
+    train_vqgan,
+)
 
 COMMANDS = {
     "train_vqgan": train_vqgan.main,

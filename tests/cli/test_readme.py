@@ -5,8 +5,14 @@ import shlex
 from pathlib import Path
 
 import torch
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_compvis_checkpoint, write_images
-from tiny_commands import TINY_BENCHMARK, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from tiny_commands import (
+    TINY_BENCHMARK,
+    TINY_TRANSFORMER,
+    TINY_VQGAN,
+    Run,
+    write_compvis_checkpoint,
+    write_images,
+)
 from torchvision.models import squeezenet1_1
 
 README = Path(__file__).resolve().parents[2] / "README.md"
