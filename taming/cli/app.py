@@ -1,6 +1,7 @@
 """What all commands share: where configs are, how errors look, how a run directory begins."""
 
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from typing import Any
 import hydra
 import lightning as L
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from taming.cli.mistakes import explain
 from taming.errors import MissingPathError, UserError
 
 __all__ = [
@@ -89,7 +91,14 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], 
             decorator = hydra.main(
                 config_path=str(config_directory()), config_name=config_name, version_base="1.3"
             )
-            decorator(run)()
+            # Hydra then raises what it would otherwise print with advice that does not help
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+            try:
+                decorator(run)()
+            except HydraException as error:
+                message = explain(error, str(config_directory()), config_name)
+                print(f"error: {message}", file=sys.stderr)
+                sys.exit(2)
 
         main.__doc__ = function.__doc__
         return main

@@ -51,9 +51,15 @@ def test_resolution_that_does_not_divide(run: Run, images: Path) -> None:
 
 
 def test_mistyped_override(run: Run, images: Path) -> None:
-    outcome = run("train_vqgan", f"data.path={images}", *TRAIN, "trainer.max_step=3")
-    assert outcome.status == 1
-    assert "trainer.max_step" in outcome.err
+    path = f"data.path={images}"
+    outcome = run("train_vqgan", path, *TRAIN, "trainer.max_step=3")
+    fails(outcome, "no setting trainer.max_step. Did you mean trainer.max_steps")
+    fails(
+        run("train_vqgan", path, *TRAIN, "experiment=flower64"),
+        "'experiment/flower64'",
+        "flowers64",
+    )
+    fails(run("train_vqgan", "data.path=my=images"), "data.path=my=images", "two pairs of quotes")
 
 
 def test_mistyped_value(run: Run, images: Path) -> None:

@@ -1,0 +1,57 @@
+"""Mistakes in the command line itself, in plain words: Hydra's own are for its developers."""
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig
+
+__all__ = ["explain"]
+
+
+def explain(error: HydraException, config_directory: str, config_name: str) -> str:
+    """What is wrong with the settings given, and what may have been meant."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"the setting {error.override} cannot be read. A value with =, commas, brackets or "
+            "spaces goes into two pairs of quotes, one for the shell and one for Hydra: "
+            "'data.path=\"my images, size=64\"'."
+        )
+    text: str = str(error)
+    missing = re.search(r"Could not find '([^']+)'", text)
+    if missing is not None:
+        options = re.findall(r"^\t([^\t\n=]+)$", text, re.MULTILINE)
+        return f"there is no '{missing[1]}'; there are {', '.join(options) or 'none'}."
+    unknown = re.match(r"Could not override '([^']+)'", text) or re.match(
+        r"Key '([^']+)' is not in struct", text
+    )
+    if unknown is None:
+        return text
+    name = str(unknown[1])
+    close = difflib.get_close_matches(name, _settings(config_directory, config_name, name), n=3)
+    meant = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"there is no setting {name}.{meant} --help shows all of them."
+
+
+def _settings(config_directory: str, config_name: str, wrong: str) -> list[str]:
+    """The names of all settings, were the wrong one not given."""
+    overrides = [o for o in sys.argv[1:] if "=" in o and o.split("=", 1)[0].lstrip("+~") != wrong]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_directory, version_base="1.3"):
+        try:
+            return list(_names(compose(config_name, overrides)))
+        except HydraException:  # another one is wrong, too
+            return list(_names(compose(config_name)))
+
+
+def _names(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        value = config._get_node(key)
+        if isinstance(value, DictConfig):
+            yield from _names(value, f"{prefix}{key!s}.")
+        else:
+            yield f"{prefix}{key!s}"
