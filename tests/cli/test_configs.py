@@ -75,8 +75,10 @@ def test_experiment_runs_a_step(
     "experiment", [name for name in EXPERIMENTS if primary(name) == "train_vqgan"]
 )
 def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
-    more = ["data.channels=12"] if experiment == "label_map" else []
-    config = composed("train_vqgan", f"experiment={experiment}", "data.path=x", *more)
+    more: dict[str, list[str]] = dict.fromkeys(("cifar10", "digits", "fashion_mnist"), [])
+    more["label_map"] = ["data.path=x", "data.channels=12"]
+    overrides = more.get(experiment, ["data.path=x"])
+    config = composed("train_vqgan", f"experiment={experiment}", *overrides)
     with torch.device("meta"):
         vqgan = build(config.model)
         adversary = build(config.adversary, max_steps=config.trainer.max_steps)
@@ -147,7 +149,7 @@ def test_finetuning_and_its_resume(
     [
         (1, [], "no image can be held out"),
         (7, ["data.batch_size=16"], "6 training images make less than a batch of 16"),
-        (4, ["data.batch_size=1"], ""),
+        (4, ["data.batch_size=1", "model.quantizer.codebook_size=16"], ""),
         (4, ["model.quantizer.codebook_size=4096"], "fewer than the 4096 codes"),
     ],
 )

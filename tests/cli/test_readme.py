@@ -79,6 +79,6 @@ def test_settings_in_the_tables_exist() -> None:
 
 def test_pictures_exist() -> None:
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README.read_text())
-    assert len(pictures) == 2
+    assert len(pictures) == 3
     for picture in pictures:
         assert (README.parent / picture).is_file(), picture
