@@ -64,7 +64,7 @@ class ImageFolder:
         labels: LabelMode,
         max_broken_fraction: float,
         known_classes: Sequence[str] | None = None,
-        key: str = "path",
+        key: str = "data.path",
     ) -> None:
         if not 0 <= max_broken_fraction <= 1:
             raise UserError(f"max_broken_fraction is {max_broken_fraction}: give a share, 0 to 1.")
@@ -89,6 +89,10 @@ class ImageFolder:
     def load(self, index: int) -> Image.Image:
         """Decodes an image, mode `L` or `RGB`; raises `BrokenImageError`."""
         return self._decode(self._entries[index])
+
+    def size(self, index: int) -> tuple[int, int]:
+        """(height, width) of an image by its header; raises `BrokenImageError`."""
+        return header_size(self._open(self._entries[index]))
 
     def label(self, index: int) -> int | None:
         """The class of an image, without reading it."""

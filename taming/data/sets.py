@@ -184,7 +184,7 @@ def _open_folders(
         check_fraction(val_fraction)  # before the images are read, which takes time
         train.drop_broken(check)
         return hold_out(train, val_fraction)
-    val = read(val_path, known_classes=train.class_names, key="val_path")
+    val = read(val_path, known_classes=train.class_names, key="data.val_path")
     val.drop_broken(check)
     train.drop_broken(check)
     return Part(train), Part(val)
