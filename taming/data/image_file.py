@@ -49,7 +49,8 @@ def open_images(
 
     Args:
         path: a folder, a `.zip` file or an image.
-        channels, background: see `ImageFolder`.
+        channels: 1 or 3; the images are converted.
+        background: RGB behind transparent parts.
         key: name of the setting `path` came from, for messages.
 
     Raises:

@@ -237,7 +237,7 @@ def _find_images(
         )
     background = as_color(settings.background, "background")
     return InspectionImages(
-        open_images(path, channels=channels, background=background, key="input"),
+        open_images(path, channels=1 if channels == 1 else 3, background=background, key="input"),
         factor=factor,
         resolution=settings.resolution,
         min_side=settings.min_side,

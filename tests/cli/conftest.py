@@ -7,12 +7,13 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
-from taming.cli import sample, train_transformer, train_vqgan
+from taming.cli import reconstruct, sample, train_transformer, train_vqgan
 
 COMMANDS = {
     "train_vqgan": train_vqgan.main,
     "train_transformer": train_transformer.main,
     "sample": sample.main,
+    "reconstruct": reconstruct.main,
 }
 
 

@@ -76,5 +76,5 @@ def test_the_stated_widths_are_the_networks(
 def test_what_does_not_fit_is_named(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match=r"nowhere\.pth does not exist.*frechet\.weights"):
         extractor(tmp_path / "nowhere.pth")
-    with pytest.raises(UserError, match="resolution is 16: .* 32 or more"):
+    with pytest.raises(UserError, match=r"resolution is 16: .* 32 or more"):
         extractor(weights, resolution=16)
