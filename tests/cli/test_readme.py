@@ -31,6 +31,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         assert (README.parent / script).is_file(), command
         if name == "sample":
             arguments.append("num_images=4")
+        elif name == "reconstruct":
+            arguments.append("max_images=2")
         elif any(a.startswith("resume=") for a in arguments):
             arguments.append("trainer.max_steps=4")
         else:
