@@ -2,11 +2,8 @@
 
 from taming.workflows.digits_report import DigitsReport, report_digits
 from taming.workflows.encode import encode_dataset
-from taming.workflows.reconstruct import (
-    ReconstructionReport,
-    ReconstructionSettings,
-    reconstruct_images,
-)
+from taming.workflows.reconstruct import ReconstructionReport, reconstruct_images
+from taming.workflows.reconstruction_settings import ReconstructionSettings
 from taming.workflows.sample import SampleSettings, sample_images
 
 __all__ = [
