@@ -11,6 +11,7 @@ from typing import Any
 
 import hydra
 import lightning as L
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from lightning.pytorch.utilities import rank_zero_only
@@ -26,6 +27,7 @@ __all__ = [
     "check_run_dir",
     "command",
     "config_directory",
+    "device",
     "is_first_process",
     "program",
     "resolved",
@@ -58,6 +60,22 @@ def set_seed(seed: int) -> None:
     if not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number, 0 or more, not {seed}.")
     L.seed_everything(seed, workers=True, verbose=False)
+
+
+def device(name: str) -> torch.device:
+    """The device a configuration names; `auto` is a GPU if there is one.
+
+    Raises:
+        UserError: if PyTorch knows no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device={name} is not available: {str(error).splitlines()[0]}") from error
+    return found
 
 
 def config_directory() -> Path:

@@ -5,8 +5,10 @@
 
 from taming.data.builtin import ArraySource
 from taming.data.dataset import ImageDataset, Source
+from taming.data.image_file import ImageFile, open_images
 from taming.data.image_folder import ImageFolder
 from taming.data.images import BrokenImageError, load_image
+from taming.data.inspection import InspectionImages
 from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform
 from taming.data.loading import EndlessDataModule
 from taming.data.module import ImageDataModule, Part, hold_out
@@ -23,8 +25,10 @@ __all__ = [
     "EndlessDataModule",
     "ImageDataModule",
     "ImageDataset",
+    "ImageFile",
     "ImageFolder",
     "ImageTransform",
+    "InspectionImages",
     "LabelMapFolder",
     "LabelMapReader",
     "LabelMapTransform",
@@ -35,4 +39,5 @@ __all__ = [
     "held_out_split",
     "hold_out",
     "load_image",
+    "open_images",
 ]

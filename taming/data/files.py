@@ -112,7 +112,7 @@ class ZipFiles:
 
 
 def open_files(
-    path: str | Path, key: str = "path", subfolder: str | None = None
+    path: str | Path, key: str = "data.path", subfolder: str | None = None
 ) -> FolderFiles | ZipFiles:
     """Lists the images in a folder or `.zip` file.
 
@@ -129,17 +129,15 @@ def open_files(
     if not path.exists():
         raise MissingPathError(
             f"{path} does not exist (looked from {Path.cwd()}). "
-            f"Give a folder of images or a .zip file as data.{key}."
+            f"Give a folder of images or a .zip file as {key}."
         )
     if path.is_file() and path.suffix.lower() != ".zip":
-        raise UserError(
-            f"{path} is neither a folder nor a .zip file: data.{key} must be one of them."
-        )
+        raise UserError(f"{path} is neither a folder nor a .zip file: {key} must be one of them.")
     files = ZipFiles(path) if path.is_file() else FolderFiles(path)
     if not files.entries:
         others = f" (but {describe_ignored(files.ignored)})" if files.ignored else ""
         raise UserError(
-            f"{path} holds no images{others}: data.{key} must lead to files that end in "
+            f"{path} holds no images{others}: {key} must lead to files that end in "
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
     if subfolder is not None:

@@ -65,7 +65,7 @@ class ImageFolder:
         labels: LabelMode,
         max_broken_fraction: float,
         known_classes: Sequence[str] | None = None,
-        key: str = "path",
+        key: str = "data.path",
         subfolder: str | None = None,
     ) -> None:
         if not 0 <= max_broken_fraction <= 1:
@@ -92,6 +92,10 @@ class ImageFolder:
     def load(self, index: int) -> Image.Image:
         """Decodes an image, mode `L` or `RGB`; raises `BrokenImageError`."""
         return self._decode(self._entries[index])
+
+    def size(self, index: int) -> tuple[int, int]:
+        """(height, width) of an image by its header; raises `BrokenImageError`."""
+        return header_size(self._open(self._entries[index]))
 
     def label(self, index: int) -> int | None:
         """The class of an image, without reading it."""

@@ -121,7 +121,7 @@ class LabelMapFolder(ImageFolder):
         *,
         reader: LabelMapReader,
         max_broken_fraction: float,
-        key: str = "path",
+        key: str = "data.path",
         subfolder: str | None = None,
     ) -> None:
         super().__init__(

@@ -234,7 +234,7 @@ def _open_label_maps(
     train = read(path)
     if val_path is None:
         return _held_out(train, val_fraction, check)
-    val = read(val_path, key="val_path")
+    val = read(val_path, key="data.val_path")
     val.drop_broken(check)
     train.drop_broken(check)
     return Part(train), Part(val)
@@ -250,7 +250,7 @@ def _open_folders(
     train = read(path)
     if val_path is None:
         return _held_out(train, val_fraction, check)
-    val = read(val_path, known_classes=train.class_names, key="val_path")
+    val = read(val_path, known_classes=train.class_names, key="data.val_path")
     val.drop_broken(check)
     train.drop_broken(check)
     return Part(train), Part(val)

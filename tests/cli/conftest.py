@@ -11,6 +11,7 @@ from taming.cli import (
     benchmark,
     compare,
     import_checkpoint,
+    reconstruct,
     sample,
     train_transformer,
     train_vqgan,
@@ -23,6 +24,7 @@ COMMANDS = {
     "compare": compare.main,
     "import_checkpoint": import_checkpoint.main,
     "benchmark": benchmark.main,
+    "reconstruct": reconstruct.main,
 }
 
 

@@ -43,6 +43,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             pass  # of the tiny checkpoint
         elif name == "benchmark":
             arguments += TINY_BENCHMARK
+        elif name == "reconstruct":
+            arguments.append("max_images=2")
         elif any(a.startswith("resume=") for a in arguments):
             arguments.append("trainer.max_steps=4")
         else:

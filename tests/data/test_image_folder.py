@@ -161,7 +161,7 @@ def test_missing_path_and_wrong_paths(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match=r"nowhere does not exist.*data\.path"):
         opened(tmp_path / "nowhere")
     with pytest.raises(MissingPathError, match=r"data\.val_path"):
-        opened(tmp_path / "nowhere", key="val_path")
+        opened(tmp_path / "nowhere", key="data.val_path")
     (tmp_path / "list.txt").write_text("a")
     with pytest.raises(UserError, match="neither a folder nor"):
         opened(tmp_path / "list.txt")

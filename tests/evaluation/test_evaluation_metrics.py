@@ -66,6 +66,23 @@ def test_batches_of_any_size_give_the_same_means() -> None:
     assert results[2] == pytest.approx(results[0], rel=1e-6)
 
 
+def test_ranks_add_up() -> None:
+    images, reconstructions = pairs()
+    whole, usage = ReconstructionMetrics(), CodebookUsage(3)
+    whole.update(reconstructions, images)
+    ranks = [ReconstructionMetrics(), ReconstructionMetrics()]
+    ranks[0].update(reconstructions[:5], images[:5])
+    ranks[1].update(reconstructions[5:], images[5:])
+    ranks[0].merge_state(ranks[1])  # adds states as a reduction over ranks does
+    for name, value in whole.compute().items():
+        assert ranks[0].compute()[name].item() == pytest.approx(value.item(), rel=1e-6)
+    other = CodebookUsage(3)
+    usage.update(torch.tensor([1, 0, 0]))
+    other.update(torch.tensor([0, 1, 0]))
+    usage.merge_state(other)
+    assert usage.compute()["codebook_perplexity"].item() == pytest.approx(2.0)
+
+
 def test_reconstructions_are_clamped_first() -> None:
     images = torch.ones(1, 3, 16, 16)
     metric = ReconstructionMetrics()

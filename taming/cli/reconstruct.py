@@ -1,0 +1,54 @@
+"""`reconstruct`: images through a tokenizer and back."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from taming.cli.app import build, command, device, resolved
+from taming.vqgan import VQGAN
+from taming.workflows import reconstruct_images
+
+__all__ = ["main"]
+
+
+@command("reconstruct")
+def main(config: DictConfig) -> None:
+    """Reconstructs images with a VQGAN, or the tokenizer of a generator, and measures how well."""
+    plain = resolved(config)
+    settings = build(config.reconstruction)
+    features = None if config.frechet.weights is None else build(config.frechet)
+    vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(device(plain["device"]))
+    report = reconstruct_images(
+        vqgan,
+        plain["input"],
+        settings,
+        Path(plain["output_dir"]).expanduser(),
+        features,
+    )
+    print(table(report.numbers))
+    for note in report.notes:
+        print(f"note: {note}")
+    for path in report.written:
+        print(f"wrote {path}")
+
+
+def table(numbers: dict[str, Any]) -> str:
+    """The numbers as aligned lines."""
+    size = numbers["resolution"]
+    resolution = "several sizes" if size is None else f"{size[0]}×{size[1]}"
+    rows = [
+        ("images", f"{numbers['num_images']}, {resolution}"),
+        ("PSNR", f"{numbers['psnr']:.2f} dB"),
+        ("SSIM", f"{numbers['ssim']:.4f}"),
+    ]
+    if "lpips" in numbers:
+        rows.append(("LPIPS", f"{numbers['lpips']:.4f} ({numbers['lpips_network']})"))
+    if "frechet_distance" in numbers:
+        distance, network = numbers["frechet_distance"], numbers["frechet_features"]
+        rows.append(("Fréchet distance", f"{distance:.4g} ({network}; not FID)"))
+    rows += [
+        ("codebook usage", f"{numbers['codebook_usage']:.1%} of {numbers['codebook_size']} codes"),
+        ("perplexity", f"{numbers['codebook_perplexity']:.1f}"),
+    ]
+    return "\n".join(f"{name:<18}{value}" for name, value in rows)

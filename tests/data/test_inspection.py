@@ -1,0 +1,134 @@
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from taming.data import ImageFile, InspectionImages, open_images
+from taming.errors import MissingPathError, UserError
+
+
+def write(path: Path, height: int, width: int, value: int = 100) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), (value, value, value)).save(path)
+    return path
+
+
+def inspected(path: Path, **settings: Any) -> InspectionImages:
+    source = open_images(path, channels=3, background=(255, 255, 255), key="input")
+    given = {"factor": 4, "resolution": None, "min_side": 8, "max_images": None, **settings}
+    return InspectionImages(source, **given)
+
+
+def batches(images: InspectionImages, batch_size: int) -> list[tuple[list[str], tuple[int, ...]]]:
+    return [
+        ([images.source.name(number) for number in numbers], tuple(batch.shape))
+        for numbers, batch in images.batches(batch_size, num_workers=0)
+    ]
+
+
+def test_images_of_one_size_share_batches(tmp_path: Path) -> None:
+    for name, size in (("1", (8, 12)), ("2", (16, 8)), ("3", (10, 15)), ("4", (8, 12))):
+        write(tmp_path / f"{name}.png", *size)
+    images = inspected(tmp_path)
+    assert batches(images, 2) == [
+        (["1.png", "3.png"], (2, 3, 8, 12)),  # the third loses 2 rows and 3 columns
+        (["4.png"], (1, 3, 8, 12)),
+        (["2.png"], (1, 3, 16, 8)),
+    ]
+    assert images.num_cropped == 1
+    assert images.num_magnified == 0
+
+
+def test_what_does_not_divide_is_cut_in_the_middle(tmp_path: Path) -> None:
+    pixels = np.arange(10 * 11, dtype=np.uint8).reshape(10, 11)
+    Image.fromarray(pixels).convert("RGB").save(tmp_path / "a.png")
+    ((_, batch),) = inspected(tmp_path).batches(1, num_workers=0)
+    expected = torch.from_numpy(pixels[1:9, 1:9].copy()) / 127.5 - 1
+    torch.testing.assert_close(batch[0, 0], expected)
+
+
+def test_a_resolution_is_the_training_transforms(tmp_path: Path) -> None:
+    write(tmp_path / "large.png", 40, 20)
+    write(tmp_path / "small.png", 6, 30)
+    images = inspected(tmp_path, resolution=[12, 8])
+    assert [shape for _, shape in batches(images, 4)] == [(2, 3, 12, 8)]
+    assert (images.num_cropped, images.num_magnified) == (0, 1)
+
+
+def test_broken_files_are_left_out_and_named(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.png", 8, 8)
+    (tmp_path / "0.png").write_bytes(b"no picture")  # its header says so
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "cut.jpg")
+    whole = (tmp_path / "cut.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])  # its header does not
+    images = inspected(tmp_path)
+    assert [name for name, _ in images.broken] == ["0.png"]
+    assert batches(images, 4) == [(["1.png", "2.png"], (2, 3, 8, 8))]
+    assert [name for name, _ in images.broken] == ["0.png", "cut.jpg"]
+    assert "cut.jpg: " in images.describe_broken()
+
+
+def test_only_broken_files(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"no image can be read \(a\.png: not an image"):
+        inspected(tmp_path)
+
+
+def test_images_that_are_too_small(tmp_path: Path) -> None:
+    write(tmp_path / "a.png", 3, 40)
+    with pytest.raises(UserError, match=r"a\.png, 3×40 .* smaller than .* factor 4.*resolution="):
+        inspected(tmp_path)
+    write(tmp_path / "a.png", 11, 40)
+    with pytest.raises(UserError, match=r"a\.png, 11×40 .* leaves 8×40 .* need 11"):
+        inspected(tmp_path, min_side=11)
+    assert batches(inspected(tmp_path, min_side=11, resolution=12), 1) == [
+        (["a.png"], (1, 3, 12, 12))
+    ]
+    with pytest.raises(UserError, match=r"resolution is 10×10, .* multiples of 4"):
+        inspected(tmp_path, resolution=10)
+
+
+def test_max_images_counts_what_can_be_read(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path / f"{number}.png", 8, 8)
+    (tmp_path / "0.png").write_bytes(b"no picture")
+    assert [names for names, _ in batches(inspected(tmp_path, max_images=2), 4)] == [
+        ["1.png", "2.png"]
+    ]
+
+
+def test_folder_archive_and_file_are_read_alike(tmp_path: Path) -> None:
+    path = write(tmp_path / "folder" / "a.png", 8, 12, value=30)
+    with ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.write(path, "a.png")
+    found = [
+        next(iter(inspected(p).batches(1, num_workers=0)))[1]
+        for p in (path.parent, tmp_path / "archive.zip", path)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert found[0][0, 0, 0, 0].item() == pytest.approx(30 / 127.5 - 1)
+
+
+def test_a_single_file(tmp_path: Path) -> None:
+    path = tmp_path / "picture"  # no suffix
+    Image.new("RGBA", (12, 8), (0, 0, 0, 0)).save(path, format="PNG")
+    source = open_images(path, channels=1, background=(255, 255, 255), key="input")
+    assert isinstance(source, ImageFile)
+    assert (len(source), source.name(0), source.size(0)) == (1, "picture", (8, 12))
+    image = source.load(0)
+    assert (image.mode, image.getpixel((0, 0))) == ("L", 255)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match=r"nowhere does not exist .* as input\."):
+        inspected(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty holds no images: input must lead"):
+        inspected(tmp_path / "empty")
