@@ -205,8 +205,10 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         "quantizer",
         "data",
         "adversary",
+        "training.ema_decay",
     )
-    if name in fixed or name.startswith(("~", "model.", "perceptual", "finetune")):
+    beginnings = ("~", "model.", "perceptual", "finetune", "adversary.discriminator")
+    if name in fixed or name.startswith(beginnings):
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."

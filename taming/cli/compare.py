@@ -17,46 +17,87 @@ from taming.errors import UserError
 __all__ = ["main"]
 
 
+RECORD = "overrides.json"  # in each run: what it was made with
+
+
 @command("compare")
 def main(config: DictConfig) -> None:
     """Trains each variant with each seed and writes their numbers into one table."""
     plain = resolved(config)
     output_dir = Path(plain["output_dir"])
+    variants = _variants(plain)
     results: dict[str, list[dict[str, float]]] = {}
     grids: dict[str, Path] = {}
-    for name, variant in plain["variants"].items():
-        overrides = [
-            *plain["common"],
-            *_recipe(plain["recipes"], variant["recipe"]),
-            *variant.get("overrides", []),
-            *plain["overrides"],
-        ]
+    for name, overrides in variants.items():
         runs = [output_dir / f"{_file_name(name)}_seed{seed}" for seed in plain["seeds"]]
-        for run, seed in zip(runs, plain["seeds"], strict=True):
-            _train(run, [*overrides, f"seed={seed}"], plain["max_steps"])
-        results[name] = [json.loads((run / "result.json").read_text())["metrics"] for run in runs]
+        results[name] = [
+            _metrics(_train(run, [*overrides, f"seed={seed}"]), plain["columns"])
+            for run, seed in zip(runs, plain["seeds"], strict=True)
+        ]
         grids[name] = max((runs[0] / "grids").glob("*.png"))
-    table = _table(results, plain["metrics"])
+    table = _table(results, plain["columns"])
     (output_dir / "table.md").write_text(table)
     _side_by_side(list(grids.values())).save(output_dir / "grids.png")
     print(f"\n{table}\nwrote {output_dir / 'table.md'} and {output_dir / 'grids.png'} (", end="")
     print(f"images and their reconstructions, from left to right: {', '.join(grids)})")
 
 
-def _recipe(recipes: Mapping[str, Sequence[str]], name: str) -> Sequence[str]:
-    if name not in recipes:
-        raise UserError(f"recipe {name!r} is not among recipes: {', '.join(recipes)}.")
-    return recipes[name]
+def _variants(plain: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The training command's overrides of each variant."""
+    if not plain["seeds"] or not plain["variants"]:
+        raise UserError("give one of `seeds` and one of `variants` at least.")
+    path, weights = _quoted(plain["path"]), _quoted(plain["weights"])
+    given = [
+        f"data.path={path}",
+        f"perceptual.weights={weights}",
+        f"metrics.frechet.features.weights={weights}",
+    ]
+    variants = {}
+    for name, variant in plain["variants"].items():
+        recipe = variant["recipe"]
+        if recipe not in plain["recipes"]:
+            raise UserError(
+                f"variant {name!r}: recipe {recipe!r} is not among recipes: "
+                f"{', '.join(plain['recipes'])}."
+            )
+        more = [*variant.get("overrides", []), *plain["overrides"]]
+        variants[name] = [*plain["common"], *given, *plain["recipes"][recipe], *more]
+    return variants
 
 
-def _train(run: Path, overrides: Sequence[str], max_steps: int) -> None:
-    """Trains unless the run is finished already; one that was broken off begins anew."""
-    result = run / "result.json"
-    if result.exists() and json.loads(result.read_text())["step"] == max_steps:
-        print(f"{run} is finished already")
-        return
-    shutil.rmtree(run, ignore_errors=True)
+def _quoted(text: Any) -> str:
+    """A value as Hydra reads it whatever it contains."""
+    escaped = str(text).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _train(run: Path, overrides: Sequence[str]) -> Path:
+    """Trains, unless that very run is finished already; one that was broken off begins anew.
+
+    Raises:
+        UserError: if the folder holds something else.
+    """
+    record = run / RECORD
+    if run.exists():
+        if not record.exists() or json.loads(record.read_text()) != list(overrides):
+            raise UserError(f"{run} is of other settings: give another output_dir, or delete it.")
+        if (run / "result.json").exists():
+            print(f"{run} is finished already")
+            return run
+        shutil.rmtree(run)
+    run.mkdir(parents=True)
+    record.write_text(json.dumps(overrides))
     run_command("train_vqgan", *overrides, f"run_dir={run}")
+    return run
+
+
+def _metrics(run: Path, metrics: Sequence[str]) -> dict[str, float]:
+    found = json.loads((run / "result.json").read_text())["metrics"]
+    for metric in metrics:
+        if f"val/{metric}" not in found:
+            known = ", ".join(name.removeprefix("val/") for name in found)
+            raise UserError(f"columns: {run} has no {metric!r}; it has {known}.")
+    return found
 
 
 def _table(results: Mapping[str, Sequence[Mapping[str, float]]], metrics: Sequence[str]) -> str:

@@ -17,8 +17,10 @@ from taming.cli.app import (
     set_seed,
 )
 from taming.cli.training import finish, start_trackers
+from taming.errors import UserError
 from taming.serialization import load_training_checkpoint
 from taming.training import (
+    FINETUNING_MODES,
     check_resume,
     finetuned_adversary,
     finetuned_vqgan,
@@ -40,6 +42,7 @@ def main(config: DictConfig) -> int:
     resolved(config)  # missing values first
     trainer = build(config.trainer)
     trainer.device_kind()  # a missing GPU is noticed now
+    check_finetuning(config)
     resume_from, start = None, None
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps, "vqgan")
@@ -52,6 +55,17 @@ def main(config: DictConfig) -> int:
     if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
         vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from)).train()
     elif start is not None:
+        differing = [
+            f"{name}={vqgan.config[name]}"
+            for name in ("base_channels", "channel_multipliers", "num_residual_blocks", "dropout")
+            if vqgan.config[name] != start.config[name]
+        ]
+        if differing and is_first_process():
+            log.warning(
+                "note: the shape is that of %s; of `model` these are not used: %s",
+                config.finetune.checkpoint,
+                ", ".join(differing),
+            )
         vqgan = finetuned_vqgan(
             start,
             config.finetune.mode,
@@ -76,7 +90,10 @@ def main(config: DictConfig) -> int:
     data = build(config.data)
     data.setup()
     if is_first_process():
-        for remark in unusual_data(data, vqgan):
+        remarks = unusual_data(data, vqgan)
+        if adversary is not None:
+            remarks += adversary.remarks(trainer.max_steps)
+        for remark in remarks:
             log.warning("note: %s", remark)
     run_dir = begin_run(config)
     trackers = start_trackers(config, run_dir, resume_from)
@@ -97,3 +114,14 @@ def main(config: DictConfig) -> int:
         next_step="train the transformer on it, with the same data settings:\n"
         f"  {program('train_transformer')} vqgan={run_dir} …",
     )
+
+
+def check_finetuning(config: DictConfig) -> None:
+    """Raises a `UserError` for a mode that does not exist or that has no model to begin with."""
+    mode = config.finetune.mode
+    if mode not in FINETUNING_MODES:
+        raise UserError(f"finetune.mode is one of {', '.join(FINETUNING_MODES)}, not {mode!r}.")
+    if mode != "whole" and config.finetune.checkpoint is None:
+        raise UserError(
+            f"finetune.mode={mode} needs a model to begin with: give finetune.checkpoint=PATH."
+        )

@@ -24,6 +24,7 @@ class LPIPSMetric(Metric):
     def __init__(self, lpips: LPIPSLoss) -> None:
         super().__init__()
         self.lpips = lpips
+        self.min_side = self.MIN_SIDES[lpips.backbone]
         self.lpips_sum: torch.Tensor
         self.num_images: torch.Tensor
         for name in ("lpips_sum", "num_images"):

@@ -47,6 +47,7 @@ class LPIPSLoss(nn.Module):
         super().__init__()
         if backbone not in self.WEIGHTS:
             raise UserError(f"perceptual loss: backbone is 'vgg' or 'alex', not {backbone!r}.")
+        self.backbone = backbone
         if pretrained:
             self._require_weights(self.WEIGHTS[backbone].url)
         import lpips
@@ -92,8 +93,6 @@ class FeatureLoss(nn.Module):
         MissingPathError: if the weights file does not exist.
         UserError: if it does not fit the backbone.
     """
-
-    LAYERS = Backbone.LAYERS
 
     def __init__(self, *, backbone: str, weights: str | Path) -> None:
         super().__init__()

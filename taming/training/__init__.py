@@ -2,7 +2,11 @@
 
 from taming.training.adversary import Adversary
 from taming.training.callbacks import peak_memory
-from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
+from taming.training.finetuning import (
+    FINETUNING_MODES,
+    finetuned_adversary,
+    finetuned_vqgan,
+)
 from taming.training.health import HealthWatch, unusual_data
 from taming.training.optimizer import OptimizerConfig
 from taming.training.run import TrainerConfig, TrainingResult, check_resume, train
@@ -11,6 +15,7 @@ from taming.training.transformer import TransformerTraining
 from taming.training.vqgan import VQGANTraining
 
 __all__ = [
+    "FINETUNING_MODES",
     "Adversary",
     "CSVTracker",
     "HealthWatch",

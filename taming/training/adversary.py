@@ -110,6 +110,17 @@ class Adversary(nn.Module):
         """Whether the adaptive weight is computed in the step after `step` finished ones."""
         return (step - self.start - self.warmup) % self.adaptive_every == 0
 
+    def remarks(self, max_steps: int) -> list[str]:
+        """What is unusual about the schedule for a training of so many steps, in plain words."""
+        if self.start + self.warmup < max_steps:
+            return []
+        return [
+            f"the generator first listens to the discriminator after step "
+            f"{self.start + self.warmup} (adversary.start + warmup), and the training ends at step "
+            f"{max_steps}: it never will. Give adversary.start as a fraction, such as 0.25, with a "
+            "shorter warmup; or leave it out with adversary=none."
+        ]
+
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:
         """`(b c H W)` to a scalar; changes no state of the discriminator."""
         with frozen_statistics(self.discriminator):

@@ -151,10 +151,14 @@ class Checkpoints(L.Callback):
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A diverged training ends here: there is nothing to validate."""
+        assert isinstance(pl_module, TrainingModule)
+        pl_module.require_finite()
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last, and the best if it is."""
         assert isinstance(pl_module, TrainingModule)
-        pl_module.require_finite()
         value = pl_module.latest.get(self.monitor)
         if value is None:
             raise UserError(

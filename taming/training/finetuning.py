@@ -9,11 +9,24 @@ from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.vqgan import VQGAN
 
-__all__ = ["MODES", "finetuned_adversary", "finetuned_vqgan"]
+__all__ = ["FINETUNING_MODES", "finetuned_adversary", "finetuned_vqgan"]
 
 log = logging.getLogger("taming")
 
-MODES = ("whole", "decoder", "new_codebook")
+FINETUNING_MODES = ("whole", "decoder", "new_codebook")
+HOW_TRAINED = (  # settings of quantizers that change no code
+    "commitment_weight",
+    "revive_after",
+    "entropy_weight",
+    "entropy_temperature",
+    "gradient",
+    "kl_weight",
+    "hard",
+    "temperature_start",
+    "temperature_end",
+    "temperature_steps",
+    "temperature_schedule",
+)
 
 
 def finetuned_vqgan(
@@ -28,18 +41,18 @@ def finetuned_vqgan(
 
     Args:
         saved: where to begin.
-        mode: `"whole"`; `"decoder"`, which builds the same model (its training then leaves encoder
-            and codebook alone); or `"new_codebook"`: another quantizer, which begins anew, and with
-            it the 1×1 convolutions around it if the width of the codes changes.
+        mode: one of `FINETUNING_MODES`: `"whole"`; `"decoder"`, which builds the same model (its
+            training then leaves encoder and codebook alone); or `"new_codebook"`: another
+            quantizer, which begins anew, and with it the 1×1 convolutions around it if the width of
+            the codes changes.
         resolution: (height, width) of the new images. Attention stays in the levels it was in.
         image_channels: of the new images.
-        quantizer: configuration of the new quantizer, used by `"new_codebook"` alone.
+        quantizer: configuration of the new quantizer. Without `"new_codebook"` only what does not
+            change its codes is taken from it: how it is trained from now on.
 
     Raises:
-        UserError: for another mode, or images of another number of channels.
+        UserError: for images of another number of channels.
     """
-    if mode not in MODES:
-        raise UserError(f"finetune.mode is one of {', '.join(MODES)}, not {mode!r}.")
     config = dict(saved.config)
     if config["image_channels"] != image_channels:
         raise UserError(
@@ -55,6 +68,9 @@ def finetuned_vqgan(
     config["resolution"] = list(resolution)
     if mode == "new_codebook":
         config["quantizer"] = dict(quantizer)
+    elif quantizer["kind"] == config["quantizer"]["kind"]:
+        training = {name: quantizer[name] for name in HOW_TRAINED if name in quantizer}
+        config["quantizer"] = {**config["quantizer"], **training}
     state = saved.state
     if mode == "new_codebook":
         fresh = VQGAN(**config).state_dict()

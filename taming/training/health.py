@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from taming.data import ImageDataModule
 from taming.evaluation import CodebookUsage
@@ -31,6 +32,16 @@ class CodebookWindow:
         """Adds a batch."""
         self.usage.to(output.code_counts.device).update(output.code_counts)
         self.num_latents += output.indices.numel()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with this window."""
+        return {"counts": self.usage.counts, "num_latents": self.num_latents}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.usage.reset()
+        self.usage.counts = state["counts"].clone()
+        self.num_latents = state["num_latents"]
 
     def compute_if_full(self) -> dict[str, float]:
         """The two numbers, of all ranks, and a new window; nothing if this one saw too little."""
@@ -67,6 +78,14 @@ class HealthWatch:
     patience: int = 3
     _in_a_row: dict[str, int] = field(default_factory=dict, init=False)
     _norms: list[float] = field(default_factory=list, init=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to warn as an uninterrupted one."""
+        return {"in_a_row": self._in_a_row, "norms": self._norms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self._in_a_row, self._norms = dict(state["in_a_row"]), list(state["norms"])
 
     def check(self, metrics: Mapping[str, float]) -> list[str]:
         """The warnings that are due, given the numbers of a report (`train/…`)."""

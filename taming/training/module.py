@@ -232,6 +232,7 @@ class TrainingModule(L.LightningModule):
         checkpoint["model"] = checkpoint_entry(self.to_saved())
         checkpoint["step"] = self.step
         checkpoint["latest"] = self.latest
+        checkpoint["num_warnings"] = self._num_warnings
         checkpoint["random_state"] = {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -242,6 +243,7 @@ class TrainingModule(L.LightningModule):
         """Restores the step; the random state follows when the training starts."""
         self.step = checkpoint["step"]
         self.latest = checkpoint["latest"]
+        self._num_warnings = checkpoint["num_warnings"]
         self._random_state = checkpoint["random_state"]
 
     def on_fit_start(self) -> None:

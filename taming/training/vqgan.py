@@ -103,7 +103,7 @@ class VQGANTraining(TrainingModule):
             )
         of_label_maps = reconstruction == "cross_entropy"
         if of_label_maps:
-            _check_label_maps(vqgan.image_channels, perceptual, adversary)
+            _check_label_maps(vqgan.image_channels, perceptual, adversary, metrics)
         elif vqgan.image_channels not in (1, 3):
             raise UserError(
                 f"images of {vqgan.image_channels} channels are label maps: they need "
@@ -114,6 +114,12 @@ class VQGANTraining(TrainingModule):
                 f"images of {vqgan.resolution[0]}×{vqgan.resolution[1]} are too small: SSIM "
                 f"needs {ReconstructionMetrics.MIN_SIDE} pixels or more a side."
             )
+        for metric in metrics:
+            if min(vqgan.resolution) < getattr(metric, "min_side", 0):
+                raise UserError(
+                    f"images of {vqgan.resolution[0]}×{vqgan.resolution[1]} are too small for "
+                    f"{type(metric).__name__}, which needs {metric.min_side} pixels a side."
+                )
         if adversary is not None:
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
@@ -194,13 +200,18 @@ class VQGANTraining(TrainingModule):
         return optimizers
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the step of the discriminator's start."""
+        """Adds the step of the discriminator's start, and what the health watch has seen."""
         super().on_save_checkpoint(checkpoint)
+        checkpoint["codebook_window"] = self.codebook_window.state_dict()
+        checkpoint["health"] = None if self.health is None else self.health.state_dict()
         checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A discriminator that has started stays so, though its fraction of the steps be later."""
         super().on_load_checkpoint(checkpoint)
+        self.codebook_window.load_state_dict(checkpoint["codebook_window"])
+        if self.health is not None and checkpoint["health"] is not None:
+            self.health.load_state_dict(checkpoint["health"])
         start = checkpoint["adversary_start"]
         if self.adversary is not None and start is not None and start <= self.step:
             self.adversary.start = start
@@ -338,15 +349,18 @@ class VQGANTraining(TrainingModule):
 
 
 def _check_label_maps(
-    num_classes: int, perceptual: nn.Module | None, adversary: Adversary | None
+    num_classes: int,
+    perceptual: nn.Module | None,
+    adversary: Adversary | None,
+    metrics: Sequence[Metric],
 ) -> None:
     if num_classes < 2:
         raise UserError(
             "training.reconstruction=cross_entropy is for one-hot label maps of two classes or "
             f"more, and the images have {num_classes} channel: use data=label_maps."
         )
-    if perceptual is not None or adversary is not None:
+    if perceptual is not None or adversary is not None or metrics:
         raise UserError(
             "training.reconstruction=cross_entropy is for label maps, which are no pictures: set "
-            "perceptual=none and adversary=none."
+            "perceptual=none, adversary=none and no metrics."
         )

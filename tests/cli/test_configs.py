@@ -75,9 +75,8 @@ def test_experiment_runs_a_step(
     "experiment", [name for name in EXPERIMENTS if primary(name) == "train_vqgan"]
 )
 def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
-    more: dict[str, list[str]] = dict.fromkeys(("cifar10", "digits", "fashion_mnist"), [])
-    more["label_map"] = ["data.path=x", "data.channels=12"]
-    overrides = more.get(experiment, ["data.path=x"])
+    overrides = [] if experiment in ("cifar10", "digits", "fashion_mnist") else ["data.path=x"]
+    overrides += ["data.channels=12"] if experiment == "label_map" else []
     config = composed("train_vqgan", f"experiment={experiment}", *overrides)
     with torch.device("meta"):
         vqgan = build(config.model)

@@ -231,3 +231,11 @@ def test_another_package_of_the_same_name(tmp_path: Path) -> None:
     assert outcome.returncode == 1
     assert "pip uninstall taming-transformers" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_finetuning_needs_a_model_and_a_mode(run: Run, images: Path) -> None:
+    path = f"data.path={images}"
+    decoder = run("train_vqgan", path, *TRAIN, "finetune.mode=decoder")
+    fails(decoder, "finetune.mode=decoder needs a model", "finetune.checkpoint=PATH")
+    unknown = run("train_vqgan", path, *TRAIN, "finetune.mode=encoder", "finetune.checkpoint=x")
+    fails(unknown, "finetune.mode is one of whole, decoder, new_codebook", "'encoder'")

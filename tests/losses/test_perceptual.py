@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from taming.errors import MissingPathError, UserError
-from taming.losses import FeatureLoss, FrozenNetwork, LPIPSLoss
+from taming.losses import Backbone, FeatureLoss, FrozenNetwork, LPIPSLoss
 
 SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
 
@@ -138,7 +138,7 @@ def reference(weights: Path, first: torch.Tensor, second: torch.Tensor) -> float
     )
     network.eval()
     found: dict[int, list[torch.Tensor]] = {}
-    for index in FeatureLoss.LAYERS["squeezenet1_1"]:
+    for index in Backbone.LAYERS["squeezenet1_1"]:
 
         def keep(module: nn.Module, args: Any, output: torch.Tensor, index: int = index) -> None:
             found.setdefault(index, []).append(output.clone())

@@ -103,9 +103,17 @@ def test_the_discriminator_goes_on_with_its_weights(caplog: pytest.LogCaptureFix
     finetuned_adversary(saved, None)
 
 
-def test_mistakes_are_named() -> None:
+def test_how_a_quantizer_is_trained_is_the_new_settings() -> None:
+    first = tiny_vqgan()
+    quantizer = {**NEW, "commitment_weight": 0.5, "revive_after": 7, "cosine": True}
+    second = finetuned(first.to_saved(), "whole", quantizer=quantizer)
+    assert second.codebook_size == first.codebook_size  # what makes its codes is the old one's
+    assert "cosine" not in second.config["quantizer"]
+    assert second.config["quantizer"]["commitment_weight"] == 0.5
+    assert second.config["quantizer"]["revive_after"] == 7
+
+
+def test_images_of_other_channels_are_refused() -> None:
     saved = tiny_vqgan().to_saved()
-    with pytest.raises(UserError, match=r"finetune\.mode is one of whole, decoder"):
-        finetuned(saved, "encoder")
     with pytest.raises(UserError, match=r"takes images of 3 channels, and data\.channels is 1"):
         finetuned(saved, "whole", image_channels=1)

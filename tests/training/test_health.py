@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import image_data, run_training, tiny_vqgan, trainer_config, vqgan_training
+from tiny_training import (
+    image_data,
+    run_training,
+    tiny_adversary,
+    tiny_vqgan,
+    trainer_config,
+    vqgan_training,
+)
 
 from taming.errors import UserError
 from taming.quantizers import QuantizerOutput
@@ -137,3 +144,24 @@ def test_unusual_data_is_remarked_upon() -> None:
     assert "192 latents in all, fewer than the 200 codes" in codes
     (flat,) = remarks(torch.rand(4, 3, 1, 1).expand(4, 3, 16, 16), 4)
     assert "each of a single colour" in flat
+
+
+def test_a_resumed_watch_goes_on_where_it_was() -> None:
+    trouble = HEALTHY | {"train/codebook_usage": 0.1}
+    first, second = HealthWatch(patience=3), HealthWatch(patience=3)
+    for _ in range(2):
+        assert first.check(trouble) == []
+    second.load_state_dict(first.state_dict())
+    assert len(second.check(trouble)) == 1
+    window, resumed = CodebookWindow(4), CodebookWindow(4)
+    window.update(quantized([0] * 31, 4))
+    resumed.load_state_dict(window.state_dict())
+    resumed.update(quantized([1], 4))
+    assert resumed.compute_if_full()["codebook_usage"] == 0.5
+
+
+def test_a_discriminator_that_is_never_heard_is_remarked_upon() -> None:
+    assert tiny_adversary(start=5, warmup=2).remarks(max_steps=8) == []
+    (remark,) = tiny_adversary(start=5, warmup=3).remarks(max_steps=8)
+    assert "after step 8" in remark
+    assert "ends at step 8: it never will" in remark

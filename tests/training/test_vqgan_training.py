@@ -267,3 +267,31 @@ def test_the_adaptive_weight_is_bounded() -> None:
     module = alone(vqgan_training(tiny_adversary(adaptive_max=1e-3)))
     module.step = 4
     assert float(module.backward_losses(batch())["adaptive_weight"]) == pytest.approx(1e-3)
+
+
+def test_bf16_is_close_to_float32() -> None:
+    def run(enabled: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        module = alone(vqgan_training(tiny_adversary()))
+        module.step = 4
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            losses = module.backward_losses(batch(16))
+        return losses, gradients(module)
+
+    losses, expected = run(False)
+    bf16_losses, found = run(True)
+    for name, value in losses.items():
+        assert bf16_losses[name].dtype == torch.float32, name
+        torch.testing.assert_close(bf16_losses[name], value, rtol=0.1, atol=0.02, msg=name)
+    assert found.keys() == expected.keys()
+    # some latents are rounded to another code, so gradients agree less the deeper they come from
+    for name, least in (("decoder.conv_out.weight", 0.99), ("encoder.conv_in.weight", 0.8)):
+        pair = [gradient[f"vqgan.{name}"].flatten() for gradient in (found, expected)]
+        assert torch.cosine_similarity(*pair, dim=0) > least, name
+
+
+def test_metrics_fit_the_images() -> None:
+    metric: Any = torch.nn.Module()
+    metric.min_side = 17
+    with pytest.raises(UserError, match="16×16 are too small for Module, which needs 17"):
+        vqgan_training(metrics=[metric])
