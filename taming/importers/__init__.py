@@ -9,6 +9,7 @@ from taming.importers.compvis_vqgan import COMPVIS_VQGAN
 from taming.importers.interface import Imported, Source
 from taming.importers.llamagen_tokenizer import LLAMAGEN_TOKENIZER
 from taming.serialization import read_foreign_checkpoint
+from taming.serialization.foreign_names import shown_names
 
 __all__ = ["SOURCES", "Imported", "Source", "find_source", "import_checkpoint"]
 
@@ -56,5 +57,5 @@ def import_checkpoint(
     foreign = read_foreign_checkpoint(checkpoint)
     imported = found.convert(foreign.content, config, str(checkpoint))
     if foreign.not_built:
-        imported.notes.append(f"objects in the file, not built: {', '.join(foreign.not_built)}")
+        imported.notes.append(f"objects in the file, not built: {shown_names(foreign.not_built)}")
     return imported

@@ -11,6 +11,7 @@ from taming.importers.interface import Imported, Source, find_weights
 from taming.importers.patch_discriminator import patch_discriminator
 from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
+from taming.serialization.foreign_names import shown_names
 
 __all__ = ["COMPVIS_VQGAN"]
 
@@ -110,7 +111,7 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     weights.finish()
     parts = {} if discriminator is None else {"discriminator": discriminator}
     if entries:
-        notes.append(f"left out beside the weights: {', '.join(entries)}")
+        notes.append(f"left out beside the weights: {shown_names(entries)}")
     return Imported(SavedModel("vqgan", vqgan.config, state, parts), weights.notes + notes)
 
 
@@ -177,7 +178,7 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
 
 def _checked(used: torch.Tensor, size: int, where: str) -> torch.Tensor:
     """`quantize.used` as an index."""
-    whole = used.ndim == 1 and len(used) > 0 and not used.is_floating_point()
+    whole = used.ndim == 1 and 0 < len(used) <= size and not used.is_floating_point()
     if not whole or used.min() < 0 or used.max() >= size:
         raise UserError(f"{where}: `quantize.used` is no list of codes from 0 to {size - 1}.")
     return used.long()

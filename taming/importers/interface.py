@@ -8,8 +8,9 @@ import torch
 
 from taming.errors import UserError
 from taming.serialization import SavedModel
+from taming.serialization.foreign_names import shown, shown_names
 
-__all__ = ["Imported", "Source", "find_weights"]
+__all__ = ["Imported", "Source", "find_weights", "is_weights"]
 
 
 @dataclass
@@ -40,9 +41,19 @@ class Source:
     published: Mapping[str, Mapping[str, Any]]
 
 
+def is_weights(value: Any) -> bool:
+    """Whether this is a dictionary of tensors by name, and not an empty one."""
+    return (
+        isinstance(value, dict)
+        and len(value) > 0
+        and all(isinstance(name, str) for name in value)
+        and all(isinstance(weight, torch.Tensor) for weight in value.values())
+    )
+
+
 def find_weights(
     content: Any, entries: tuple[str, ...], where: str
-) -> tuple[dict[str, torch.Tensor], list[str]]:
+) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """The weights in a checkpoint's content, and the names of the entries beside them.
 
     Args:
@@ -57,11 +68,11 @@ def find_weights(
         raise UserError(f"{where} is not a checkpoint: it holds a {type(content).__name__}.")
     entry = next((name for name in entries if isinstance(content.get(name), dict)), None)
     weights = content if entry is None else content[entry]
-    if not weights or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in weights.items()
-    ):
+    if not is_weights(weights):
         raise UserError(
             f"{where} holds no weights by name under {' or '.join(map(repr, entries))}: it is not "
-            f"a checkpoint of this source. Its entries: {', '.join(map(str, list(content)[:10]))}."
+            f"a checkpoint of this source. Its entries: {shown_names(list(content))}."
         )
-    return weights, [] if entry is None else sorted(str(name) for name in content if name != entry)
+    if entry is None:
+        return weights, []
+    return weights, sorted((name for name in content if name != entry), key=shown)

@@ -5,10 +5,11 @@ from typing import Any
 
 from taming.errors import UserError
 from taming.importers.autoencoder import NameScheme, autoencoder_names, build_vqgan
-from taming.importers.interface import Imported, Source, find_weights
+from taming.importers.interface import Imported, Source, find_weights, is_weights
 from taming.importers.patch_discriminator import patch_discriminator
 from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
+from taming.serialization.foreign_names import shown_names
 
 __all__ = ["LLAMAGEN_TOKENIZER"]
 
@@ -87,7 +88,7 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     weights.finish()
     notes = list(weights.notes)
     parts: dict[str, SavedModel] = {}
-    if isinstance(content, dict) and isinstance(content.get("discriminator"), dict):
+    if is_weights(content.get("discriminator")):
         scores = ForeignWeights(content["discriminator"], f"the discriminator in {where}")
         discriminator = patch_discriminator(scores, "", vqgan.image_channels)
         if discriminator is None:
@@ -101,7 +102,7 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     if ignored:
         notes.append(f"no arguments of the model, and ignored: {', '.join(ignored)}")
     if entries:
-        notes.append(f"left out beside the weights: {', '.join(entries)}")
+        notes.append(f"left out beside the weights: {shown_names(entries)}")
     return Imported(SavedModel("vqgan", vqgan.config, state, parts), notes)
 
 

@@ -26,12 +26,13 @@ def patch_discriminator(
         weights.drop(prefix, f"it judges {first.shape[1]} channels, images have {image_channels}")
         return None
     num_layers = _num_layers(weights.names(f"{prefix}main."), f"{prefix}main.")
-    discriminator = PatchDiscriminator(
-        image_channels=image_channels,
-        base_channels=first.shape[0],
-        num_layers=num_layers,
-        norm="actnorm" if f"{prefix}main.3.loc" in weights else "batch",
-    )
+    with torch.device("meta"):  # the file says how large it is: its weights must be there first
+        discriminator = PatchDiscriminator(
+            image_channels=image_channels,
+            base_channels=first.shape[0],
+            num_layers=num_layers,
+            norm="actnorm" if f"{prefix}main.3.loc" in weights else "batch",
+        )
     if discriminator.config["norm"] == "actnorm":
         state = _with_actnorm(discriminator, weights, prefix)
     else:
@@ -47,7 +48,7 @@ def _num_layers(names: list[str], prefix: str) -> int:
     A missing or an unexpected key must not change it, so that the key is named, and nothing else.
     """
     numbers = {name.removeprefix(prefix).split(".")[0] for name in names}
-    indices = {int(number) for number in numbers if number.isdecimal()}
+    indices = {int(number) for number in numbers if number.isdecimal() and len(number) < 4}
     most = 2 + 3 * ((len(indices) - 1) // 2)
     return max([1, *((i - 2) // 3 for i in indices if i % 3 == 2 and i <= most)])
 

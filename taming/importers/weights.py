@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from taming.errors import UserError
+from taming.serialization.foreign_names import shown, shown_names
 
 __all__ = ["ForeignWeights"]
 
@@ -48,14 +49,15 @@ class ForeignWeights:
         One that is missing or of another shape is noted for `finish`, and zeros stand for it.
         """
         shape = tuple(shape)
+        zeros = torch.zeros(()).expand(shape)  # without memory, for a shape the file may have given
         weight = self._left.pop(name, None)
         if weight is None:
             self._missing.append(name)
-            return torch.zeros(shape)
+            return zeros
         self._used += 1
         if [size for size in weight.shape if size != 1] != [size for size in shape if size != 1]:
             self._misshapen.append(f"{name} is {tuple(weight.shape)} and not {shape}")
-            return torch.zeros(shape)
+            return zeros
         return weight.reshape(shape)
 
     def fill(self, module: nn.Module, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -75,10 +77,14 @@ class ForeignWeights:
         }
 
     def keep_rows(self, names: Sequence[str], rows: torch.Tensor) -> None:
-        """Cuts these weights to some of their rows, in the order of `rows`."""
+        """Cuts these weights to some of their rows, in the order of `rows`.
+
+        One with fewer rows stays as it is, for `take` to find that it does not fit.
+        """
         for name in names:
-            if name in self._left:
-                self._left[name] = self._left[name][rows]
+            weight = self._left.get(name)
+            if weight is not None and weight.ndim > 0 and len(weight) > rows.max():
+                self._left[name] = weight[rows]
 
     def drop(self, prefix: str, reason: str) -> None:
         """Leaves out the weights that begin so, if there are any."""
@@ -86,7 +92,7 @@ class ForeignWeights:
         for name in names:
             del self._left[name]
         if names:
-            what = names[0] if len(names) == 1 else f"{prefix}* ({len(names)})"
+            what = shown(names[0]) if len(names) == 1 else f"{prefix}* ({len(names)})"
             self.notes.append(f"dropped {what}: {reason}")
 
     def finish(self) -> None:
@@ -96,7 +102,7 @@ class ForeignWeights:
             UserError: naming what is missing, of another shape, or left.
         """
         problems = [
-            f"{what} {_some(names)}"
+            f"{what} {shown_names(names, MAX_NAMED)}"
             for what, names in (
                 ("missing in the file:", self._missing),
                 ("of another shape:", self._misshapen),
@@ -110,8 +116,3 @@ class ForeignWeights:
                 "checkpoint was trained with."
             )
         self.notes.insert(0, f"used {self._used} weights")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -4,8 +4,9 @@ Python's `pickletools` takes a pickle apart into its opcodes, and a small interp
 numbers, strings, plain containers and tensors; all else becomes a `Placeholder`.
 """
 
+import math
 import pickletools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -32,6 +33,9 @@ STORAGES = {
 }
 DTYPE_NAMES = {str(dtype): dtype for dtype in DTYPES.values()}
 
+MAX_NAME = 500  # characters of a module or of a name in it
+MAX_DIMENSIONS = 64  # as in torch
+
 
 @dataclass(frozen=True, eq=False)
 class Placeholder:
@@ -43,31 +47,70 @@ class Placeholder:
 Storage = tuple[torch.Tensor, torch.dtype]  # its bytes, the type of its elements
 
 
-def _tensor(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> Any:
-    """A tensor; torch refuses one that reaches beyond its storage."""
+Sized = str | list | tuple | dict | set | frozenset
+Plain = str | int | float | bytes | torch.dtype | Placeholder | None
+
+
+def _key(key: Any) -> Any:
+    """A key or member as it is: a plain value or a flat tuple of them.
+
+    Python hashes tuples of tuples by recursion, and deep ones crash it.
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(part, Plain) for part in parts):
+        raise TypeError("a key that is no plain value")
+    return key
+
+
+def _items(items: Any) -> Iterable[Any]:
+    """What fills a container: another one, and no tensor, which may count many more items."""
+    if not isinstance(items, list | tuple | dict | set | frozenset):
+        raise TypeError("a container made of something else")
+    return items
+
+
+def _dict(items: Any = ()) -> dict[Any, Any]:
+    if isinstance(items, dict):
+        return dict(items)
+    return {_key(key): value for key, value in map(_items, _items(items))}
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Any:
+    """A tensor of no more elements than its storage; torch refuses one that reaches beyond it."""
     if isinstance(storage, Placeholder):
         return storage
     data, dtype = storage
-    return data.view(dtype).as_strided(size, stride, offset)
+    data = data.view(dtype)
+    if len(size) > MAX_DIMENSIONS or not all(isinstance(n, int) for n in (*size, *stride, offset)):
+        raise TypeError("a tensor whose shape is none")
+    if math.prod(size) > data.numel():
+        raise ValueError("a tensor has more elements than its storage")
+    return data.as_strided(size, stride, offset)
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise ValueError(f"bytes written as {encoding}")
+    if not isinstance(text, str) or encoding != "latin1":
+        raise ValueError("bytes written in an unknown way")
     return text.encode("latin1")
 
 
 # All that a file can have built: names it may call, and what is done instead.
 BUILDERS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": lambda items=(): dict(items),
-    "collections.defaultdict": lambda factory=None, items=(): dict(items),
+    "collections.OrderedDict": _dict,
+    "collections.defaultdict": lambda factory=None, items=(): _dict(items),
     **{
-        f"{module}.{kind.__name__}": kind
-        for kind in (dict, list, tuple, set, frozenset)
+        f"{module}.{name}": builder
         for module in ("builtins", "__builtin__")
+        for name, builder in {
+            "dict": _dict,
+            "list": lambda items=(): list(_items(items)),
+            "tuple": lambda items=(): tuple(_items(items)),
+            "set": lambda items=(): set(map(_key, _items(items))),
+            "frozenset": lambda items=(): frozenset(map(_key, _items(items))),
+        }.items()
     },
     "_codecs.encode": _encode,  # how old pickles write bytes
-    "torch.Size": lambda items=(): tuple(items),
+    "torch.Size": lambda items=(): tuple(_items(items)),
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
@@ -92,8 +135,9 @@ class InertUnpickler:
     `BUILDERS`, by the whole name, and is a placeholder if it is not there.
 
     Args:
-        storage: called with what a persistent id says of a tensor's storage; returns its bytes and
-            the type of its elements.
+        storage: called with what a persistent id says of a tensor's storage: the type of its
+            elements, its key, their number, and in old files a view; returns its bytes and the type
+            of its elements.
     """
 
     def __init__(self, storage: Callable[..., Storage]) -> None:
@@ -105,7 +149,9 @@ class InertUnpickler:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        for opcode, argument, _ in pickletools.genops(file):
+        self.copied = 0  # items and characters that builders were given
+        for opcode, argument, position in pickletools.genops(file):
+            self.position = position or 0
             self._step(opcode.name, argument)
         return self.stack.pop()
 
@@ -134,7 +180,7 @@ class InertUnpickler:
             case "LIST":
                 stack.append(self._pop_to_mark())
             case "FROZENSET":
-                stack.append(frozenset(self._pop_to_mark()))
+                stack.append(frozenset(map(_key, self._pop_to_mark())))
             case "DICT":
                 items = self._pop_to_mark()
                 stack.append(_pairs(items))
@@ -165,16 +211,16 @@ class InertUnpickler:
             case "STACK_GLOBAL":
                 stack.append(self._name(*self._pop_last(2)))
             case "REDUCE" | "NEWOBJ":
-                stack.append(_call(*self._pop_last(2)))
+                stack.append(self._call(*self._pop_last(2)))
             case "NEWOBJ_EX":
                 name, arguments, _ = self._pop_last(3)
-                stack.append(_call(name, arguments))
+                stack.append(self._call(name, arguments))
             case "INST":
                 arguments = self._pop_to_mark()
-                stack.append(_call(self._name(*argument.split(" ", 1)), arguments))
+                stack.append(self._call(self._name(*argument.split(" ", 1)), arguments))
             case "OBJ":
                 name, *arguments = self._pop_to_mark()
-                stack.append(_call(name, arguments))
+                stack.append(self._call(name, arguments))
             case "BUILD":
                 stack.pop()  # an object's state: dropped, whatever the object
             case "PERSID":
@@ -202,7 +248,7 @@ class InertUnpickler:
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, set):
-            target.update(items)
+            target.update(map(_key, items))
         elif not isinstance(target, Placeholder):
             raise TypeError("a pickle that appends to no list")
 
@@ -213,7 +259,9 @@ class InertUnpickler:
         elif not isinstance(target, Placeholder):
             raise TypeError("a pickle that sets items of no dictionary")
 
-    def _name(self, module: str, name: str) -> Any:
+    def _name(self, module: Any, name: Any) -> Any:
+        if not all(isinstance(part, str) and len(part) <= MAX_NAME for part in (module, name)):
+            raise TypeError("a name that is none")
         dotted = f"{module}.{name}"
         if dotted in DTYPE_NAMES:
             return DTYPE_NAMES[dotted]
@@ -224,20 +272,32 @@ class InertUnpickler:
     def _stored(self, identifier: Any) -> Any:
         """The storage a persistent id names, or a placeholder."""
         if isinstance(identifier, tuple) and identifier[0] == "storage":
-            kind, *rest = identifier[1:]
+            _, kind, key, _, num_elements, *view = identifier
+            if not isinstance(key, str) or not isinstance(num_elements, int):
+                raise TypeError("a storage without name or size")
             if isinstance(kind, Placeholder) and kind.name in STORAGES:
-                return self.storage(STORAGES[kind.name], *rest)
+                return self.storage(STORAGES[kind.name], key, num_elements, *view)
         self.not_built.add("persistent id")
         return Placeholder("persistent id")
 
+    def _call(self, called: Any, arguments: Any) -> Any:
+        """What stands for the result of a call: only `BUILDERS` make something.
+
+        Arguments are built for one call. A file that has large ones copied by many small calls is
+        recognised by their sum, which exceeds all of the file up to here.
+        """
+        if not isinstance(called, Placeholder):
+            raise TypeError("a pickle that calls what is no name")
+        builder = BUILDERS.get(called.name)
+        if builder is None:
+            return called
+        if not isinstance(arguments, list | tuple):
+            raise TypeError("a pickle that calls with no arguments")
+        self.copied += sum(len(argument) for argument in arguments if isinstance(argument, Sized))
+        if self.copied > self.position:
+            raise ValueError("a pickle that copies more than it holds")
+        return builder(*arguments)
+
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-def _call(called: Any, arguments: Iterable[Any]) -> Any:
-    """What stands for the result of a call: only `BUILDERS` make something."""
-    if not isinstance(called, Placeholder):
-        raise TypeError("a pickle that calls what is no name")
-    builder = BUILDERS.get(called.name)
-    return called if builder is None else builder(*arguments)
+    return dict(zip(map(_key, items[::2]), items[1::2], strict=True))

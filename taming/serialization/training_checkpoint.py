@@ -18,6 +18,10 @@ from taming.serialization.directory import FORMAT_VERSION, SavedModel, check_for
 __all__ = ["checkpoint_entry", "load_training_checkpoint", "read_training_checkpoint"]
 
 ENTRY = "model"
+IMPORT_FIRST = (
+    "Checkpoints of CompVis' or LlamaGen's programs are imported by scripts/import_checkpoint.py "
+    "first."
+)
 
 
 def checkpoint_entry(model: SavedModel) -> dict[str, Any]:
@@ -43,20 +47,22 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
         UserError: if the file is damaged, holds anything but plain data, or is not this project's.
     """
     if not zipfile.is_zipfile(path):  # the format of torch.save
-        raise UserError(f"{path} is not a checkpoint of this project, or is incomplete.")
+        raise UserError(
+            f"{path} is not a checkpoint of this project, or is incomplete. {IMPORT_FIRST}"
+        )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
-        first_line = str(error).strip().split("\n")[0]
+        sentence = str(error).strip().split("\n")[0].split(". ")[0]
         raise UserError(
             f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
-            f"of another program ({first_line})."
+            f"of another program ({sentence}). {IMPORT_FIRST}"
         ) from error
     entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or "format_version" not in entry:
         raise UserError(
             f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry such as "
-            "this project's checkpoints have."
+            f"this project's checkpoints have. {IMPORT_FIRST}"
         )
     check_format_version(entry["format_version"], path)
     return checkpoint

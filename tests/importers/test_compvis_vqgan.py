@@ -167,10 +167,19 @@ def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     config["model"]["params"]["remap"] = "used.npy"
     with pytest.raises(UserError, match=r"missing in the file: quantize\.used"):
         convert(content, config, "last.ckpt")
-    for wrong in (torch.tensor([0, 64]), torch.tensor([0.0]), torch.tensor([[1]])):
+    more = torch.zeros(65, dtype=torch.long)
+    for wrong in (torch.tensor([0, 64]), torch.tensor([0.0]), torch.tensor([[1]]), more):
         content["state_dict"]["quantize.used"] = wrong
         with pytest.raises(UserError, match="no list of codes from 0 to 63"):
             convert(content, read_config(folder / "project.yaml"), "last.ckpt")
+
+
+def test_a_codebook_with_fewer_rows_than_used_codes_does_not_fit() -> None:
+    weights = {"quantize.used": torch.tensor([0, 3]), "quantize.embedding.weight": torch.ones(2, 8)}
+    for codebook in (weights["quantize.embedding.weight"], torch.tensor(1.0)):
+        weights["quantize.embedding.weight"] = codebook
+        with pytest.raises(UserError, match="does not fit its config"):
+            convert({"state_dict": weights}, TINY, "last.ckpt")
 
 
 # --- configs ------------------------------------------------------------------------------------
@@ -233,8 +242,28 @@ def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
         ([1, 2], "not a checkpoint: it holds a list"),
         ({"model": {}, "step": 3}, "no weights by name under 'state_dict'.*entries: model, step"),
         ({"state_dict": {"weight": "heavy"}}, "no weights by name"),
+        ({10**5000: 1, "\x1b[2J": 2, "n" * 10**6: 3}, r"<int>, '\\x1b\[2J', n{79}…\.$"),
+        ({str(n): n for n in range(99)}, r"entries: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 89 more\.$"),
     ],
 )
 def test_what_holds_no_weights_is_named(content: Any, message: str) -> None:
     with pytest.raises(UserError, match=rf"last\.ckpt .*{message}"):
         convert(content, TINY, "last.ckpt")
+
+
+def test_notes_and_errors_hold_nothing_unprintable() -> None:
+    shapes = foreign_keys.compvis_vqgan(*SIZES["f16-1024"])
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+    published = SOURCES["compvis_vqgan"].published["f16-1024"]
+    content = {"state_dict": weights, 1: 0, **{f"\x1b{n}": 0 for n in range(99)}}
+    weights["colorize\x1b[2J"] = torch.empty(1, device="meta")
+    with torch.device("meta"):
+        notes = convert(content, published, "last.ckpt").notes
+    assert r"dropped 'colorize\x1b[2J': random colours for showing label maps" in notes
+    assert notes[-1].endswith("and 90 more")
+    assert all(note.isprintable() and len(note) < 200 for note in notes)
+    weights["\x1b[2J" + "n" * 10**6] = torch.empty(1, device="meta")
+    with torch.device("meta"), pytest.raises(UserError, match="unexpected in the file") as caught:
+        convert(content, published, "last.ckpt")
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400

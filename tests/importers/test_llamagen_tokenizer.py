@@ -120,3 +120,11 @@ def test_arguments_that_are_none_of_the_model_are_said() -> None:
         imported = convert({"model": weights}, config, "vq.pt")
     assert imported.model.config["quantizer"]["cosine"] is True  # it was mistyped
     assert imported.notes[-1].endswith("ignored: codebook_l2norm, image_size")
+
+
+@pytest.mark.parametrize("other", [{"main.0.weight": "text"}, {1: 2}, {}])
+def test_a_discriminator_without_weights_is_left_out(other: object) -> None:
+    shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-8"])
+    imported = on_meta(shapes, "VQ-8", discriminator=other)
+    assert imported.model.parts == {}
+    assert imported.notes[-1] == "left out beside the weights: discriminator"

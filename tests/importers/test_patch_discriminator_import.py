@@ -98,3 +98,26 @@ def test_one_that_sees_a_condition_is_dropped_by_name() -> None:
 
 def test_no_discriminator_is_none() -> None:
     assert patch_discriminator(ForeignWeights({"a": torch.zeros(1)}, "file"), "d.", 3) is None
+
+
+@pytest.mark.parametrize("actnorm", [False, True])
+def test_no_memory_is_taken_for_weights_that_are_not_there(
+    actnorm: bool,
+) -> None:
+    """A first layer of 200 kB says that the second has 160 GB."""
+    theirs = foreign(actnorm)
+    theirs["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
+    weights = ForeignWeights(theirs, "file")
+    patch_discriminator(weights, "d.", image_channels=3)
+    with pytest.raises(UserError, match=r"main\.2\.weight is .* not \(100000, 50000, 4, 4\)"):
+        weights.finish()
+
+
+def test_numbers_of_layers_are_short() -> None:
+    """Python refuses to read more than 4300 digits, and no discriminator has so many layers."""
+    theirs = {**foreign(False), f"d.main.{'9' * 5000}.weight": torch.zeros(1)}
+    weights = ForeignWeights(theirs, "file")
+    saved = patch_discriminator(weights, "d.", image_channels=3)
+    assert saved is not None and saved.config["num_layers"] == 2
+    with pytest.raises(UserError, match="unexpected in the file"):
+        weights.finish()

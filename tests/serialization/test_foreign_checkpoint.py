@@ -239,13 +239,50 @@ def test_a_tensor_cannot_reach_beyond_its_storage(tmp_path: Path, zipped: bool) 
 
 
 @FORMATS
+def test_a_tensor_has_no_more_elements_than_its_storage(tmp_path: Path, zipped: bool) -> None:
+    """Of stride 0, a few bytes would be as many numbers as the file likes."""
+    path = save(tmp_path / "lies.ckpt", {"weight": torch.zeros(5)}, zipped)
+    shape = re.compile(rb"K\x05\x85(q.)K\x01\x85", re.S)  # (5,), (1,)
+    assert len(shape.findall(path.read_bytes())) == 1
+    edit(path, lambda data: shape.sub(lambda m: b"M\xe8\x03\x85" + m[1] + b"K\x00\x85", data))
+    with pytest.raises(UserError, match=r"lies\.ckpt.*more elements than its storage"):
+        read_foreign_checkpoint(path)
+
+
+@FORMATS
 def test_a_storage_cannot_be_larger_than_the_file(tmp_path: Path, zipped: bool) -> None:
     path = save(tmp_path / "lies.ckpt", {"weight": torch.zeros(5)}, zipped)
     stated = re.compile(rb"(cpuq.)K\x05", re.S)  # location, number of elements
     edit(path, lambda data: stated.sub(lambda m: m[1] + b"J\x00\x00\x00\x7f", data))
     with pytest.raises(
-        UserError, match=r"lies\.ckpt.*storage \d+ is (of another size|larger than the file)"
+        UserError, match=r"lies\.ckpt.*with storage \d+, more is stated than is in the file"
     ):
+        read_foreign_checkpoint(path)
+
+
+def test_storages_are_together_no_larger_than_the_file(tmp_path: Path) -> None:
+    content = {"a": torch.zeros(500), "b": torch.zeros(500)}
+    path = save(tmp_path / "lies.ckpt", content, zipped=False)
+    stated = re.compile(rb"M\xf4\x01(N?q.tq.Q|N?tq.Q)", re.S)  # the number of elements, 500
+    assert len(stated.findall(path.read_bytes())) == 2
+    edit(path, lambda data: stated.sub(lambda m: b"M\x20\x03" + m[1], data))
+    size = path.stat().st_size
+    assert 4 * 800 < size < 2 * 4 * 800  # each storage alone may be in the file
+    with pytest.raises(UserError, match=r"with storage \d+, more is stated than is in the file"):
+        read_foreign_checkpoint(path)
+
+
+@pytest.mark.parametrize("compressed", ["data.pkl", "data/0"])
+def test_compressed_files_are_not_unpacked(tmp_path: Path, compressed: str) -> None:
+    """A small file of zeros unpacks to gigabytes; torch.save compresses nothing."""
+    path = save(tmp_path / "bomb.ckpt", {"weight": torch.zeros(5)}, zipped=True)
+    with zipfile.ZipFile(path) as archive:
+        files = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, data in files.items():
+            method = zipfile.ZIP_DEFLATED if entry.endswith(compressed) else zipfile.ZIP_STORED
+            archive.writestr(entry, data, method)
+    with pytest.raises(UserError, match=rf"/{compressed} in it is compressed"):
         read_foreign_checkpoint(path)
 
 
@@ -263,6 +300,106 @@ def test_every_storage_must_be_in_the_file(tmp_path: Path) -> None:
     edit(path, lambda data: keys.sub(b"].", data))
     with pytest.raises(UserError, match="storages are not those of its tensors"):
         read_foreign_checkpoint(path)  # and not zeros
+
+
+FLOATS = (  # a tensor of two numbers, of the storage "0"
+    b"ctorch._utils\n_rebuild_tensor_v2\n(("
+    + string("storage")
+    + b"ctorch\nFloatStorage\n"
+    + string("0")
+    + string("cpu")
+    + b"K\x02tQK\x00K\x02\x85K\x01\x85\x89}tR"
+)
+NESTED = b")" + 300_000 * b"\x85"  # ((((…)))), whose hash is found by recursion
+
+
+def read_opcodes(folder: Path, opcodes: bytes) -> Any:
+    with zipfile.ZipFile(folder / "x.ckpt", "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x05" + opcodes + b".")
+        archive.writestr("x/data/0", struct.pack("=2f", 1, 2))
+    return read_foreign_checkpoint(folder / "x.ckpt").content
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "set", "frozenset", "dict"])
+def test_containers_are_made_of_containers_only(tmp_path: Path, kind: str) -> None:
+    """A tensor of many numbers would become as many tensors."""
+    assert torch.equal(read_opcodes(tmp_path, FLOATS), torch.tensor([1.0, 2.0]))
+    for module in ("builtins", "__builtin__"):
+        function = f"c{module}\n{kind}\n".encode()
+        for filling in (FLOATS, string("ab")):
+            with pytest.raises(UserError, match="container made of something else"):
+                read_opcodes(tmp_path, function + filling + b"\x85R")
+        assert len(read_opcodes(tmp_path, function + b"]\x85R")) == 0
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"}" + NESTED + b"Ns",
+        b"}(" + NESTED + b"Nu",
+        b"(" + NESTED + b"Nd",
+        b"\x8f(" + NESTED + b"\x90",
+        b"(" + NESTED + b"\x91",
+        b"cbuiltins\nset\n]" + NESTED + b"a\x85R",
+        b"cbuiltins\nfrozenset\n]" + NESTED + b"a\x85R",
+        b"ccollections\nOrderedDict\n]" + NESTED + b"N\x86a\x85R",
+        b"}" + FLOATS + b"Ns",
+    ],
+    ids=["SETITEM", "SETITEMS", "DICT", "ADDITEMS", "FROZENSET", "set", "frozenset", "pairs",
+         "tensor"],
+)  # fmt: skip
+def test_keys_are_plain(tmp_path: Path, opcodes: bytes) -> None:
+    with pytest.raises(UserError, match="a key that is no plain value"):
+        read_opcodes(tmp_path, opcodes)
+
+
+def test_keys_may_be_plain_or_flat(tmp_path: Path) -> None:
+    keys: list[Any] = ["a", 1, 0.5, True, None, b"b", ("c", 2), ()]
+    assert read_opcodes(tmp_path, pickle.dumps(dict.fromkeys(keys), 4)[2:-1]).keys() == set(keys)
+
+
+# A tuple of twice the one before it, and so on: `str` of it would be of 2^60 parts.
+DOUBLED = b")" + 60 * b"2\x86"
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        DOUBLED + string("name") + b"\x93",
+        string("module") + DOUBLED + b"\x93",
+        string("module") + string(501 * "n") + b"\x93",
+        b"c_codecs\nencode\n" + string("text") + DOUBLED + b"\x86R",
+        FLOATS.replace(string("0"), DOUBLED),
+        FLOATS.replace(string("0"), NESTED),
+        FLOATS.replace(b"K\x02tQ", DOUBLED + b"tQ"),
+        FLOATS.replace(b"K\x02\x85", DOUBLED + b"\x85"),
+    ],
+    ids=["module", "name", "long name", "encoding", "storage", "deep storage", "length", "size"],
+)
+def test_names_and_sizes_are_what_they_must_be(tmp_path: Path, opcodes: bytes) -> None:
+    with pytest.raises(UserError, match=r"x\.ckpt cannot be read") as caught:
+        read_opcodes(tmp_path, opcodes)
+    assert len(str(caught.value)) < 1000
+
+
+def test_nothing_is_copied_over_and_over(tmp_path: Path) -> None:
+    """Small calls that copy one large value: memory would grow as the square of the file."""
+    twice = b"ccollections\nOrderedDict\n\x94]\x94(" + 1000 * b")" + b"e\x94"  # memo 0, 1
+    copies = b"cbuiltins\nlist\n\x94](" + 10 * b"h\x03h\x01\x85R" + b"e"
+    with pytest.raises(UserError, match="copies more than it holds"):
+        read_opcodes(tmp_path, twice + copies)
+
+
+@FORMATS
+def test_messages_hold_nothing_unprintable(tmp_path: Path, zipped: bool) -> None:
+    path = save(tmp_path / "x.ckpt", {"weight": torch.zeros(5)}, zipped)
+    key = re.compile(rb"(Storage\nq.X)....(\d+)(q.X\x03\x00\x00\x00cpuq.)K\x05", re.S)
+    assert len(key.findall(path.read_bytes())) == 1
+    name = string("\x1b[2J" + 1000 * "k")[1:]
+    edit(path, lambda data: key.sub(lambda m: m[1] + name + m[3] + b"M\xff\xff", data))
+    with pytest.raises(UserError, match="more is stated") as caught:
+        read_foreign_checkpoint(path)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(

@@ -197,8 +197,25 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, zipped: bool) -> No
 def test_checkpoints_of_other_programs_are_named(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "foreign.ckpt"
     torch.save(content, path)
-    with pytest.raises(UserError, match=r"foreign\.ckpt is a checkpoint of another program"):
+    with pytest.raises(
+        UserError, match=r"foreign\.ckpt is a checkpoint of another program"
+    ) as caught:
         load_saved_model(path)
+    assert "are imported by scripts/import_checkpoint.py first" in str(caught.value)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_how_checkpoints_with_foreign_objects_are_used_is_said(
+    tmp_path: Path, zipped: bool
+) -> None:
+    """As Lightning's of CompVis have them: `weights_only` refuses to read these."""
+    path = tmp_path / "last.ckpt"
+    content = {"state_dict": {"weight": torch.ones(2)}, "callbacks": {Path: Dangerous(path)}}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match=r"are imported by scripts/import_checkpoint\.py") as caught:
+        load_saved_model(path)
+    assert str(caught.value).isprintable()  # torch's message has escapes
+    assert "trust" not in str(caught.value)  # and says how to run what is in the file
 
 
 def test_checkpoints_of_another_version_are_named(tmp_path: Path) -> None:
