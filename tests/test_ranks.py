@@ -1,5 +1,8 @@
 """With one process; with several, see the tests of quantizers and discriminators on two ranks."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,8 +12,8 @@ from taming.ranks import from_first_rank, mean_over_ranks, sum_over_ranks
 
 @pytest.fixture(params=["no group", "a group of one", "no distributed package"])
 def alone(
-    request: pytest.FixtureRequest, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> object:
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     if request.param == "no distributed package":
         monkeypatch.setattr(dist, "is_available", lambda: False)
         monkeypatch.delattr(dist, "is_initialized")
