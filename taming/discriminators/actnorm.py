@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+
+from taming.ranks import mean_over_ranks
 
 __all__ = ["ActNorm"]
 
@@ -52,8 +53,8 @@ class ActNorm(nn.Module):
     def _normalising(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`(b c h w)` to the scale and shift `(c,)` that normalise it."""
         x = x.float()
-        mean = _over_ranks(x.mean((0, 2, 3)))
-        variance = _over_ranks((x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)))
+        mean = mean_over_ranks(x.mean((0, 2, 3)))
+        variance = mean_over_ranks((x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)))
         scale = (variance + self.EPSILON).rsqrt()
         return scale, -mean * scale
 
@@ -67,11 +68,3 @@ class ActNorm(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._ready = bool(self.initialised)
-
-
-def _over_ranks(mean: torch.Tensor) -> torch.Tensor:
-    """The mean over all ranks, whose batches are of one size."""
-    if dist.is_initialized():
-        dist.all_reduce(mean)
-        mean /= dist.get_world_size()
-    return mean

@@ -4,8 +4,9 @@ Tseng et al. 2021, "Regularizing Generative Adversarial Networks under Limited D
 """
 
 import torch
-import torch.distributed as dist
 from torch import nn
+
+from taming.ranks import mean_over_ranks
 
 __all__ = ["LeCAM"]
 
@@ -47,10 +48,7 @@ class LeCAM(nn.Module):
 
     @torch.no_grad()
     def _update(self, scores_real: torch.Tensor, scores_fake: torch.Tensor) -> None:
-        means = torch.stack([scores_real.mean(), scores_fake.mean()]).float()
-        if dist.is_initialized():
-            dist.all_reduce(means)
-            means /= dist.get_world_size()
+        means = mean_over_ranks(torch.stack([scores_real.mean(), scores_fake.mean()]).float())
         self.num_batches += 1
         share = (1 - self.decay) / (1 - self.decay**self.num_batches)  # of the new batch
         self.mean_real.lerp_(means[0], share)

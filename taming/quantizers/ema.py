@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from taming.quantizers.ranks import sum_over_ranks
+from taming.ranks import sum_over_ranks
 
 __all__ = ["CodebookAverage"]
 
@@ -13,8 +13,8 @@ class CodebookAverage(nn.Module):
 
     After each batch, with nᵢ latents that chose code i, of all ranks:
     Nᵢ ← γNᵢ + (1 − γ)nᵢ, mᵢ ← γmᵢ + (1 − γ)Σz, and the code is mᵢ / Nᵢ with Laplace smoothing,
-    N̂ᵢ = (Nᵢ + ε) / (ΣN + vε) · ΣN. A code whose Nᵢ has faded below ε stays where it is: the
-    smoothing would let it sink to the origin.
+    N̂ᵢ = (Nᵢ + ε) / (ΣN + vε) · ΣN. A code whose Nᵢ has faded to 100 ε stays where it is until it
+    is used again: the smoothing, which has moved it by 1% by then, would let it sink to the origin.
 
     Args:
         codebook: `(v d)`, the codes to start from, with Nᵢ = 1.
@@ -55,7 +55,7 @@ class CodebookAverage(nn.Module):
         self.sums.lerp_(batch_sums, 1 - self.decay)
         total = self.sizes.sum()
         smoothed = (self.sizes + self.epsilon) / (total + len(codes) * self.epsilon) * total
-        alive = self.sizes > self.epsilon
+        alive = self.sizes > 100 * self.epsilon
         return torch.where(alive[:, None], self.sums / smoothed[:, None], codes)
 
     @torch.no_grad()

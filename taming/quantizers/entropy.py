@@ -1,28 +1,41 @@
 """A penalty that makes latents sure of their code and the codes equally used."""
 
+from collections.abc import Iterable
+
 import torch
 
-from taming.quantizers.ranks import mean_over_ranks
+from taming.ranks import mean_over_ranks
 
 __all__ = ["entropy_penalty"]
 
 
-def entropy_penalty(distances: torch.Tensor, temperature: float) -> torch.Tensor:
+def entropy_penalty(
+    distances: Iterable[torch.Tensor], temperature: float, *, over_ranks: bool
+) -> torch.Tensor:
     """E[H(p)] − H(E[p]) of the soft assignments p = softmax(−distances / temperature).
 
     Chang et al. 2022, "MaskGIT" (its code) and Yu et al. 2023, "Language Model Beats Diffusion:
     Tokenizer is Key to Visual Generation", eq. 6. Between −log v (each latent sure, all codes
     equally used) and 0 (all latents have the same assignment), in nats.
 
-    The mean assignment E[p] is that of all ranks' latents, so that several processes compute what
-    one would with the whole batch (ranks with equally many latents).
-
     Args:
-        distances: `(n v)` squared distances; a constant per latent may be left out.
+        distances: `(n v)` squared distances, in one chunk or several of some latents each; a
+            constant per latent may be left out.
         temperature: positive, in the distances' unit; small: close to the hard assignment.
+        over_ranks: take the mean assignment E[p] over all ranks' latents, so that several processes
+            compute what one would with the whole batch (ranks with equally many latents). Every
+            rank must call it then, so training only.
     """
-    log_assignment = (-distances / temperature).log_softmax(1)
-    assignment = log_assignment.exp()
-    per_latent = -(assignment * log_assignment).sum(1).mean()
-    mean = mean_over_ranks(assignment.mean(0))
+    entropies, assignments = [], []  # of each chunk, summed over its latents
+    num_latents = 0
+    for chunk in distances:
+        log_assignment = (-chunk / temperature).log_softmax(1)
+        assignment = log_assignment.exp()
+        entropies.append(-(assignment * log_assignment).sum())
+        assignments.append(assignment.sum(0))
+        num_latents += len(chunk)
+    per_latent = torch.stack(entropies).sum() / num_latents
+    mean = torch.stack(assignments).sum(0) / num_latents
+    if over_ranks:
+        mean = mean_over_ranks(mean)
     return per_latent + torch.special.xlogy(mean, mean.clamp(min=1e-20)).sum()

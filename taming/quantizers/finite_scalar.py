@@ -29,7 +29,7 @@ class FiniteScalarQuantizer(Quantizer):
 
     def __init__(self, *, levels: Sequence[int]) -> None:
         super().__init__()
-        if not levels or min(levels) < 3 or any(int(count) != count for count in levels):
+        if not levels or any(not isinstance(count, int) or count < 3 for count in levels):
             raise UserError(
                 "quantizer: levels must be whole numbers of 3 or more, one per channel, such as "
                 f"[8, 5, 5, 5], not {list(levels)}."

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 __all__ = ["GRADIENTS", "rotation", "straight_through"]
 
+MAX_GAIN = 10.0  # of the rotation trick
+
 
 def straight_through(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """The gradient at the code `(n d)`, unchanged, at the latent `(n d)`.
@@ -26,13 +28,18 @@ def rotation(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     With unit vectors ê and q̂ of latent e and code q, the code is (‖q‖ / ‖e‖) R e with the rotation
     R = I − 2 r rᵀ + 2 q̂ êᵀ, r = (ê + q̂) / ‖ê + q̂‖; both are constants to the gradient (Fifty et
     al. 2024, "Restructuring Vector Quantization with the Rotation Trick", §4.2).
+
+    Where the code is `MAX_GAIN` times as long as the latent or longer, the gradient goes straight
+    through: the direction of so short a latent says little, and the gain ‖q‖ / ‖e‖ has no bound.
     """
     e, q = rows.detach(), codes.detach()
     e_hat, q_hat = F.normalize(e, dim=1), F.normalize(q, dim=1)
     r = F.normalize(e_hat + q_hat, dim=1)  # opposite vectors: 0, and R reflects, which is as good
-    scale = q.norm(dim=1, keepdim=True) / e.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    e_norm, q_norm = e.norm(dim=1, keepdim=True), q.norm(dim=1, keepdim=True)
+    scale = q_norm / e_norm.clamp(min=1e-6)
     rotated = rows - 2 * r * _dot(r, rows) + 2 * q_hat * _dot(e_hat, rows)
-    return straight_through(scale * rotated, codes)
+    carried = torch.where(q_norm < MAX_GAIN * e_norm, scale * rotated, rows)
+    return straight_through(carried, codes)
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

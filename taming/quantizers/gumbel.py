@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from taming.errors import UserError
-from taming.quantizers.interface import Quantizer
+from taming.quantizers.interface import Quantizer, check_sizes
 from taming.quantizers.search import full_precision
 
 __all__ = ["GumbelQuantizer"]
@@ -37,6 +37,7 @@ class GumbelQuantizer(Quantizer):
         temperature_start: τ at step 0.
         temperature_end: τ from `temperature_steps` on (DALL-E's 1/16 is the default).
         temperature_steps: length of the schedule in steps; a good value is the length of the run.
+            Part of the model: a run that is lengthened or fine-tunes it keeps the schedule.
         temperature_schedule: `"cosine"`, `"linear"` or `"constant"` (τ stays at its start).
 
     Attributes:
@@ -56,8 +57,7 @@ class GumbelQuantizer(Quantizer):
         temperature_schedule: str = "cosine",
     ) -> None:
         super().__init__()
-        if codebook_size < 1 or codebook_dim < 1:
-            raise UserError("quantizer: codebook_size and codebook_dim must be at least 1.")
+        check_sizes(codebook_size, codebook_dim)
         if temperature_start <= 0 or temperature_end <= 0 or temperature_steps < 1:
             raise UserError(
                 "quantizer: temperature_start and temperature_end must be positive and "

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-__all__ = ["Quantizer", "QuantizerOutput", "count_codes"]
+from taming.errors import UserError
+
+__all__ = ["Quantizer", "QuantizerOutput", "check_sizes", "count_codes"]
 
 
 @dataclass
@@ -46,7 +48,8 @@ class Quantizer(nn.Module):
     def forward(self, latents: torch.Tensor) -> QuantizerOutput:
         """`(b d h w)` latents of any float type; all that follows is in float32.
 
-        In evaluation mode it is deterministic and has no side effects.
+        In evaluation mode it is deterministic and has no side effects, and ranks do not
+        communicate: each may call it as often as it needs.
         """
         b, d, h, w = latents.shape
         with torch.autocast(latents.device.type, enabled=False):
@@ -65,9 +68,10 @@ class Quantizer(nn.Module):
         return self.codes_of(indices).permute(0, 3, 1, 2)
 
     def set_step(self, step: int) -> None:
-        """Tells a quantizer with a schedule how many steps are finished; others ignore it.
+        """Tells a quantizer that follows the steps how many are finished; others ignore it.
 
-        The training calls it before each step, so a resumed run has the schedule right.
+        The training calls it before each batch, so a resumed run does what an uninterrupted one
+        would.
         """
 
     def quantize_rows(
@@ -79,6 +83,13 @@ class Quantizer(nn.Module):
     def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
         """`(...)` int64 to their codes `(... d)`, float32."""
         raise NotImplementedError
+
+
+def check_sizes(codebook_size: int, codebook_dim: int) -> None:
+    """Raises UserError unless both are whole numbers of at least 1."""
+    for name, size in (("codebook_size", codebook_size), ("codebook_dim", codebook_dim)):
+        if not isinstance(size, int) or size < 1:
+            raise UserError(f"quantizer: {name} must be a whole number of at least 1, not {size}.")
 
 
 def count_codes(indices: torch.Tensor, codebook_size: int) -> torch.Tensor:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from taming.quantizers.interface import count_codes
-from taming.quantizers.ranks import sum_over_ranks
-from taming.quantizers.search import relative_distances
+from taming.quantizers.search import nearest
+from taming.ranks import sum_over_ranks
 
 __all__ = ["kmeans"]
 
@@ -29,9 +29,9 @@ def kmeans(
         `(k d)`.
     """
     for _ in range(num_iterations):
-        nearest = relative_distances(rows, centres).argmin(1)
-        counts = sum_over_ranks(count_codes(nearest, len(centres)))[:, None]
-        sums = sum_over_ranks(torch.zeros_like(centres).index_add_(0, nearest, rows))
+        indices = nearest(rows, centres)
+        counts = sum_over_ranks(count_codes(indices, len(centres)))[:, None]
+        sums = sum_over_ranks(torch.zeros_like(centres).index_add_(0, indices, rows))
         means = sums / counts.clamp(min=1)
         if spherical:
             means = F.normalize(means, dim=1)

@@ -1,11 +1,13 @@
-"""The distances behind a code search, precise enough to compare."""
+"""The code search, precise enough to compare and in bounded memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-__all__ = ["full_precision", "relative_distances"]
+__all__ = ["distance_chunks", "full_precision", "nearest", "relative_distances"]
+
+CHUNK_DISTANCES = 2**26  # 256 MiB in float32
 
 
 @contextmanager
@@ -29,3 +31,19 @@ def relative_distances(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tens
     """
     with full_precision():
         return torch.addmm(codebook.square().sum(1), rows, codebook.T, alpha=-2)
+
+
+def distance_chunks(rows: torch.Tensor, codebook: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The `relative_distances` of some latents after the other, `(n' v)` at a time, in order.
+
+    A chunk has at most `CHUNK_DISTANCES` elements (but at least one latent), so that the memory of
+    a search does not grow with the image.
+    """
+    for chunk in rows.split(max(1, CHUNK_DISTANCES // len(codebook))):
+        yield relative_distances(chunk, codebook)
+
+
+@torch.no_grad()
+def nearest(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
+    """`(n d)` latents and `(v d)` codes to the index `(n,)` int64 of each latent's nearest code."""
+    return torch.cat([chunk.argmin(1) for chunk in distance_chunks(rows, codebook)])

@@ -3,22 +3,27 @@
 van den Oord et al. 2017, "Neural Discrete Representation Learning".
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from taming.errors import UserError
+from taming.quantizers.draw import random_rows
 from taming.quantizers.ema import CodebookAverage
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
-from taming.quantizers.interface import Quantizer, count_codes
+from taming.quantizers.interface import Quantizer, check_sizes, count_codes
 from taming.quantizers.kmeans import kmeans
-from taming.quantizers.ranks import random_rows, sum_over_ranks
-from taming.quantizers.search import relative_distances
+from taming.quantizers.search import distance_chunks, nearest, relative_distances
+from taming.ranks import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]
 
 STARTS = ("uniform", "data", "kmeans")
+YET_TO_START = 2**62  # in `batches_unused`: more batches than any run has
 
 
 class VectorQuantizer(Quantizer):
@@ -36,6 +41,7 @@ class VectorQuantizer(Quantizer):
             result (Yu et al. 2022, "Vector-quantized Image Modeling with Improved VQGAN", §3.2).
         revive_after: a code that no latent has chosen in this many training batches is moved to a
             random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). None: never.
+            Such codes are looked for in every `revive_after` // 10-th step (see `set_step`).
         init: where the codes start: `"uniform"` in ±1 / codebook_size; `"data"`: at random latents
             of the first training batch; `"kmeans"`: at the centres of its clusters. Codes that a
             small first batch leaves without a latent take those of the next batches, unless they
@@ -45,6 +51,11 @@ class VectorQuantizer(Quantizer):
         entropy_weight: of the entropy penalty (see `entropy_penalty`); 0: none.
         entropy_temperature: its temperature, in units of the squared distance.
         gradient: `"straight_through"` or `"rotation"` (see `taming.quantizers.gradient`).
+
+    Attributes:
+        batches_unused: `(codebook_size,)` int64, for how many training batches no latent has chosen
+            a code (counted with `revive_after`); of one that waits to start at a latent, at least
+            2⁶².
     """
 
     def __init__(
@@ -62,11 +73,11 @@ class VectorQuantizer(Quantizer):
         gradient: str = "straight_through",
     ) -> None:
         super().__init__()
-        if codebook_size < 1 or codebook_dim < 1:
-            raise UserError("quantizer: codebook_size and codebook_dim must be at least 1.")
-        if revive_after is not None and revive_after < 1:
+        check_sizes(codebook_size, codebook_dim)
+        if revive_after is not None and (not isinstance(revive_after, int) or revive_after < 1):
             raise UserError(
-                f"quantizer: revive_after must be at least 1 or null, not {revive_after}."
+                "quantizer: revive_after must be a whole number of at least 1 or null, not "
+                f"{revive_after}."
             )
         if init is not None and init not in STARTS:
             raise UserError(f"quantizer: init is one of {', '.join(STARTS)}, not {init!r}.")
@@ -97,36 +108,44 @@ class VectorQuantizer(Quantizer):
         if ema_decay is not None:
             self.codebook.requires_grad_(False)
             self.average = CodebookAverage(self.codebook, ema_decay)
-        self._starts_at_latents = init in ("data", "kmeans")
-        self._awaits_kmeans = init == "kmeans"
-        # a code that is to start at a latent counts as unused from the beginning
-        unused = 0 if init == "uniform" or not self._moves_codes else self._unused_limit
+        if init is None:
+            init = "uniform" if revive_after is None else "data"
+        self.init = init
+        unused = 0 if init == "uniform" else YET_TO_START
         self.batches_unused: torch.Tensor
         self.register_buffer(
             "batches_unused", torch.full((codebook_size,), unused, dtype=torch.int64)
         )
+        self._step = 0
+        self._starting = init != "uniform"  # on the host: to read the buffer is to wait for the GPU
+
+    def set_step(self, step: int) -> None:
+        """Remembers the step: unused codes are looked for in some steps only."""
+        self._step = step
 
     def quantize_rows(
         self, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """`(n d)` latents to quantized, indices and losses; training also updates the codebook."""
         rows = self._comparable(rows)
-        if self.training and self._moves_codes:
+        if self.training and (self._still_starting() or self._revives_now()):
             self._move_unused_codes(rows.detach())
         # a copy, as the moving average changes the codebook before the backward pass
         codebook = self._comparable(self.codebook.float().clone())  # (v d)
-        if self.entropy_weight > 0:
-            distances = relative_distances(rows, codebook)  # (n v)
+        distances: Iterable[torch.Tensor]
+        if self.entropy_weight > 0 and torch.is_grad_enabled():
+            whole = relative_distances(rows, codebook)  # (n v), which the backward pass needs
+            indices, distances = whole.argmin(1), [whole]
         else:
-            distances = relative_distances(rows.detach(), codebook.detach())
-        indices = distances.argmin(1)
+            indices, distances = nearest(rows, codebook), distance_chunks(rows, codebook)
         codes = F.embedding(indices, codebook)  # (n d)
         losses = {"commitment_loss": self.commitment_weight * F.mse_loss(rows, codes.detach())}
         if self.average is None:
             losses["codebook_loss"] = F.mse_loss(codes, rows.detach())
         if self.entropy_weight > 0:
-            penalty = entropy_penalty(distances, self.entropy_temperature)
-            losses["entropy_loss"] = self.entropy_weight * penalty
+            losses["entropy_loss"] = self.entropy_weight * entropy_penalty(
+                distances, self.entropy_temperature, over_ranks=self.training
+            )
         if self.training:
             self._follow(rows.detach(), indices)
         return self.through_lookup(rows, codes), indices, losses
@@ -135,27 +154,29 @@ class VectorQuantizer(Quantizer):
         """`(...)` int64 to `(... d)` float32, normalised if `cosine`."""
         return F.embedding(indices, self._comparable(self.codebook.float()))
 
-    @property
-    def _moves_codes(self) -> bool:
-        return self._starts_at_latents or self.revive_after is not None
-
-    @property
-    def _unused_limit(self) -> int:
-        # a code that has been unused for so many batches is moved to a latent
-        return self.revive_after or 1
-
     def _comparable(self, rows: torch.Tensor) -> torch.Tensor:
         return F.normalize(rows, dim=-1) if self.cosine else rows
+
+    def _still_starting(self) -> bool:
+        # whether a code waits to start at a latent: asked of the GPU only until none does
+        if self._starting:
+            self._starting = bool((self.batches_unused >= YET_TO_START).any())
+        return self._starting
+
+    def _revives_now(self) -> bool:
+        # a function of the step, so that a resumed run does it in the same batches
+        return self.revive_after is not None and self._step % max(1, self.revive_after // 10) == 0
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._starting = True  # perhaps
 
     @torch.no_grad()
     def _move_unused_codes(self, rows: torch.Tensor) -> None:
         latents, valid = random_rows(rows, self.codebook_size)
-        unused = self.batches_unused >= self._unused_limit  # (v,)
-        if self._awaits_kmeans:
-            self._awaits_kmeans = False
-            if unused.all():  # a resumed run has started already
-                centres = latents[valid]
-                latents[valid] = kmeans(rows, centres, spherical=self.cosine)
+        unused = self.batches_unused >= (self.revive_after or YET_TO_START)  # (v,)
+        if self._starting and self.init == "kmeans" and unused.all():  # the first batch
+            latents[valid] = kmeans(rows, latents[valid], spherical=self.cosine)
         # the k-th unused code takes the k-th latent; without counting, which would wait for the GPU
         turn = (unused.cumsum(0) - 1).clamp(min=0)
         latents, moved = latents[turn], unused & valid[turn]
@@ -166,7 +187,7 @@ class VectorQuantizer(Quantizer):
 
     @torch.no_grad()
     def _follow(self, rows: torch.Tensor, indices: torch.Tensor) -> None:
-        if self.average is None and not self._moves_codes:
+        if self.average is None and self.revive_after is None and not self._starting:
             return
         counts = sum_over_ranks(count_codes(indices, self.codebook_size))
         if self.revive_after is not None:

@@ -115,18 +115,21 @@ def test_evaluation_does_not_start_the_codebook() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "unused"),
+    ("settings", "waits"),
     [
-        ({}, 0),
-        ({"revive_after": 7}, 7),
-        ({"revive_after": 7, "init": "uniform"}, 0),
-        ({"init": "data"}, 1),
-        ({"init": "kmeans", "revive_after": 7}, 7),
+        ({}, False),
+        ({"revive_after": 7}, True),
+        ({"revive_after": 7, "init": "uniform"}, False),
+        ({"init": "data"}, True),
+        ({"init": "kmeans", "revive_after": 7}, True),
     ],
 )
-def test_codes_that_start_at_latents_count_as_unused(settings: dict[str, Any], unused: int) -> None:
-    quantizer = VectorQuantizer(codebook_size=2, codebook_dim=3, **settings)
-    assert quantizer.batches_unused.tolist() == [unused] * 2
+def test_which_codes_wait_to_start_at_a_latent(settings: dict[str, Any], waits: bool) -> None:
+    quantizer = VectorQuantizer(codebook_size=2, codebook_dim=3, **settings).train()
+    assert quantizer.batches_unused.tolist() == [2**62 if waits else 0] * 2
+    before = quantizer.codebook.detach().clone()
+    quantizer(as_grid(rows()))
+    assert torch.equal(quantizer.codebook, before) != waits
 
 
 def test_a_checkpoint_from_before_these_options_loads() -> None:

@@ -88,7 +88,22 @@ def test_an_unused_code_stays_instead_of_sinking_to_the_origin() -> None:
     quantizer.average.restart(torch.ones(2, dtype=torch.bool), quantizer.codebook)
     for _ in range(200):  # 0.5^200 has no float32
         quantizer(torch.zeros(1, 1, 2, 2))
-    assert 3 < quantizer.codebook[1].item() < 8
+    # N was 0.5^9 when it last moved: N / (N + ε) is 0.995 then
+    assert quantizer.codebook[1].item() == pytest.approx(8 * 0.995, rel=1e-3)
+
+
+def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> None:
+    codes = torch.tensor([[0.0, 0.0], [0.6, 0.8]])
+    average = CodebookAverage(codes, 0.99)
+    rows, indices, counts = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), [4, 0]
+    for _ in range(3000):  # 0.99^3000 is 1e-13
+        codes = average.update(rows, indices, torch.tensor(counts), codes)
+    assert codes[1].norm().item() == pytest.approx(1.0, abs=0.011)
+    codes = average.update(
+        torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.tensor([0, 1]), codes
+    )
+    # all it remembers is this latent: N = 0.01, so the smoothing takes 0.1%
+    torch.testing.assert_close(codes[1], torch.tensor([3.0, 4.0]), rtol=2e-3, atol=0)
 
 
 def test_cosine_codes_stay_unit_vectors() -> None:

@@ -13,6 +13,10 @@ def distances(*assignments: list[float], temperature: float = 1.0) -> torch.Tens
     return -temperature * torch.tensor(assignments).log() + constants
 
 
+def penalty(distances: torch.Tensor, temperature: float) -> torch.Tensor:
+    return entropy_penalty([distances], temperature, over_ranks=False)
+
+
 def entropy(*probabilities: float) -> float:
     return -sum(p * math.log(p) for p in probabilities)
 
@@ -20,24 +24,30 @@ def entropy(*probabilities: float) -> float:
 def test_the_value_by_hand() -> None:
     both = distances([0.75, 0.25], [0.25, 0.75])
     expected = entropy(0.75, 0.25) - math.log(2)
-    assert entropy_penalty(both, 1.0).item() == pytest.approx(expected, rel=1e-5)
+    assert penalty(both, 1.0).item() == pytest.approx(expected, rel=1e-5)
     uneven = distances([0.7, 0.2, 0.1], [0.5, 0.1, 0.4], temperature=0.3)
     expected = (entropy(0.7, 0.2, 0.1) + entropy(0.5, 0.1, 0.4)) / 2 - entropy(0.6, 0.15, 0.25)
-    assert entropy_penalty(uneven, 0.3).item() == pytest.approx(expected, rel=1e-5)
+    assert penalty(uneven, 0.3).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_its_ends() -> None:
     one_each = 1e4 * (1 - torch.eye(5))
-    assert entropy_penalty(one_each, 1.0).item() == pytest.approx(-math.log(5), rel=1e-6)
+    assert penalty(one_each, 1.0).item() == pytest.approx(-math.log(5), rel=1e-6)
     all_alike = 1e4 * (1 - torch.eye(5)[[2, 2, 2]])
-    assert entropy_penalty(all_alike, 1.0).item() == pytest.approx(0.0, abs=1e-6)
-    assert entropy_penalty(torch.zeros(3, 5), 1.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert penalty(all_alike, 1.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert penalty(torch.zeros(3, 5), 1.0).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_its_gradient_is_finite_where_an_assignment_is_zero() -> None:
     far = (1e6 * (1 - torch.eye(5)[[2, 2, 2]])).requires_grad_()
-    (gradient,) = torch.autograd.grad(entropy_penalty(far, 0.01), far)
+    (gradient,) = torch.autograd.grad(penalty(far, 0.01), far)
     assert torch.isfinite(gradient).all()
+
+
+def test_chunks_of_latents_give_what_all_give_at_once() -> None:
+    whole = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
+    chunked = entropy_penalty(whole.split(4), 0.5, over_ranks=False)
+    assert chunked.item() == pytest.approx(penalty(whole, 0.5).item(), rel=1e-5)
 
 
 def test_descending_it_spreads_the_latents_over_the_codes() -> None:

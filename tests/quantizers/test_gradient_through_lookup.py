@@ -61,6 +61,17 @@ def test_opposite_and_zero_latents_have_a_finite_gradient() -> None:
     torch.testing.assert_close(gradient[0], torch.tensor([-0.1, -0.7]))
 
 
+def test_the_gain_of_a_short_latent_is_bounded() -> None:
+    lengths = torch.tensor([0.0, 1e-30, 1e-7, 1e-3, 0.099, 0.101, 1.0])
+    rows = (lengths[:, None] * torch.tensor([0.6, 0.8])).requires_grad_()
+    codes = torch.tensor([[0.0, 1.0]]).repeat(7, 1)
+    arriving = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad(rotation(rows, codes), rows, arriving)
+    assert torch.equal(gradient[:5], arriving[:5])  # straight through below a tenth of the code
+    gains = gradient.norm(dim=1) / arriving.norm(dim=1)
+    torch.testing.assert_close(gains[5:], torch.tensor([1 / 0.101, 1.0]))
+
+
 def test_the_quantizer_uses_it() -> None:
     gradients = {}
     z = torch.randn(1, 3, 4, 4).requires_grad_()

@@ -1,5 +1,6 @@
 """Two processes with half of each batch do what one does with the whole of it."""
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from taming.quantizers import VectorQuantizer
+from taming.quantizers import VectorQuantizer, build_quantizer
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.kmeans import kmeans
+
+CODES = {"codebook_size": 12, "codebook_dim": 4}
+ALL_OPTIONS = {"entropy_weight": 0.1, "ema_decay": 0.9, "init": "kmeans", "revive_after": 2}
+EVERY: dict[str, dict[str, Any]] = {
+    "vector": {"kind": "vector", **CODES, **ALL_OPTIONS},
+    "gumbel": {"kind": "gumbel", **CODES},
+    "finite_scalar": {"kind": "finite_scalar", "levels": [8, 5, 4, 3]},
+}
 
 
 def ema(part: slice) -> dict[str, Any]:
@@ -43,7 +52,8 @@ def clusters(part: slice) -> dict[str, Any]:
 def penalty(part: slice) -> dict[str, Any]:
     rows = torch.randn(4, 10, 3, generator=torch.Generator().manual_seed(0))
     scale = torch.ones(3, requires_grad=True)  # a shared weight
-    value = entropy_penalty((rows[part].reshape(-1, 3) * scale).square(), 0.5)
+    distances = (rows[part].reshape(-1, 3) * scale).square()
+    value = entropy_penalty([distances], 0.5, over_ranks=True)
     (gradient,) = torch.autograd.grad(value, scale)
     return {"value": value.detach(), "gradient": gradient}
 
@@ -63,12 +73,30 @@ def random_start(part: slice) -> dict[str, Any]:
     return state
 
 
-WORK = (ema, unused, clusters, penalty, random_start)
+def uneven_evaluation(part: slice) -> dict[str, Any]:
+    """Two batches for the first rank, none for the second, as at the end of a validation."""
+    z = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(0))
+    losses = {}
+    for name, config in EVERY.items():
+        torch.manual_seed(0)
+        quantizer = build_quantizer(config).eval()
+        for _ in range(2 if part.start == 0 else 0):
+            losses[name] = quantizer(z).loss.detach()
+    return losses
+
+
+WORK = (ema, unused, clusters, penalty, random_start, uneven_evaluation)
 
 
 def on_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo",
+        f"file://{folder}/meeting",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=120),  # a rank that waits for nobody fails the tests
+    )
     part = slice(0, 2) if rank == 0 else slice(2, 4)
     small = slice(rank, rank + 1)
     results = {work.__name__: work(small if work is unused else part) for work in WORK}
@@ -118,3 +146,10 @@ def test_starting_and_reviving_agree_on_all_ranks(ranks: list[dict[str, Any]]) -
     one, other = (rank["random_start"] for rank in ranks)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     assert one["data.codebook"].abs().max() > 0.2  # moved: uniform codes are within 1 / 30
+
+
+def test_in_evaluation_no_rank_waits_for_another(ranks: list[dict[str, Any]]) -> None:
+    one, other = (rank["uneven_evaluation"] for rank in ranks)
+    assert one.keys() == EVERY.keys()
+    assert other == {}
+    same(one, uneven_evaluation(slice(0, 2)))  # the local mean, as of a process on its own

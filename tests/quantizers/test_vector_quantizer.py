@@ -1,3 +1,4 @@
+import copy
 from typing import Any
 
 import numpy as np
@@ -5,7 +6,8 @@ import pytest
 import torch
 
 from taming.errors import UserError
-from taming.quantizers import VectorQuantizer, build_quantizer
+from taming.quantizers import VectorQuantizer, build_quantizer, search, vector
+from taming.quantizers.draw import random_rows
 
 
 def make(**changes: Any) -> VectorQuantizer:
@@ -15,8 +17,8 @@ def make(**changes: Any) -> VectorQuantizer:
     return quantizer
 
 
-def latents(b: int = 2, d: int = 4, h: int = 3, w: int = 5) -> torch.Tensor:
-    return torch.randn(b, d, h, w, generator=torch.Generator().manual_seed(1))
+def latents(b: int = 2, d: int = 4, h: int = 3, w: int = 5, seed: int = 1) -> torch.Tensor:
+    return torch.randn(b, d, h, w, generator=torch.Generator().manual_seed(seed))
 
 
 def nearest(rows: np.ndarray, codebook: np.ndarray, cosine: bool) -> np.ndarray:
@@ -140,6 +142,39 @@ def test_the_search_is_not_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.1])
+def test_the_search_takes_a_bounded_number_of_distances_at_once(
+    monkeypatch: pytest.MonkeyPatch, entropy_weight: float
+) -> None:
+    quantizer = make(cosine=True, entropy_weight=entropy_weight).eval()
+    z = latents(3, 4, 7, 5)
+    whole = quantizer(z)
+    addmm, sizes = torch.addmm, []
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        sizes.append(addmm(*args, **kwargs).numel())
+        return addmm(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "addmm", watched)
+    monkeypatch.setattr(search, "CHUNK_DISTANCES", 330)  # 10 latents and a bit
+    with torch.no_grad():
+        output = quantizer(z)
+    assert set(sizes) == {320, 160}  # 10 times 10 latents and 5
+    assert sizes.count(160) == (2 if entropy_weight else 1)
+    assert torch.equal(output.indices, whole.indices)
+    assert torch.equal(output.quantized, whole.quantized)
+    torch.testing.assert_close(output.loss, whole.loss)
+
+
+def test_a_codebook_larger_than_a_chunk_is_searched_latent_by_latent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, codes = latents().reshape(-1, 4), make().codebook.detach()
+    expected = torch.cdist(rows, codes).argmin(1)
+    monkeypatch.setattr(search, "CHUNK_DISTANCES", 1)
+    assert torch.equal(search.nearest(rows, codes), expected)
+
+
 def test_half_precision_latents_are_searched_in_float32() -> None:
     quantizer = make()
     z = latents().bfloat16()
@@ -208,6 +243,56 @@ def test_the_revival_survives_saving() -> None:
     assert torch.equal(other.codebook, quantizer.codebook)
 
 
+def looks(monkeypatch: pytest.MonkeyPatch, quantizer: VectorQuantizer, steps: int) -> list[int]:
+    """The steps, of so many, in which latents are drawn for unused codes."""
+    found: list[int] = []
+    with monkeypatch.context() as patched:
+        for step in range(steps):
+            patched.setattr(
+                vector, "random_rows", lambda *args, s=step: found.append(s) or random_rows(*args)
+            )
+            quantizer.set_step(step)
+            quantizer(latents(seed=step))
+    return found
+
+
+def test_unused_codes_are_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    revived = make(codebook_size=24, revive_after=50).train()
+    assert looks(monkeypatch, revived, 21) == [0, 5, 10, 15, 20]
+    small = make(codebook_size=64, revive_after=50).train()
+    # 30 latents a batch: the start takes three batches unless codes come into use, and two at least
+    start = [step for step in looks(monkeypatch, small, 21) if step % 5]
+    assert start in ([1], [1, 2])
+    never = make(codebook_size=24, init="data").train()
+    assert looks(monkeypatch, never, 21) == [0]
+    assert looks(monkeypatch, make().train(), 3) == []
+
+
+@pytest.mark.parametrize("saved_at", [1, 3, 33, 34, 38])
+def test_a_resumed_run_revives_what_an_uninterrupted_one_does(saved_at: int) -> None:
+    settings: dict[str, Any] = {"codebook_size": 64, "revive_after": 30, "init": "kmeans"}
+
+    def run(quantizer: VectorQuantizer, steps: range) -> dict[str, torch.Tensor]:
+        for step in steps:
+            torch.manual_seed(step)
+            quantizer.train().set_step(step)
+            quantizer(latents(seed=step) + (9 if step > 2 else 0))  # from then on most codes die
+        return copy.deepcopy(quantizer.state_dict())
+
+    begun = make(**settings)
+    saved = run(begun, range(saved_at))
+    expected = run(begun, range(saved_at, 45))
+    for resumed in (make(**settings), begun):  # a new process, and one that goes back
+        resumed.load_state_dict(saved)
+        found = run(resumed, range(saved_at, 45))
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+    if saved_at == 1:  # 30 latents for 64 codes
+        assert (saved["batches_unused"] >= 2**62).sum() == 34
+    if saved_at == 34:  # step 33 had 30 latents for more dead codes, which wait for step 36
+        assert (saved["batches_unused"] >= 30).any()
+    assert (expected["codebook"] != saved["codebook"]).any()
+
+
 def test_without_revival_training_changes_no_code() -> None:
     quantizer = make().train()
     before = quantizer.codebook.detach().clone()
@@ -222,5 +307,5 @@ def test_mistakes_are_named() -> None:
         build_quantizer({"kind": "vector", "codebook_sise": 8, "codebook_dim": 4})
     with pytest.raises(UserError, match="at least 1"):
         make(codebook_size=0)
-    with pytest.raises(UserError, match="revive_after must be at least 1 or null, not 0"):
+    with pytest.raises(UserError, match=r"revive_after must be .* at least 1 or null, not 0"):
         make(revive_after=0)
