@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchmetrics import Metric
 
@@ -17,6 +16,7 @@ from taming.evaluation import (
     reconstruction_grid,
 )
 from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
+from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.training.health import CodebookWindow, HealthWatch
@@ -275,10 +275,7 @@ class VQGANTraining(TrainingModule):
         (at_last_layer,) = torch.autograd.grad(
             reconstructions, self.vqgan.last_layer, grad_outputs=gradient, retain_graph=True
         )
-        if dist.is_initialized():
-            dist.all_reduce(at_last_layer)
-            at_last_layer /= dist.get_world_size()
-        return at_last_layer
+        return mean_over_ranks(at_last_layer)
 
     def training_metrics(self) -> dict[str, float]:
         """Codebook usage and perplexity in training, when enough latents have been seen."""
