@@ -17,7 +17,8 @@ import torch
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization.foreign_names import shown
-from taming.serialization.inert_pickle import InertUnpickler, Placeholder, Storage
+from taming.serialization.inert_pickle import InertUnpickler
+from taming.serialization.inert_values import Placeholder, Storage
 
 __all__ = ["ForeignCheckpoint", "Placeholder", "read_foreign_checkpoint"]
 

@@ -4,118 +4,23 @@ Python's `pickletools` takes a pickle apart into its opcodes, and a small interp
 numbers, strings, plain containers and tensors; all else becomes a `Placeholder`.
 """
 
-import math
 import pickletools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import IO, Any
 
-import torch
+from taming.serialization.inert_values import (
+    BUILDERS,
+    DTYPE_NAMES,
+    STORAGES,
+    Placeholder,
+    Storage,
+    checked_key,
+)
 
-__all__ = ["InertUnpickler", "Placeholder", "Storage"]
-
-DTYPES = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-}
-STORAGES = {
-    f"{module}.{name}Storage": dtype
-    for name, dtype in DTYPES.items()
-    for module in ("torch", "torch.cuda")
-}
-DTYPE_NAMES = {str(dtype): dtype for dtype in DTYPES.values()}
+__all__ = ["InertUnpickler"]
 
 MAX_NAME = 500  # characters of a module or of a name in it
-MAX_DIMENSIONS = 64  # as in torch
-
-
-@dataclass(frozen=True, eq=False)
-class Placeholder:
-    """Stands for an object or name of the other program; `name` is its dotted path. It is inert."""
-
-    name: str
-
-
-Storage = tuple[torch.Tensor, torch.dtype]  # its bytes, the type of its elements
-
-
-Sized = str | list | tuple | dict | set | frozenset
-Plain = str | int | float | bytes | torch.dtype | Placeholder | None
-
-
-def _key(key: Any) -> Any:
-    """A key or member as it is: a plain value or a flat tuple of them.
-
-    Python hashes tuples of tuples by recursion, and deep ones crash it.
-    """
-    parts = key if isinstance(key, tuple) else (key,)
-    if not all(isinstance(part, Plain) for part in parts):
-        raise TypeError("a key that is no plain value")
-    return key
-
-
-def _items(items: Any) -> Iterable[Any]:
-    """What fills a container: another one, and no tensor, which may count many more items."""
-    if not isinstance(items, list | tuple | dict | set | frozenset):
-        raise TypeError("a container made of something else")
-    return items
-
-
-def _dict(items: Any = ()) -> dict[Any, Any]:
-    if isinstance(items, dict):
-        return dict(items)
-    return {_key(key): value for key, value in map(_items, _items(items))}
-
-
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Any:
-    """A tensor of no more elements than its storage; torch refuses one that reaches beyond it."""
-    if isinstance(storage, Placeholder):
-        return storage
-    data, dtype = storage
-    data = data.view(dtype)
-    if len(size) > MAX_DIMENSIONS or not all(isinstance(n, int) for n in (*size, *stride, offset)):
-        raise TypeError("a tensor whose shape is none")
-    if math.prod(size) > data.numel():
-        raise ValueError("a tensor has more elements than its storage")
-    return data.as_strided(size, stride, offset)
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if not isinstance(text, str) or encoding != "latin1":
-        raise ValueError("bytes written in an unknown way")
-    return text.encode("latin1")
-
-
-# All that a file can have built: names it may call, and what is done instead.
-BUILDERS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": _dict,
-    "collections.defaultdict": lambda factory=None, items=(): _dict(items),
-    **{
-        f"{module}.{name}": builder
-        for module in ("builtins", "__builtin__")
-        for name, builder in {
-            "dict": _dict,
-            "list": lambda items=(): list(_items(items)),
-            "tuple": lambda items=(): tuple(_items(items)),
-            "set": lambda items=(): set(map(_key, _items(items))),
-            "frozenset": lambda items=(): frozenset(map(_key, _items(items))),
-        }.items()
-    },
-    "_codecs.encode": _encode,  # how old pickles write bytes
-    "torch.Size": lambda items=(): tuple(_items(items)),
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
-}
-
+Sized = str | list | tuple | dict | set | frozenset  # what a call may copy
 EMPTY: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
@@ -180,7 +85,7 @@ class InertUnpickler:
             case "LIST":
                 stack.append(self._pop_to_mark())
             case "FROZENSET":
-                stack.append(frozenset(map(_key, self._pop_to_mark())))
+                stack.append(frozenset(map(checked_key, self._pop_to_mark())))
             case "DICT":
                 items = self._pop_to_mark()
                 stack.append(_pairs(items))
@@ -248,7 +153,7 @@ class InertUnpickler:
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, set):
-            target.update(map(_key, items))
+            target.update(map(checked_key, items))
         elif not isinstance(target, Placeholder):
             raise TypeError("a pickle that appends to no list")
 
@@ -300,4 +205,4 @@ class InertUnpickler:
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    return dict(zip(map(_key, items[::2]), items[1::2], strict=True))
+    return dict(zip(map(checked_key, items[::2]), items[1::2], strict=True))

@@ -104,7 +104,7 @@ def test_no_discriminator_is_none() -> None:
 def test_no_memory_is_taken_for_weights_that_are_not_there(
     actnorm: bool,
 ) -> None:
-    """A first layer of 200 kB says that the second has 160 GB."""
+    """A first layer of 10 MB says that the second has 320 GB."""
     theirs = foreign(actnorm)
     theirs["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
     weights = ForeignWeights(theirs, "file")
