@@ -41,7 +41,8 @@ class VectorQuantizer(Quantizer):
             result (Yu et al. 2022, "Vector-quantized Image Modeling with Improved VQGAN", §3.2).
         revive_after: a code that no latent has chosen in this many training batches is moved to a
             random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). None: never.
-            Such codes are looked for in every `revive_after` // 10-th step (see `set_step`).
+            Looking for such codes is not free, so it is done in steps (see `set_step`) that are
+            multiples of `revive_after` // 10 only, once all codes have started.
         init: where the codes start: `"uniform"` in ±1 / codebook_size; `"data"`: at random latents
             of the first training batch; `"kmeans"`: at the centres of its clusters. Codes that a
             small first batch leaves without a latent take those of the next batches, unless they
