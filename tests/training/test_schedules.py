@@ -38,6 +38,21 @@ def test_weight_decay_is_for_matrices_only() -> None:
     assert all(group["betas"] == (0.5, 0.9) for group in optimizer.param_groups)
 
 
+def test_a_fused_step_is_the_plain_one() -> None:
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(3, 2)
+        config = OptimizerConfig(learning_rate=0.1, weight_decay=0.01, fused=fused)
+        optimizer = config.build(layer.parameters())
+        assert optimizer.param_groups[0]["fused"] is fused
+        for _ in range(3):
+            layer(torch.ones(1, 3)).square().sum().backward()
+            optimizer.step()
+        results.append(layer.weight.detach())
+    torch.testing.assert_close(*results)
+
+
 def test_mistakes_in_an_optimizer() -> None:
     with pytest.raises(UserError, match="learning_rate must be positive, not 0"):
         OptimizerConfig(learning_rate=0)
