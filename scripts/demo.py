@@ -1,15 +1,6 @@
-"""See `make demo` and the README."""
+"""See `python scripts/demo.py --help` and the README."""
 
-try:
-    from taming.cli.demo import main
-except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("taming"):
-        raise
-    raise SystemExit(
-        "error: this Python does not find this project's package `taming`. Either it is not "
-        "installed here: run `pip install .`, or use .venv/bin/python. Or an older package of the "
-        "same name hides it: run `pip uninstall taming-transformers`."
-    ) from None
+from _start import start
 
 if __name__ == "__main__":
-    main()
+    start("demo")
