@@ -8,13 +8,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from taming.errors import UserError
-from taming.evaluation import (
-    CodebookUsage,
-    LabelMapMetrics,
-    ReconstructionMetrics,
-    as_palette,
-    reconstruction_grid,
-)
+from taming.evaluation import as_palette, reconstruction_grid
 from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
 from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
@@ -22,6 +16,7 @@ from taming.training.adversary import Adversary
 from taming.training.health import CodebookWindow, HealthWatch
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
+from taming.training.validation import Validation, check_images
 from taming.vqgan import VQGAN
 
 __all__ = ["VQGANTraining"]
@@ -102,24 +97,12 @@ class VQGANTraining(TrainingModule):
                 f"training.reconstruction is 'l1', 'l2' or 'cross_entropy', not {reconstruction!r}."
             )
         of_label_maps = reconstruction == "cross_entropy"
-        if of_label_maps:
-            _check_label_maps(vqgan.image_channels, perceptual, adversary, metrics)
-        elif vqgan.image_channels not in (1, 3):
-            raise UserError(
-                f"images of {vqgan.image_channels} channels are label maps: they need "
-                "training.reconstruction=cross_entropy (experiment=label_map sets it)."
-            )
-        elif min(vqgan.resolution) < ReconstructionMetrics.MIN_SIDE:
-            raise UserError(
-                f"images of {vqgan.resolution[0]}×{vqgan.resolution[1]} are too small: SSIM "
-                f"needs {ReconstructionMetrics.MIN_SIDE} pixels or more a side."
-            )
-        for metric in metrics:
-            if min(vqgan.resolution) < getattr(metric, "min_side", 0):
-                raise UserError(
-                    f"images of {vqgan.resolution[0]}×{vqgan.resolution[1]} are too small for "
-                    f"{type(metric).__name__}, which needs {metric.min_side} pixels a side."
-                )
+        check_images(
+            vqgan,
+            of_label_maps=of_label_maps,
+            metrics=metrics,
+            judged_as_pictures=perceptual is not None or adversary is not None,
+        )
         if adversary is not None:
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
@@ -143,17 +126,12 @@ class VQGANTraining(TrainingModule):
             self.to(memory_format=torch.channels_last)
         if compile:
             self._compile()
-        self.codebook_usage = CodebookUsage(vqgan.codebook_size)
-        num_classes = vqgan.image_channels
-        self.palette = as_palette(palette, num_classes) if of_label_maps else None
-        quality = LabelMapMetrics(num_classes) if of_label_maps else ReconstructionMetrics()
-        self.reconstruction_metrics = nn.ModuleList([quality, *metrics])
-        self._val_sums: dict[str, torch.Tensor] = {}
-        self._val_images = 0
-
-    @property
-    def _metrics(self) -> list[Metric]:
-        return [metric for metric in self.reconstruction_metrics if isinstance(metric, Metric)]
+        self.palette = as_palette(palette, vqgan.image_channels) if of_label_maps else None
+        losses = ["pixel_loss", "reconstruction_loss"]
+        losses += [] if perceptual is None else ["perceptual_loss"]
+        self.validation = Validation(
+            vqgan, losses=losses, of_label_maps=of_label_maps, metrics=metrics
+        )
 
     @property
     def averaged_vqgan(self) -> VQGAN:
@@ -303,61 +281,20 @@ class VQGANTraining(TrainingModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
-        self.codebook_usage.reset()
-        for metric in self._metrics:
-            metric.reset()
-        names = ["pixel_loss", "reconstruction_loss"]
-        names += [] if self.perceptual is None else ["perceptual_loss"]
-        zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        self._val_sums, self._val_images = {name: zero.clone() for name in names}, 0
+        self.validation.reset()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        """Adds a batch to the metrics; the first makes the grid."""
+        """Adds a batch to the numbers; the first makes the grid."""
         images = batch["images"]
         output = self.averaged_vqgan(images)
         reconstructions = output.reconstructions.float()
-        losses = self.reconstruction_losses(reconstructions, images)
-        for name, value in losses.items():
-            self._val_sums[name] += value.double() * len(images)
-        self._val_images += len(images)
-        for metric in self._metrics:
-            metric.update(reconstructions, images)
-        self.codebook_usage.update(output.quantizer.code_counts)
+        self.validation.update(images, output, self.reconstruction_losses(reconstructions, images))
         if batch_idx == 0:
             count = NUM_GRID_IMAGES
             grid = reconstruction_grid(images[:count], reconstructions[:count], self.palette)
             self.report_image("reconstructions", grid)
 
     def on_validation_epoch_end(self) -> None:
-        """Reports means over the whole validation set, of all ranks."""
-        num_images = self.trainer.strategy.reduce(
-            torch.tensor(float(self._val_images), device=self.device), reduce_op="sum"
-        )
-        means = {
-            name: float(self.trainer.strategy.reduce(total, reduce_op="sum") / num_images)
-            for name, total in self._val_sums.items()
-        }
-        metrics = {
-            name: float(value)
-            for metric in (*self._metrics, self.codebook_usage)
-            for name, value in metric.compute().items()
-        }
-        self.report({f"val/{name}": value for name, value in {**means, **metrics}.items()})
-
-
-def _check_label_maps(
-    num_classes: int,
-    perceptual: nn.Module | None,
-    adversary: Adversary | None,
-    metrics: Sequence[Metric],
-) -> None:
-    if num_classes < 2:
-        raise UserError(
-            "training.reconstruction=cross_entropy is for one-hot label maps of two classes or "
-            f"more, and the images have {num_classes} channel: use data=label_maps."
-        )
-    if perceptual is not None or adversary is not None or metrics:
-        raise UserError(
-            "training.reconstruction=cross_entropy is for label maps, which are no pictures: set "
-            "perceptual=none, adversary=none and no metrics."
-        )
+        """Reports numbers over the whole validation set, of all ranks."""
+        numbers = self.validation.compute()
+        self.report({f"val/{name}": value for name, value in numbers.items()})

@@ -111,4 +111,4 @@ def test_pictures_keep_their_metrics() -> None:
         tiny_vqgan(), None, None, optimizer=OptimizerConfig(learning_rate=1e-3), max_steps=1
     )
     assert module.palette is None
-    assert type(module.reconstruction_metrics[0]).__name__ == "ReconstructionMetrics"
+    assert type(module.validation.images[0]).__name__ == "ReconstructionMetrics"
