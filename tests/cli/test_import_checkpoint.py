@@ -110,3 +110,19 @@ def test_what_is_no_checkpoint_and_what_does_not_fit(run: Run, tmp_path: Path) -
     assert not (tmp_path / "imported").exists()
     assert call(run).status == 0  # the same command with the right file
     fails(call(run), "output=imported exists")
+
+
+def test_an_imported_model_is_fine_tuned(run: Run, images: Path, tmp_path: Path) -> None:
+    original = write_compvis_checkpoint(tmp_path)
+    call(run)
+    outcome = run(
+        "train_vqgan", f"data.path={images}", "size=tiny", "data.val_fraction=0.25",
+        "perceptual=none", "logger=csv", "finetune.checkpoint=imported", "finetune.mode=decoder",
+        "run_dir=tuned",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    assert "has no discriminator: it begins anew" in outcome.err
+    tuned = taming.VQGAN.from_pretrained(tmp_path / "tuned")
+    pictures = torch.rand(2, 3, 32, 32) * 2 - 1
+    assert torch.equal(tuned.encode(pictures), original.encode(pictures))
+    assert not torch.equal(tuned.last_layer, original.last_layer)
