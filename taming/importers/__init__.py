@@ -13,7 +13,14 @@ from taming.importers.llamagen_tokenizer import LLAMAGEN_TOKENIZER
 from taming.serialization import read_foreign_checkpoint
 from taming.serialization.foreign_names import shown_names
 
-__all__ = ["SOURCES", "Imported", "Source", "find_source", "import_checkpoint"]
+__all__ = [
+    "SOURCES",
+    "Imported",
+    "Source",
+    "check_settings",
+    "find_source",
+    "import_checkpoint",
+]
 
 SOURCES: dict[str, Source] = {
     "compvis_vqgan": COMPVIS_VQGAN,
@@ -34,6 +41,19 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
+def check_settings(source: str, settings: Mapping[str, Any]) -> None:
+    """Checks that a source takes these settings.
+
+    Raises:
+        UserError: if it does not, naming the sources that do.
+    """
+    for name in settings:
+        if name not in find_source(source).settings:
+            takers = [other for other, it in SOURCES.items() if name in it.settings]
+            whose = f"; it is for {', '.join(takers)}" if takers else ""
+            raise UserError(f"{source} takes no {name}{whose}: leave it out.")
+
+
 def import_checkpoint(
     source: str, checkpoint: str | Path, config: Mapping[str, Any] | str, **settings: Any
 ) -> Imported:
@@ -52,12 +72,7 @@ def import_checkpoint(
             configuration do not fit each other.
     """
     found = find_source(source)
-    for name in settings:
-        if name not in found.settings:
-            takers = [other for other, it in SOURCES.items() if name in it.settings]
-            raise UserError(
-                f"{source} takes no setting {name!r}; it is one of {' and '.join(takers) or None}."
-            )
+    check_settings(source, settings)
     if isinstance(config, str):
         if config not in found.published:
             raise UserError(

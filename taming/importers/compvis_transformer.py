@@ -177,14 +177,14 @@ def _condition(
 ) -> _Condition:
     config = params.get("cond_stage_config")
     target = target_of(config) if isinstance(config, Mapping) else ""
-    settings = (config.get("params") if isinstance(config, Mapping) else None) or {}
+    settings = config.get("params", {}) if isinstance(config, Mapping) else {}
     is_class = target == "Labelator" or (
         target == "DummyCondStage" and settings.get("conditional_key") == "class_label"
     )
     if num_classes is not None and not is_class:
         raise UserError("num_classes is a setting for class-conditional models, and this is none.")
     if config == UNCONDITIONAL or params.get("unconditional", False) or target == "SOSProvider":
-        start = settings.get("sos_token", params.get("sos_token", 0))
+        start = _integer("sos_token", settings.get("sos_token", params.get("sos_token", 0)))
         condition = _Condition(Unconditional(), range(start, start + 1))
     elif is_class:
         condition = _class_label(settings, vocab_size, num_classes)
@@ -217,13 +217,13 @@ def _class_label(
     settings: Mapping[str, Any], vocab_size: int, num_classes: int | None
 ) -> _Condition:
     note: tuple[str, ...] = ()
-    stated = settings.get("n_classes", vocab_size)
+    stated = _integer("n_classes", settings.get("n_classes", vocab_size))
     if num_classes is None and "n_classes" not in settings:
         note = (
             f"the config does not say how many classes there are: all {vocab_size} ids can be "
             "asked for; num_classes=… says it",
         )
-    num_classes = stated if num_classes is None else num_classes
+    num_classes = stated if num_classes is None else _integer("num_classes", num_classes)
     if num_classes > stated:
         raise UserError(f"num_classes is {num_classes}, and the model has at most {stated}.")
     return _Condition(ClassLabel(num_classes), range(num_classes), notes=note)
@@ -232,7 +232,7 @@ def _class_label(
 def _image(
     params: Mapping[str, Any], config: Any, first: Imported, weights: ForeignWeights, where: str
 ) -> _Condition:
-    if params.get("downsample_cond_size", -1) > -1:
+    if params.get("downsample_cond_size", -1) != -1:
         raise UserError(
             "downsample_cond_size of the config makes the condition's images smaller before they "
             "are encoded, which this program does not do."
@@ -242,7 +242,9 @@ def _image(
         model = first.model
         stage = Imported(SavedModel(model.kind, model.config, model.state), ["the first stage"])
     else:
-        stage = _stage(weights.hand_over(CONDITION_STAGE), config, f"the condition stage in {where}")
+        stage = _stage(
+            weights.hand_over(CONDITION_STAGE), config, f"the condition stage in {where}"
+        )
     num_codes = _codebook_size(stage.model)
     conditioning = ImageCondition(num_codes, _grid_size(stage.model))
     return _Condition(conditioning, range(num_codes), stage)
@@ -267,9 +269,14 @@ def _transformer_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"the config lacks {', '.join(absent)} of the transformer.")
     arguments = {**TRANSFORMER_DEFAULTS, **arguments}
     for name in ("vocab_size", "block_size", "n_unmasked"):
-        if not isinstance(arguments[name], int):
-            raise UserError(f"the config describes no model: {name} is {arguments[name]!r}.")
+        _integer(name, arguments[name])
     return arguments
+
+
+def _integer(name: str, value: Any) -> int:
+    if not isinstance(value, int):
+        raise UserError(f"the config describes no model: {name} is {value!r}, and no integer.")
+    return value
 
 
 def _gpt(arguments: Mapping[str, Any], codebook_size: int, conditioning: Conditioning) -> GPT:

@@ -168,7 +168,11 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
     }
     if kind == "gumbel":
         quantizer["kl_weight"] = params.get("kl_weight", 1e-8)
+    label_maps = target_of(model) == "VQSegmentationModel" or (
+        params.get("image_key") == "segmentation" or "colorize_nlabels" in params
+    )
     return {
+        **({"label_maps": True} if label_maps else {}),
         "image_channels": shape["in_channels"],
         "resolution": shape["resolution"],
         "base_channels": shape["ch"],

@@ -58,6 +58,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     for suffix, block_size in (("", 256), ("-384", 576))  # images of 256 and of 384 pixels
     for name, (layers, heads, dim) in SIZES.items()
 }
+COUNTS = ("dim", "n_layer", "n_head", "multiple_of", "num_classes", "vocab_size", "block_size")
 BLOCK_NAMES = {
     "attention_norm": "attention_norm",
     "attention.output": "attention.wo",
@@ -75,8 +76,8 @@ def convert(
     """A checkpoint of LlamaGen's class-conditional GPT to a generator.
 
     Their block is RMSNorm, attention with 2-D rotary positions, RMSNorm, SwiGLU, without biases;
-    the class token's queries and keys are multiplied by 0, so that no token looks at it by its key
-    and it attends to itself alone. The last row of the class embedding is "no class".
+    the class token's queries and keys are multiplied by 0, its row in their table of rotations, so
+    that every token's score for it is 0. The last row of the class embedding is "no class".
 
     The weights do not depend on the grid, so nothing in the file tells 16 × 16 codes from 24 × 24:
     it is the square of `block_size` codes, or of `image_size` / `downsample_size`.
@@ -121,18 +122,19 @@ def convert(
 LLAMAGEN_GPT = Source(convert, PUBLISHED, ("tokenizer",))
 
 
-def _arguments(
-    config: Mapping[str, Any], weights: ForeignWeights, where: str
-) -> dict[str, Any]:
+def _arguments(config: Mapping[str, Any], weights: ForeignWeights, where: str) -> dict[str, Any]:
     """Their arguments, of a model that we have."""
     size = config.get("gpt_model")
     if size is not None and size not in SIZES:
         raise UserError(f"gpt_model {shown(size)} is unknown; known: {', '.join(SIZES)}.")
     arguments = {**DEFAULTS, **PUBLISHED.get(str(size), {})}
     if "image_size" in config:
-        arguments["block_size"] = (config["image_size"] // config.get("downsample_size", 16)) ** 2
+        factor = _count("downsample_size", config.get("downsample_size", 16))
+        arguments["block_size"] = (_count("image_size", config["image_size"]) // factor) ** 2
     arguments["model_type"] = config.get("gpt_type", "c2i")
     arguments |= config
+    for name in COUNTS:
+        _count(name, arguments[name])
     if arguments["model_type"] != "c2i" or weights.names("cls_embedding.cap_proj."):
         raise UserError(
             f"{where} is a text-conditional model (t2i): it reads features of a language model, "
@@ -151,8 +153,14 @@ def _arguments(
                 "model cannot be imported."
             )
     block_size = arguments["block_size"]
-    if not isinstance(block_size, int) or block_size < 1 or math.isqrt(block_size) ** 2 != block_size:
-        raise UserError(f"block_size is {block_size!r}: the grid is square, and this is no square.")
+    if (
+        not isinstance(block_size, int)
+        or block_size < 1
+        or math.isqrt(block_size) ** 2 != block_size
+    ):
+        raise UserError(
+            f"block_size is {block_size}: the grid is square, and this is no square number."
+        )
     positions = weights.peek("freqs_cis")
     if positions is not None and len(positions) != 1 + block_size:
         raise UserError(
@@ -162,14 +170,18 @@ def _arguments(
     return arguments
 
 
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"the config describes no model: {name} is {value!r}, and no count.")
+    return value
+
+
 def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
-    try:
-        hidden = int(2 * 4 * theirs["dim"] / 3)
-        if theirs["ffn_dim_multiplier"] is not None:
-            hidden = int(theirs["ffn_dim_multiplier"] * hidden)
-        hidden = math.ceil(hidden / theirs["multiple_of"]) * theirs["multiple_of"]
-    except (TypeError, ZeroDivisionError) as error:
-        raise UserError(f"the config describes no model: {error}") from error
+    hidden = int(2 * 4 * theirs["dim"] / 3)
+    if theirs["ffn_dim_multiplier"] is not None:
+        hidden = int(theirs["ffn_dim_multiplier"] * hidden)
+    multiple = theirs["multiple_of"]
+    hidden = -(-hidden // multiple) * multiple
     return build_gpt(
         {
             "codebook_size": theirs["vocab_size"],
@@ -193,9 +205,7 @@ def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
     )
 
 
-def _state(
-    weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
+def _state(weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     width = theirs["dim"]
     num_classes = theirs["num_classes"]
     has_no_class = theirs["class_dropout_prob"] > 0  # only then is there a row for it
