@@ -177,7 +177,8 @@ def _condition(
 ) -> _Condition:
     config = params.get("cond_stage_config")
     target = target_of(config) if isinstance(config, Mapping) else ""
-    settings = config.get("params", {}) if isinstance(config, Mapping) else {}
+    settings = config.get("params") if isinstance(config, Mapping) else None
+    settings = settings if isinstance(settings, Mapping) else {}
     is_class = target == "Labelator" or (
         target == "DummyCondStage" and settings.get("conditional_key") == "class_label"
     )

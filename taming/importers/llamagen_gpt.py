@@ -226,8 +226,8 @@ def _state(weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]) -> dict
     }
     for name in gpt.state_dict():
         if name.startswith("blocks.") and name not in made:
-            _, index, layer = name.removesuffix(".weight").split(".", 2)
-            names[name] = f"layers.{index}.{BLOCK_NAMES[layer]}.weight"
+            _, number, layer = name.removesuffix(".weight").split(".", 2)
+            names[name] = f"layers.{number}.{BLOCK_NAMES[layer]}.weight"
     return weights.fill(gpt, names, made)
 
 
