@@ -26,7 +26,7 @@ class Guidance:
 
     - `constant`: s.
     - `linear`: 1 + (s - 1)·i / (n - 1), from 1 at the first token to s at the last; a single
-      token gets 1. (Muse, Chang et al. 2023, section 2.7, lets the scale grow linearly.)
+      token gets 1. (Muse, Chang et al. 2023, lets the scale grow linearly.)
     - `power_cosine`: 1 + (s - 1)·(1 - cos(π·(i / n)^power)) / 2. It starts at 1 and would be s at
       place n, just after the last token, as RAR has it (Yu et al. 2024, "Randomized Autoregressive
       Visual Generation"), so that its published scales and powers hold here; from MDT (Gao et al.
