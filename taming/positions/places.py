@@ -7,14 +7,11 @@ __all__ = ["places_end"]
 
 
 def places_end(places: Tensor) -> int:
-    """One more than the largest place; 0 inside a compiled or captured step.
-
-    Such a step is repeated without Python, so that it must not depend on a number in a tensor.
+    """One more than the largest place; 0 where asking would wait for a GPU or end a compilation.
 
     Args:
         places: `(n,)` int64.
     """
-    captured = places.is_cuda and torch.cuda.is_current_stream_capturing()
-    if captured or torch.compiler.is_compiling():
+    if places.device.type != "cpu" or torch.compiler.is_compiling():
         return 0
     return int(places.max()) + 1

@@ -57,9 +57,7 @@ class Quantizer(nn.Module):
             quantized, indices, losses = self.quantize_rows(rows)
             counts = count_codes(indices, self.codebook_size)
         # in the latents' memory format: else all that follows would take over this view's
-        memory_format = (
-            torch.contiguous_format if latents.is_contiguous() else torch.channels_last
-        )
+        memory_format = torch.contiguous_format if latents.is_contiguous() else torch.channels_last
         return QuantizerOutput(
             quantized=quantized.reshape(b, h, w, d)
             .permute(0, 3, 1, 2)
