@@ -265,7 +265,7 @@ class ImageGenerator(nn.Module):
         with evaluation_mode(tokenizer):
             indices = to_indices(tokens.to(self.device), self._grid_size_of(grid_size))
             images = tokenizer.decode(indices)
-        return images if getattr(tokenizer, "label_maps", False) else images.clamp(-1.0, 1.0)
+        return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:
         """The generator as plain data, each part with its own config and weights."""

@@ -38,8 +38,8 @@ class SinusoidalPositions(nn.Module):
 
     Args:
         dim: width of the embeddings.
-        length: places computed in advance; more are computed when they are needed, but not inside
-            a compiled step.
+        length: places computed in advance; on a CPU more are computed when they are needed, but
+            not inside a compiled step.
         scale: factor of the encoding, to suit embeddings that are much smaller than 1.
     """
 
