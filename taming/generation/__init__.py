@@ -8,8 +8,10 @@ from taming.generation.decoding import (
 )
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
 from taming.generation.generator import ImageGenerator
+from taming.generation.rejection import BestSamples, sample_best
 
 __all__ = [
+    "BestSamples",
     "ImageGenerator",
     "apply_temperature",
     "decode_tokens",
@@ -19,4 +21,5 @@ __all__ = [
     "keep_top_p",
     "random_choice",
     "random_numbers",
+    "sample_best",
 ]
