@@ -1,6 +1,7 @@
 """A small image classifier, to ask whether a sample shows the class that was asked for."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,12 +14,15 @@ from taming.serialization import SavedModel, load_saved_model, save_model_direct
 
 __all__ = ["ImageClassifier", "load_classifier"]
 
+GRID_SIDE = 4  # cells of the grid over which features are averaged
+
 
 class ImageClassifier(nn.Module):
     """Convolutions with batch normalisation, each level half as high and twice as wide.
 
-    Images of another size than `resolution` are resized to it, bilinearly with antialiasing. The
-    last level's features are averaged over the image, so that the size changes the cost alone.
+    The last level's features are averaged over the cells of a 4×4 grid, and a linear map of all
+    cells gives the logits. Images of another size than `resolution` are resized to it, bilinearly
+    with antialiasing.
 
     Args:
         num_classes: k.
@@ -38,7 +42,7 @@ class ImageClassifier(nn.Module):
         num_classes: int,
         image_channels: int,
         resolution: int | Sequence[int],
-        base_channels: int = 32,
+        base_channels: int = 16,
         num_levels: int = 3,
         class_names: Sequence[str] | None = None,
     ) -> None:
@@ -70,9 +74,9 @@ class ImageClassifier(nn.Module):
             nn.Sequential(
                 nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.ReLU()
             )
-            for narrow, wide in zip(widths[:-1], widths[1:], strict=True)
+            for narrow, wide in pairwise(widths)
         )
-        self.head = nn.Linear(widths[-1], num_classes)
+        self.head = nn.Linear(widths[-1] * GRID_SIDE**2, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W)` in [-1, 1] to logits `(b k)`.
@@ -92,7 +96,7 @@ class ImageClassifier(nn.Module):
             if number > 0:
                 x = F.max_pool2d(x, 2)
             x = level(x)  # (b d h w)
-        return self.head(x.mean((2, 3)))
+        return self.head(F.adaptive_avg_pool2d(x, GRID_SIDE).flatten(1))
 
     def to_saved(self) -> SavedModel:
         """The classifier as plain data."""

@@ -61,7 +61,9 @@ def sample_best(
         num_images: n.
         condition: `(n,)` int64 class labels.
         num_candidates: drawn for each image.
-        seed, batch_size, first_image: see `ImageGenerator.sample_tokens`.
+        seed: as for `generator.sample`; None takes one from PyTorch's global random state.
+        batch_size: images drawn at once, which bounds the memory.
+        first_image: number of the first image, to draw a long series in several calls.
         progress: show a progress bar, of candidates.
         sampling: `temperature`, `top_k` and what else `generator.sample` takes that is the same
             for every image.

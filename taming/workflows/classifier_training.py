@@ -35,11 +35,11 @@ class ClassifierTraining:
         UserError: for values out of range.
     """
 
-    num_steps: int = 1200
+    num_steps: int = 1000
     batch_size: int = 128
     learning_rate: float = 5e-3
     weight_decay: float = 1e-2
-    base_channels: int = 32
+    base_channels: int = 16
     num_levels: int = 3
     max_side: int = 64
     seed: int = 0

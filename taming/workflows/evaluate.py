@@ -61,10 +61,10 @@ def evaluate_model(
     """Measures a model on validation images, and, of a generator, what it draws.
 
     Of the validation images: how well they are reconstructed, and how probable the transformer
-    finds their tokens. Of samples: how often a classifier names the class that was asked for, beside
-    how often it is right about real images; and the Fréchet distance of their features to those of
-    the validation images, beside that of as many training images. Classes are asked for as often as
-    they are among the training images.
+    finds their tokens. Of samples: how often a classifier names the class that was asked for,
+    beside how often it is right about real images; and the Fréchet distance of their features to
+    those of the validation images, beside that of as many training images. Classes are asked for as
+    often as they are among the training images.
 
     Into `output_dir` go `metrics.json`; `report.md`, the same as tables; `grid.png`, samples by
     class, each under what the classifier took it for, one grid for each guidance scale; and
@@ -130,6 +130,7 @@ def evaluate_model(
                 numbers["samples"].append(row)
                 name = f"_guidance_{scale:g}" if len(settings.guidance_scales) > 1 else ""
                 grids.append((output_dir / f"grid{name}.png", verdicts))
+    numbers["notes"] = _notes(generator, numbers, features)
     report = EvaluationReport(numbers, report_text(numbers), written)
     _write(report, output_dir, grids)
     return report
@@ -148,7 +149,8 @@ def _measure_validation(
     quality = ReconstructionMetrics().to(judges.device)
     codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
     likelihoods = {
-        name: TokenLikelihood().to(judges.device) for name in _likelihood_names(generator)
+        name: (asks, TokenLikelihood().to(judges.device))
+        for name, asks in _likelihoods(generator).items()
     }
     numbers_taken: list[int] = list(range(len(dataset)))
     if settings.max_images is not None and settings.max_images < len(dataset):
@@ -160,9 +162,9 @@ def _measure_validation(
             indices = tokenizer.encode(images)  # (b h w)
             reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
             tokens = to_tokens(indices)
-            for name, likelihood in likelihoods.items():
+            for asks, likelihood in likelihoods.values():
                 assert generator is not None
-                logits = generator.logits(tokens, labels if name == "likelihood" else None)
+                logits = generator.logits(tokens, labels if asks else None)
                 likelihood.update(logits.to(judges.device), tokens.to(judges.device))
         real.update(images, labels)
         reconstructed.update(reconstructions, labels)
@@ -176,7 +178,7 @@ def _measure_validation(
     }
     if real.agreement is not None:
         numbers["validation_images"]["by_class"] = real.by_class(data.class_names)
-    for name, likelihood in likelihoods.items():
+    for name, (_, likelihood) in likelihoods.items():
         numbers[name] = {"num_tokens": int(likelihood.num_tokens), **_plain(likelihood)}
     return real, numbers
 
@@ -233,13 +235,38 @@ def _judge_samples(
     return judged, verdicts
 
 
-def _likelihood_names(generator: ImageGenerator | None) -> list[str]:
-    """With the condition, and without where the model has learned to do without."""
+def _likelihoods(generator: ImageGenerator | None) -> dict[str, bool]:
+    """Which likelihoods there are, and whether the class is asked for."""
     if generator is None:
-        return []
+        return {}
     conditioning = generator.conditioning
-    without = conditioning.num_classes is not None and getattr(conditioning, "dropout", 0.0) > 0
-    return ["likelihood"] + (["likelihood_without_class"] if without else [])
+    if conditioning.num_classes is None:
+        return {"likelihood": False}
+    without = getattr(conditioning, "dropout", 0.0) > 0  # it has learned to do without
+    return {"likelihood": True, **({"likelihood_without_class": False} if without else {})}
+
+
+def _notes(
+    generator: ImageGenerator | None, numbers: dict[str, Any], features: FeatureExtractor | None
+) -> list[str]:
+    """What was not measured and why, and what is to be taken with care."""
+    notes = []
+    if generator is not None and generator.conditioning.num_classes is None:
+        notes.append("The generator is asked for no classes, so no classifier can agree with it.")
+    if features is None:
+        notes.append(
+            "No Fréchet distance was measured: it needs a network's weights, frechet.weights=FILE."
+        )
+        return notes
+    sets = [numbers["training_images"], *numbers.get("samples", [])]
+    if numbers["training_images"]["num_images"] < max(row["num_images"] for row in sets):
+        notes.append("There are fewer training images than samples: their distance is too large.")
+    if min(row["num_images"] for row in sets) <= features.num_features:
+        notes.append(
+            f"Some sets hold no more images than the network has features, {features.num_features}"
+            ": their distances say little by themselves."
+        )
+    return notes
 
 
 def _batches(
@@ -271,9 +298,7 @@ def _plain(metric: Any) -> dict[str, float]:
     return {name: value.item() for name, value in metric.compute().items()}
 
 
-def _write(
-    report: EvaluationReport, output_dir: Path, grids: list[tuple[Path, Verdicts]]
-) -> None:
+def _write(report: EvaluationReport, output_dir: Path, grids: list[tuple[Path, Verdicts]]) -> None:
     metrics, text = output_dir / "metrics.json", output_dir / "report.md"
     try:
         metrics.write_text(json.dumps(report.numbers, indent=2, ensure_ascii=False) + "\n")

@@ -1,5 +1,7 @@
 """What can be wrong with an evaluation, found before anything takes time."""
 
+import torch
+
 from taming.data import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, ReconstructionMetrics
@@ -95,7 +97,7 @@ def check_sampling(generator: ImageGenerator, settings: EvaluationSettings) -> N
     """Draws an image with each guidance scale, so that what cannot be done is said now."""
     labels = None
     if generator.conditioning.num_classes is not None:
-        labels = generator.transformer.head.weight.new_zeros(1, dtype=int)
+        labels = torch.zeros(1, dtype=torch.int64)
     for scale in settings.guidance_scales:
         generator.sample(1, labels, **settings.sampling(scale))
 
