@@ -89,7 +89,7 @@ def evaluate_model(
     if classifier is not None:
         check_classifier(classifier, data)
     if generator is not None:
-        check_sampling(generator, settings)
+        check_sampling(generator, data, settings)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -164,7 +164,8 @@ def _measure_validation(
             tokens = to_tokens(indices)
             for asks, likelihood in likelihoods.values():
                 assert generator is not None
-                logits = generator.logits(tokens, labels if asks else None)
+                condition = _condition(generator, batch) if asks else None
+                logits = generator.logits(tokens, condition)
                 likelihood.update(logits.to(judges.device), tokens.to(judges.device))
         real.update(images, labels)
         reconstructed.update(reconstructions, labels)
@@ -204,11 +205,6 @@ def _judge_samples(
     guidance_scale: float,
 ) -> tuple[JudgedImages, Verdicts]:
     """Samples, batch by batch."""
-    labels = None
-    if generator.conditioning.num_classes is not None:
-        known = _labels(data.train_dataset)
-        taken = in_proportion(known, settings.num_samples, settings.seed)
-        labels = torch.tensor([known[number] for number in taken])
     judged = JudgedImages(judges)
     verdicts = Verdicts(data.class_names)
     guidance = f", guidance {guidance_scale:g}" if len(settings.guidance_scales) > 1 else ""
@@ -219,31 +215,57 @@ def _judge_samples(
         file=sys.stderr,
         mininterval=1,
     ) as bar:
-        for start in range(0, settings.num_samples, settings.batch_size):
+        for condition in _conditions(generator, data, settings):
+            start = bar.n
             count = min(settings.batch_size, settings.num_samples - start)
-            asked_for = None if labels is None else labels[start : start + count]
             samples = generator.sample(
                 count,
-                asked_for,
+                condition,
                 batch_size=count,
                 first_image=start,
                 **settings.sampling(guidance_scale),
             )
-            named = judged.update(samples, asked_for)
-            verdicts.update(samples, asked_for, named)
+            labels = None if generator.conditioning.num_classes is None else condition
+            named = judged.update(samples, labels)
+            verdicts.update(samples, labels, named)
             bar.update(count)
     return judged, verdicts
 
 
+def _conditions(
+    generator: ImageGenerator, data: ImageDataModule, settings: EvaluationSettings
+) -> Iterator[torch.Tensor | None]:
+    """What each batch of samples is asked for."""
+    size, count = settings.batch_size, settings.num_samples
+    if generator.conditioning.takes_images:
+        dataset = data.val_dataset
+        taken = in_proportion(_labels(dataset), count, settings.seed)
+        for batch in DataLoader(dataset, sampler=taken, batch_size=size):
+            yield batch["conditions"]
+    elif generator.conditioning.num_classes is not None:
+        known = _labels(data.train_dataset)
+        taken = in_proportion(known, count, settings.seed)
+        yield from torch.tensor([known[number] for number in taken]).split(size)
+    else:
+        yield from [None] * -(-count // size)
+
+
+def _condition(generator: ImageGenerator, batch: dict[str, Any]) -> torch.Tensor | None:
+    """What belongs to real images."""
+    if generator.conditioning.takes_images:
+        return batch["conditions"]
+    return None if generator.conditioning.num_classes is None else batch["labels"]
+
+
 def _likelihoods(generator: ImageGenerator | None) -> dict[str, bool]:
-    """Which likelihoods there are, and whether the class is asked for."""
+    """Which likelihoods there are, and whether the condition is given."""
     if generator is None:
         return {}
     conditioning = generator.conditioning
-    if conditioning.num_classes is None:
+    if conditioning.num_classes is None and not conditioning.takes_images:
         return {"likelihood": False}
-    without = getattr(conditioning, "dropout", 0.0) > 0  # it has learned to do without
-    return {"likelihood": True, **({"likelihood_without_class": False} if without else {})}
+    without = {"likelihood_without_condition": False} if conditioning.can_do_without else {}
+    return {"likelihood": True, **without}
 
 
 def _notes(

@@ -24,11 +24,8 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
             "this generator has no tokenizer, so it can neither encode images nor show any: save "
             "it with the VQGAN it was trained on."
         )
-    if tokenizer.image_channels not in (1, 3):
-        raise UserError(
-            f"the model's images have {tokenizer.image_channels} channels: they are label maps, "
-            "and evaluate measures pictures, with 1 or 3 channels, only."
-        )
+    if tokenizer.label_maps:
+        raise UserError("the model's images are label maps, and evaluate measures pictures only.")
     if data.channels != tokenizer.image_channels:
         raise UserError(
             f"data.channels={data.channels}, but the model was trained on images of "
@@ -55,10 +52,10 @@ def _check_generator(
             f"{generator.grid_size[1]}: leave data.resolution out."
         )
     conditioning = generator.conditioning
-    if conditioning.kind not in ("class_label", "unconditional"):
+    if conditioning.takes_images and "conditions" not in data.val_dataset[0]:
         raise UserError(
-            f"the generator's condition is of kind {conditioning.kind}: evaluate measures those "
-            "that are asked for classes or for nothing. Of its tokenizer, reconstruct tells."
+            "the generator makes images from condition images, and the data have none: give "
+            "data=paired and the pairs it was trained on."
         )
     if conditioning.num_classes is None:
         return
@@ -93,13 +90,17 @@ def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None
         )
 
 
-def check_sampling(generator: ImageGenerator, settings: EvaluationSettings) -> None:
+def check_sampling(
+    generator: ImageGenerator, data: ImageDataModule, settings: EvaluationSettings
+) -> None:
     """Draws an image with each guidance scale, so that what cannot be done is said now."""
-    labels = None
-    if generator.conditioning.num_classes is not None:
-        labels = torch.zeros(1, dtype=torch.int64)
+    condition = None
+    if generator.conditioning.takes_images:
+        condition = data.val_dataset[0]["conditions"][None]
+    elif generator.conditioning.num_classes is not None:
+        condition = torch.zeros(1, dtype=torch.int64)
     for scale in settings.guidance_scales:
-        generator.sample(1, labels, **settings.sampling(scale))
+        generator.sample(1, condition, **settings.sampling(scale))
 
 
 def _list(names: object) -> str:

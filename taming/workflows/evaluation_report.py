@@ -91,7 +91,7 @@ def _likelihood(numbers: dict[str, Any]) -> str:
     rows = []
     for name, what in (
         ("likelihood", "tokens of the validation images"),
-        ("likelihood_without_class", "the same, without their class"),
+        ("likelihood_without_condition", "the same, without their condition"),
     ):
         if name in numbers:
             found = numbers[name]

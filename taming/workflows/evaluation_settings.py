@@ -57,15 +57,12 @@ class EvaluationSettings:
 
     def sampling(self, guidance_scale: float) -> dict[str, Any]:
         """The arguments of `ImageGenerator.sample` that are the same for all images."""
-        names = ["temperature", "top_k", "top_p", "seed"]
-        guidance: dict[str, Any] = {}
-        if guidance_scale != 1.0:
-            names += ["guidance_schedule", "guidance_power"]
-            guidance = {
-                "guidance_scale": guidance_scale,
-                "guidance_interval": tuple(self.guidance_interval),
-            }
-        return {**{name: getattr(self, name) for name in names}, **guidance}
+        names = ("temperature", "top_k", "top_p", "guidance_schedule", "guidance_power", "seed")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "guidance_scale": guidance_scale,
+            "guidance_interval": tuple(self.guidance_interval),
+        }
 
     def plain(self) -> dict[str, Any]:
         """As metrics.json holds it."""

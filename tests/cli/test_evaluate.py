@@ -82,7 +82,7 @@ def test_a_generator_of_classes(
     assert found["likelihood"]["nats_per_token"] == pytest.approx(mean, rel=1e-6)
     assert found["likelihood"]["bits_per_token"] == pytest.approx(mean / math.log(2), rel=1e-6)
     assert found["likelihood"]["num_tokens"] == len(nats) * generator.num_tokens == 4 * 4
-    assert "likelihood_without_class" not in found  # it has not learned to do without
+    assert "likelihood_without_condition" not in found  # it has not learned to do without
 
     assert found["validation_images"]["num_images"] == 4
     assert found["training_images"]["num_images"] == 6

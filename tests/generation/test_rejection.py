@@ -16,6 +16,7 @@ class GreyTokenizer(nn.Module):
     """Shows code i of 8 as a pixel of grey, from black to white."""
 
     codebook_size = 8
+    label_maps = False
 
     def decode(self, indices: Tensor) -> Tensor:
         return (indices / 3.5 - 1)[:, None]

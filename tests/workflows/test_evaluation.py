@@ -158,4 +158,5 @@ def test_settings_are_recorded_as_plain_data() -> None:
     settings = EvaluationSettings(guidance_scales=(1.0, 2.0), top_p=0.9)
     assert json.loads(json.dumps(settings.plain())) == settings.plain()
     assert settings.plain()["top_p"] == 0.9
-    assert settings.sampling(1.0) == {"temperature": 1.0, "top_k": None, "top_p": 0.9, "seed": 0}
+    assert settings.sampling(2.0)["top_p"] == 0.9
+    assert settings.sampling(2.0)["guidance_scale"] == 2.0
