@@ -9,13 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from tiny_commands import TINY_TRANSFORMER, Outcome, Run
+from tiny_commands import TINY_TRANSFORMER, Outcome, Run, write_images
 from torchvision.models import squeezenet1_1
 
 import taming
-from taming.data.sets import image_folder
+from taming.conditioning import CellClasses, ImageCondition
+from taming.data import sets
 from taming.evaluation import load_classifier
+from taming.generation import ImageGenerator
 from taming.sequence import to_tokens
+from taming.transformer import GPT
 
 SMALL = (
     "num_samples=6",
@@ -72,7 +75,7 @@ def test_a_generator_of_classes(
 
     # the likelihood is worked out anew, image by image
     generator = taming.ImageGenerator.from_pretrained(transformer_run)
-    data = image_folder(images, resolution=16, batch_size=4, val_fraction=0.25)
+    data = sets.image_folder(images, resolution=16, batch_size=4, val_fraction=0.25)
     nats = []
     for item in [data.val_dataset[number] for number in range(len(data.val_dataset))]:
         tokens = to_tokens(generator.tokenizer.encode(item["images"][None]))
@@ -134,6 +137,73 @@ def test_without_classes_agreement_is_left_out(
     assert Path("out/grid.png").is_file()
 
 
+def test_several_guidance_scales(evaluate: Run, run: Run, vqgan_run: Path, images: Path) -> None:
+    outcome = run(
+        "train_transformer", f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25",
+        *TINY_TRANSFORMER, "label_dropout=0.3", "run_dir=free",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    found = good(
+        evaluate("checkpoint=free", "guidance_scales=[1.0,4.0]", "guidance_schedule=linear")
+    )
+    assert [row["guidance_scale"] for row in found["samples"]] == [1.0, 4.0]
+    assert found["sampling"]["guidance_schedule"] == "linear"
+    with_class, without = (found[name] for name in ("likelihood", "likelihood_without_condition"))
+    assert with_class["num_tokens"] == without["num_tokens"]
+    assert with_class["nats_per_token"] != without["nats_per_token"]
+    # a grid each, of the same seeds: only the guidance is another
+    generator, classifier = taming.ImageGenerator.from_pretrained("free"), "out/classifier"
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    guided = generator.sample(6, labels, seed=0, guidance_scale=4.0, guidance_schedule="linear")
+    named = load_classifier(classifier)(guided).argmax(1)
+    agreement = (named == labels).double().mean().item()
+    assert found["samples"][1]["agreement"] == pytest.approx(agreement)
+    assert {path.name for path in Path("out").glob("*.png")} == {
+        "grid_guidance_1.png",
+        "grid_guidance_4.png",
+    }
+
+
+def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Path) -> None:
+    write_images(tmp_path / "pairs" / "image", 8)
+    (tmp_path / "pairs" / "label").mkdir()
+    for index in range(8):
+        classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
+        Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
+    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
+    cells = CellClasses(3, 8, 16)
+    conditioning = ImageCondition(3, cells.grid_size)
+    shape = conditioning.transformer_config(tokenizer.grid_size)
+    transformer = GPT(
+        codebook_size=tokenizer.codebook_size, num_layers=1, num_heads=2, embed_dim=16, **shape
+    )
+    generator = ImageGenerator(
+        tokenizer, transformer, conditioning, tokenizer.grid_size, condition_tokenizer=cells
+    ).eval()
+    generator.save_pretrained(tmp_path / "generator")
+    arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
+                 "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
+    paired = ("data=paired", "data.path=pairs", "data.num_classes=3", "data.unlabelled=null")
+    found = good(run(*arguments, *paired))
+    data = sets.paired(
+        tmp_path / "pairs", resolution=16, batch_size=4, num_classes=3, unlabelled=None,
+        val_fraction=0.5,
+    )  # fmt: skip
+    items = [data.val_dataset[number] for number in range(4)]
+    conditions = torch.stack([item["conditions"] for item in items])
+    tokens = to_tokens(tokenizer.encode(torch.stack([item["images"] for item in items])))
+    logits = generator.logits(tokens, conditions)
+    nats = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten()).item()
+    assert found["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-6)
+    assert found["samples"][0]["num_images"] == 6  # of four conditions
+    assert found["samples"][0]["frechet_distance"] > 0
+    assert "agreement" not in found["samples"][0]
+    outcome = run(*arguments, "data=image_folder", "data.path=pairs/image", "output_dir=other")
+    assert outcome.status == 2
+    assert "data=paired" in outcome.err
+    assert not Path("other").exists()
+
+
 def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     outcome = evaluate(f"checkpoint={vqgan_run}")
     found = good(outcome)
@@ -159,5 +229,7 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     fails(evaluate(checkpoint, "data.labels=none"), "no classes", "2")
     fails(evaluate(checkpoint, "temperature=0"), "temperature")
     fails(evaluate(checkpoint, "num_samples=0"), "num_samples=0")
+    fails(evaluate(checkpoint, "guidance_scales=[2.0]"), "dropout")
+    fails(evaluate(checkpoint, "guidance_schedule=steep"), "guidance_schedule", "steep")
     (images / "dogs").rename(images / "wolves")
     fails(evaluate(checkpoint), "cats, wolves", "cats, dogs")
