@@ -1,18 +1,26 @@
 """What the commands do, as plain typed functions."""
 
+from taming.workflows.classifier_training import ClassifierTraining, train_classifier
 from taming.workflows.digits_report import DigitsReport, report_digits
 from taming.workflows.encode import encode_dataset
+from taming.workflows.evaluate import EvaluationReport, evaluate_model
+from taming.workflows.evaluation_settings import EvaluationSettings
 from taming.workflows.reconstruct import ReconstructionReport, reconstruct_images
 from taming.workflows.reconstruction_settings import ReconstructionSettings
 from taming.workflows.sample import SampleSettings, sample_images
 
 __all__ = [
+    "ClassifierTraining",
     "DigitsReport",
+    "EvaluationReport",
+    "EvaluationSettings",
     "ReconstructionReport",
     "ReconstructionSettings",
     "SampleSettings",
     "encode_dataset",
+    "evaluate_model",
     "reconstruct_images",
     "report_digits",
     "sample_images",
+    "train_classifier",
 ]
