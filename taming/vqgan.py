@@ -43,6 +43,8 @@ class VQGAN(nn.Module):
         latent_channels: width of the encoder's output, before the 1×1 convolution to the
             codebook's.
         dropout: inside residual blocks.
+        label_maps: whether the images are one-hot label maps, of which `decode` gives logits.
+            Images of other than 1 or 3 channels always are.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class VQGAN(nn.Module):
         attention_resolutions: Sequence[int] = (16,),
         latent_channels: int = 256,
         dropout: float = 0.0,
+        label_maps: bool = False,
     ) -> None:
         super().__init__()
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
         self.resolution = (height, width)
         self.image_channels = image_channels
+        self.label_maps = label_maps or image_channels not in (1, 3)
         self.downsample_factor = 2 ** (len(channel_multipliers) - 1)
         self.grid_size = self.grid_size_for(self.resolution)
         shape: dict[str, Any] = {
@@ -76,6 +80,7 @@ class VQGAN(nn.Module):
         self.config: dict[str, Any] = {
             "resolution": list(self.resolution),
             **shape,
+            "label_maps": self.label_maps,
             "quantizer": dict(quantizer),
         }
         self.encoder = Encoder(resolution=height, **shape)
@@ -129,7 +134,7 @@ class VQGAN(nn.Module):
             return self.quantizer(self.encode_latents(images)).indices
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped."""
+        """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped; or logits."""
         return self.decode_quantized(self.quantizer.lookup(indices))
 
     def decode_quantized(self, quantized: torch.Tensor) -> torch.Tensor:

@@ -103,6 +103,16 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     assert loaded.to_saved().fingerprint() == vqgan.to_saved().fingerprint()
 
 
+def test_models_of_label_maps_say_so(tmp_path: Path) -> None:
+    for channels, given, expected in ((3, False, False), (3, True, True), (12, False, True)):
+        vqgan = make(image_channels=channels, label_maps=given)
+        vqgan.save_pretrained(tmp_path / "model")
+        assert VQGAN.from_pretrained(tmp_path / "model").label_maps is expected
+        older = vqgan.to_saved()
+        older.config = {k: v for k, v in older.config.items() if k != "label_maps"}
+        assert VQGAN.from_saved(older).label_maps is (channels == 12)
+
+
 def test_directory_run_and_checkpoint_agree(tmp_path: Path) -> None:
     vqgan = make()
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"

@@ -4,12 +4,13 @@ from taming.attention.cache import KeyValueCache, LayerCache
 from taming.attention.equation import attention, attention_weights
 from taming.attention.fused import fused_attention
 from taming.attention.masks import causal_mask, padding_mask, prefix_causal_mask
-from taming.attention.multihead import MultiHeadAttention
+from taming.attention.multihead import MultiHeadAttention, Rotation
 
 __all__ = [
     "KeyValueCache",
     "LayerCache",
     "MultiHeadAttention",
+    "Rotation",
     "attention",
     "attention_weights",
     "causal_mask",

@@ -4,6 +4,7 @@ They compute the formula of `taming.attention.equation` without ever holding the
 weights (Dao et al. 2022, "FlashAttention").
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,6 +35,7 @@ def fused_attention(
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=causal
         )
+    mask = torch.atleast_2d(mask)  # the kernels take no mask for the keys alone, `(n_k)`
     # Kernels disagree about a query that may attend to nothing, so it attends to everything and
     # its output is put to zero.
     nothing = ~mask.any(dim=-1, keepdim=True)  # (… n_q 1)

@@ -1,5 +1,7 @@
 """Multi-head attention: one module for self-, causal and cross-attention."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,7 +10,10 @@ from taming.attention.equation import attention, attention_weights
 from taming.attention.fused import fused_attention
 from taming.errors import UserError
 
-__all__ = ["MultiHeadAttention"]
+__all__ = ["MultiHeadAttention", "Rotation"]
+
+Rotation = Callable[[Tensor], Tensor]
+"""Turns queries or keys `(b heads n d_k)` by angles that depend on where they stand."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -24,6 +29,9 @@ class MultiHeadAttention(nn.Module):
         key_dim: width of queries and keys over all heads, if it is not `embed_dim`.
         value_dim: width of the values over all heads, if it is not `embed_dim`.
         bias: whether the four projections have biases.
+        qk_norm: scale each head's queries and keys to a root mean square of 1, times a learned
+            vector (Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters",
+            there with LayerNorm): scores cannot grow without bound.
         dropout: probability with which an attention weight is dropped in training.
         fused: the fast path; False computes the written-out equation.
     """
@@ -37,6 +45,7 @@ class MultiHeadAttention(nn.Module):
         key_dim: int | None = None,
         value_dim: int | None = None,
         bias: bool = True,
+        qk_norm: bool = False,
         dropout: float = 0.0,
         fused: bool = True,
     ) -> None:
@@ -57,6 +66,11 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(source_dim, key_dim, bias=bias)  # W_K
         self.value = nn.Linear(source_dim, value_dim, bias=bias)  # W_V
         self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
+        self.query_norm: nn.Module = nn.Identity()
+        self.key_norm: nn.Module = nn.Identity()
+        if qk_norm:
+            self.query_norm = nn.RMSNorm(key_dim // num_heads, eps=1e-6)
+            self.key_norm = nn.RMSNorm(key_dim // num_heads, eps=1e-6)
 
     def forward(
         self,
@@ -66,6 +80,9 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         cache: LayerCache | None = None,
+        place: Tensor | None = None,
+        rotate_queries: Rotation | None = None,
+        rotate_keys: Rotation | None = None,
     ) -> Tensor:
         """Each token of x takes from the tokens of the source.
 
@@ -75,19 +92,45 @@ class MultiHeadAttention(nn.Module):
             mask: boolean, broadcast to `(b heads n_q n_k)`: True where x may attend to the source.
             causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
             cache: keys and values of earlier tokens, which then count among the `n_k`; those of
-                the source are appended to it.
+                the source are added to it.
+            place: `(1,)` int64, of a single token that is written into the cache there; the cache
+                is then used whole, and the mask must hide what it does not hold yet.
+            rotate_queries: applied to the queries, see `taming.positions`.
+            rotate_keys: applied to the keys.
 
         Returns:
             `(b n_q embed_dim)`.
         """
-        source = x if source is None else source
-        query = self._split_heads(self.query(x))  # (b heads n_q d_k)
-        key = self._split_heads(self.key(source))  # (b heads n_k d_k)
-        value = self._split_heads(self.value(source))  # (b heads n_k d_v)
-        if cache is not None:
-            key, value = cache.append(key, value)
+        keys, values = self.keys_and_values(x if source is None else source, rotate_keys)
+        if cache is not None and place is not None:
+            keys, values = cache.write(keys, values, place)
+        elif cache is not None:
+            keys, values = cache.append(keys, values)
+        return self.attend(x, keys, values, mask=mask, causal=causal, rotate_queries=rotate_queries)
+
+    def keys_and_values(
+        self, source: Tensor, rotate_keys: Rotation | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What there is to attend to: `(b heads n_k d_k)` keys and `(b heads n_k d_v)` values."""
+        keys = self.key_norm(self._split_heads(self.key(source)))
+        if rotate_keys is not None:
+            keys = rotate_keys(keys)
+        return keys, self._split_heads(self.value(source))
+
+    def attend(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        rotate_queries: Rotation | None = None,
+    ) -> Tensor:
+        """`forward` with the keys and values already there; the same arguments."""
+        queries = self._queries(x, rotate_queries)  # (b heads n_q d_k)
         dropout = self.dropout if self.training else 0.0
-        heads = self.attention(query, key, value, mask, dropout, causal=causal)  # (b heads n_q d_v)
+        heads = self.attention(queries, keys, values, mask, dropout, causal=causal)
         concatenated = heads.transpose(1, 2).flatten(2)  # (b n_q value_dim)
         return self.output(concatenated)
 
@@ -99,11 +142,16 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
+        rotate_queries: Rotation | None = None,
+        rotate_keys: Rotation | None = None,
     ) -> Tensor:
         """The attention weights of each head, to look at: `(b heads n_q n_k)`."""
-        query = self._split_heads(self.query(x))
-        key = self._split_heads(self.key(x if source is None else source))
-        return attention_weights(query, key, mask, causal=causal)
+        keys, _ = self.keys_and_values(x if source is None else source, rotate_keys)
+        return attention_weights(self._queries(x, rotate_queries), keys, mask, causal=causal)
+
+    def _queries(self, x: Tensor, rotate_queries: Rotation | None) -> Tensor:
+        queries = self.query_norm(self._split_heads(self.query(x)))
+        return queries if rotate_queries is None else rotate_queries(queries)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """`(b n heads·d)` to `(b heads n d)`."""

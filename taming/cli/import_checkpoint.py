@@ -9,10 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import command, resolved
 from taming.errors import MissingPathError, UserError
-from taming.importers import find_source, import_checkpoint
+from taming.importers import check_settings, find_source, import_checkpoint
 from taming.serialization import save_model_directory
 
 __all__ = ["main"]
+
+SETTINGS = ("num_classes", "tokenizer")  # of one source each
 
 
 @command("import_checkpoint")
@@ -22,11 +24,14 @@ def main(config: DictConfig) -> None:
     source, checkpoint = str(plain["source"]), Path(str(plain["checkpoint"])).expanduser()
     output = Path(str(plain["output"])).expanduser()
     find_source(source)
+    settings = {name: plain[name] for name in SETTINGS if plain[name] is not None}
+    check_settings(source, settings)
     if not checkpoint.is_file():
         raise MissingPathError(f"checkpoint={checkpoint} is no file (looked from {Path.cwd()}).")
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty: give a new directory.")
-    imported = import_checkpoint(source, checkpoint, foreign_config(plain["config"]))
+    config_of_theirs = foreign_config(plain["config"])
+    imported = import_checkpoint(source, checkpoint, config_of_theirs, **settings)
     try:
         save_model_directory(imported.model, output)
     except OSError as error:

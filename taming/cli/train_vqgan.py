@@ -50,7 +50,8 @@ def main(config: DictConfig) -> int:
         start = load_saved_vqgan(config.finetune.checkpoint)
     check_run_dir(config)
     set_seed(config.seed)
-    vqgan = build(config.model)
+    of_label_maps = config.training.reconstruction == "cross_entropy"
+    vqgan = build(config.model, label_maps=of_label_maps)
     adversary = build(config.adversary, max_steps=trainer.max_steps)
     if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
         vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from)).train()
@@ -71,6 +72,7 @@ def main(config: DictConfig) -> int:
             config.finetune.mode,
             resolution=vqgan.resolution,
             image_channels=vqgan.image_channels,
+            label_maps=vqgan.label_maps,
             quantizer=vqgan.config["quantizer"],
         )
         finetuned_adversary(start, adversary)
@@ -87,7 +89,12 @@ def main(config: DictConfig) -> int:
         accumulate=trainer.accumulate,
         gradient_clip=trainer.gradient_clip,
     )
-    data = build(config.data)
+    data = build(config.data).images_alone()
+    if of_label_maps != data.of_label_maps:
+        raise UserError(
+            "training.reconstruction=cross_entropy and data=label_maps go together, and only one "
+            "of them is given (experiment=label_map sets both)."
+        )
     data.setup()
     if is_first_process():
         remarks = unusual_data(data, vqgan)

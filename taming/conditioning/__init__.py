@@ -1,8 +1,18 @@
-"""What the user asks for, as prefix ids of the transformer."""
+"""What the user asks for, as ids for the transformer: a prefix, or a context."""
 
-from taming.conditioning.base import Conditioning
+from taming.conditioning.base import Conditioning, Prompt
+from taming.conditioning.cells import CellClasses
 from taming.conditioning.class_label import ClassLabel
+from taming.conditioning.image import ImageCondition
 from taming.conditioning.kinds import conditioning_from_config
 from taming.conditioning.unconditional import Unconditional
 
-__all__ = ["ClassLabel", "Conditioning", "Unconditional", "conditioning_from_config"]
+__all__ = [
+    "CellClasses",
+    "ClassLabel",
+    "Conditioning",
+    "ImageCondition",
+    "Prompt",
+    "Unconditional",
+    "conditioning_from_config",
+]

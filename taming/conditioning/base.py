@@ -2,56 +2,95 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from taming.errors import UserError
 
-__all__ = ["Conditioning"]
+__all__ = ["Conditioning", "Prompt"]
+
+
+class Prompt(NamedTuple):
+    """What the transformer is given beside the tokens.
+
+    Attributes:
+        prefix: `(b p)` int64 ids in front of the tokens.
+        context: `(b c)` int64 ids that every layer attends to; None for models without.
+    """
+
+    prefix: Tensor
+    context: Tensor | None = None
+
+    def and_then(self, other: "Prompt") -> "Prompt":
+        """These prompts and then the others."""
+        context = None
+        if self.context is not None and other.context is not None:
+            context = torch.cat([self.context, other.context])
+        return Prompt(torch.cat([self.prefix, other.prefix]), context)
 
 
 class Conditioning(ABC):
-    """Turns conditions into the prefix ids that stand before the tokens.
+    """Turns conditions into ids for the transformer: a prefix, or a context.
 
     Attributes:
         kind: its name in a generator's config.json.
         num_prefix_ids: number of ids there are, the size of the transformer's prefix embedding.
         prefix_length: ids in front of each sequence.
+        num_context_ids: number of context ids there are; 0 for no context.
         num_classes: number of classes there are to ask for; None where there are none.
         class_names: names of the classes in the order of their labels; None where there are none.
+        takes_images: whether a condition is an image, which becomes tokens first.
     """
 
     kind: ClassVar[str]
     num_prefix_ids: int
     prefix_length: int
+    num_context_ids: int = 0
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
+    takes_images: ClassVar[bool] = False
 
     @abstractmethod
-    def prefix(
+    def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        """The prefix of each sequence, `(b p)` int64.
+    ) -> Prompt:
+        """What the transformer is given for b conditions.
 
         Args:
-            condition: what is asked for, b of them; None for nothing in particular.
+            condition: what is asked for: `(b,)` class labels, or `(b p)` tokens of a condition
+                image; None for nothing in particular.
             batch_size: b.
-            device: where the prefix is to be.
+            device: where the ids are to be.
 
         Raises:
             UserError: if the model cannot be asked for that.
         """
 
-    def drop(self, prefix: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """What training shows instead of `prefix` so that the model learns to do without.
+    @property
+    def can_do_without(self) -> bool:
+        """Whether the model has learned what images look like that nothing is asked of."""
+        return False
+
+    def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
+        """What training shows instead of a prompt so that the model learns to do without.
 
         Args:
-            prefix: `(b p)`.
-            generator: source of randomness, on the device of `prefix`.
+            prompt: of b sequences.
+            generator: source of randomness, on the device of the prompt.
         """
-        return prefix
+        return prompt
+
+    def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
+        """The arguments of a `GPT` that depend on the condition, for tokens of a grid."""
+        return {
+            "num_prefix_ids": self.num_prefix_ids,
+            "prefix_length": self.prefix_length,
+            # the last token is predicted but never an input
+            "context_length": self.prefix_length + grid_size[0] * grid_size[1] - 1,
+            "grid_size": list(grid_size),
+        }
 
     def with_class_names(self, class_names: Sequence[str]) -> "Conditioning":
         """A copy that knows the names of its classes."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taming.conditioning.base import Conditioning
+from taming.conditioning.base import Conditioning, Prompt
 from taming.errors import UserError
 
 __all__ = ["ClassLabel"]
@@ -47,9 +47,14 @@ class ClassLabel(Conditioning):
         """The prefix id of "no class"."""
         return self.num_classes
 
-    def prefix(
+    @property
+    def can_do_without(self) -> bool:
+        """Whether "no class" was trained."""
+        return self.dropout > 0
+
+    def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
-    ) -> Tensor:
+    ) -> Prompt:
         """The labels as prefix `(b 1)`.
 
         Args:
@@ -61,12 +66,12 @@ class ClassLabel(Conditioning):
             UserError: if a label is out of range, or None is not something the model has learned.
         """
         if condition is None:
-            if self.dropout == 0.0:
+            if not self.can_do_without:
                 raise UserError(
                     "this model was trained on classes without label dropout and has not learned "
                     f"to do without: give a class label for each image, {self._range()}."
                 )
-            return torch.full((batch_size, 1), self.no_class_id, device=device)
+            return Prompt(torch.full((batch_size, 1), self.no_class_id, device=device))
         if condition.shape != (batch_size,) or condition.is_floating_point():
             raise UserError(
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
@@ -78,14 +83,15 @@ class ClassLabel(Conditioning):
                 f"class label {int(wrong[0])} does not exist in this model: labels are "
                 f"{self._range()}."
             )
-        return condition.to(device=device, dtype=torch.int64)[:, None]
+        return Prompt(condition.to(device=device, dtype=torch.int64)[:, None])
 
-    def drop(self, prefix: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces each label by "no class" with probability `dropout`."""
         if self.dropout == 0.0:
-            return prefix
+            return prompt
+        prefix = prompt.prefix
         chance = torch.rand(prefix.shape, device=prefix.device, generator=generator)  # (b 1)
-        return prefix.masked_fill(chance < self.dropout, self.no_class_id)
+        return Prompt(prefix.masked_fill(chance < self.dropout, self.no_class_id))
 
     def with_class_names(self, class_names: Sequence[str]) -> "ClassLabel":
         """A copy that knows the names of its classes."""

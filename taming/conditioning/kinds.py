@@ -5,6 +5,7 @@ from typing import Any
 
 from taming.conditioning.base import Conditioning
 from taming.conditioning.class_label import ClassLabel
+from taming.conditioning.image import ImageCondition
 from taming.conditioning.unconditional import Unconditional
 from taming.errors import UserError
 
@@ -13,6 +14,7 @@ __all__ = ["conditioning_from_config"]
 KINDS: dict[str, Callable[..., Conditioning]] = {
     Unconditional.kind: Unconditional,
     ClassLabel.kind: ClassLabel,
+    ImageCondition.kind: ImageCondition,
 }
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from taming.conditioning.base import Conditioning
+from taming.conditioning.base import Conditioning, Prompt
 from taming.errors import UserError
 
 __all__ = ["Unconditional"]
@@ -16,10 +16,15 @@ class Unconditional(Conditioning):
     num_prefix_ids = 1
     prefix_length = 1
 
-    def prefix(
+    @property
+    def can_do_without(self) -> bool:
+        """It knows nothing else."""
+        return True
+
+    def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        """`(b 1)` zeros.
+    ) -> Prompt:
+        """A prefix of `(b 1)` zeros.
 
         Raises:
             UserError: if a condition is given.
@@ -27,6 +32,6 @@ class Unconditional(Conditioning):
         if condition is not None:
             raise UserError(
                 "this model was trained without conditions and cannot be asked for anything in "
-                "particular: leave the condition out, or use a model trained on classes."
+                "particular: leave the condition out, or use a model trained with conditions."
             )
-        return torch.zeros(batch_size, 1, dtype=torch.int64, device=device)
+        return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64, device=device))

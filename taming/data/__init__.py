@@ -1,4 +1,4 @@
-"""Images and label maps for training and evaluation: sources, transforms, data sets, data module.
+"""Images, label maps and pairs for training and evaluation: sources, transforms, data modules.
 
 `taming.data.sets` holds one function for each data set a config can name.
 """
@@ -12,6 +12,8 @@ from taming.data.inspection import InspectionImages
 from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform
 from taming.data.loading import EndlessDataModule
 from taming.data.module import ImageDataModule, Part, hold_out
+from taming.data.paired_module import PairedDataModule
+from taming.data.pairs import Pair, PairFolder, PairTransform
 from taming.data.sampler import EndlessBatches
 from taming.data.split import held_out_split
 from taming.data.tokens import CacheDescription, TokenDataModule, TokenDataset
@@ -32,6 +34,10 @@ __all__ = [
     "LabelMapFolder",
     "LabelMapReader",
     "LabelMapTransform",
+    "Pair",
+    "PairFolder",
+    "PairTransform",
+    "PairedDataModule",
     "Part",
     "Source",
     "TokenDataModule",

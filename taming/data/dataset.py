@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 from taming.data.images import BrokenImageError, Color
@@ -47,10 +46,11 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def load(self, index: int) -> Image.Image:
-        """What the transform takes: a picture of mode `L` or `RGB`, or a label map's class numbers.
+    def load(self, index: int) -> Any:
+        """What the transform's `item` takes: for `ImageTransform` a picture of mode `L` or `RGB`.
 
-        Raises `BrokenImageError`.
+        A label map's class numbers for `LabelMapTransform`, both for `PairTransform`. Raises
+        `BrokenImageError`.
         """
 
     def label(self, index: int) -> int | None:
@@ -69,7 +69,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
     float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is
-    its class number and missing if there are no classes.
+    its class number and missing if there are no classes; pairs have `conditions` too (see
+    `PairTransform`).
 
     An image that cannot be loaded after all is replaced by the next one of its class, and reported
     once.
@@ -109,8 +110,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of {len(self)}")
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
-        image, index = self._load(index)
-        item: dict[str, Any] = {"images": self.transform(image, rng, self.name(index))}
+        loaded, index = self._load(index)
+        item: dict[str, Any] = self.transform.item(loaded, rng, self.name(index))
         label = self.label(index)
         return item if label is None else {**item, "labels": label}
 
@@ -167,8 +168,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         digest.update(repr(self.transform).encode())
         return digest.hexdigest()
 
-    def _load(self, index: int) -> tuple[Image.Image, int]:
-        """The image, and the index it has: another than asked for if that one is broken."""
+    def _load(self, index: int) -> tuple[Any, int]:
+        """What the source loads, and its index: another than asked for if that one is broken."""
         for candidate in self._with_stand_ins(index):
             if self._replaced[candidate]:
                 continue

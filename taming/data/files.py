@@ -112,7 +112,10 @@ class ZipFiles:
 
 
 def open_files(
-    path: str | Path, key: str = "data.path", subfolder: str | None = None
+    path: str | Path,
+    key: str = "data.path",
+    subfolder: str | None = None,
+    subfolder_key: str = "data.subfolder",
 ) -> FolderFiles | ZipFiles:
     """Lists the images in a folder or `.zip` file.
 
@@ -120,6 +123,7 @@ def open_files(
         path: where.
         key: name of the setting `path` came from, for messages.
         subfolder: list only the images below this folder of it; None for all.
+        subfolder_key: name of the setting `subfolder` came from.
 
     Raises:
         MissingPathError: if nothing is there.
@@ -141,18 +145,18 @@ def open_files(
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
     if subfolder is not None:
-        _keep_subfolder(files, subfolder.strip("/"))
+        _keep_subfolder(files, subfolder.strip("/"), subfolder_key)
     return files
 
 
-def _keep_subfolder(files: FolderFiles | ZipFiles, subfolder: str) -> None:
+def _keep_subfolder(files: FolderFiles | ZipFiles, subfolder: str, key: str) -> None:
     folders = {entry.name.rpartition("/")[0] for entry in files.entries}
     files.entries = [entry for entry in files.entries if entry.name.startswith(f"{subfolder}/")]
     if not files.entries:
         found = sorted(folders - {""}, key=natural_key)
         listed = ", ".join(found[:10]) + (", …" if len(found) > 10 else "")
         raise UserError(
-            f"{files.path} holds no images in data.subfolder={subfolder}; "
+            f"{files.path} holds no images in {key}={subfolder}; "
             f"{f'its folders with images: {listed}' if found else 'none of its folders has any'}."
         )
 

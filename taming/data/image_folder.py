@@ -43,6 +43,7 @@ class ImageFolder:
         known_classes: for validation data: the training data's class names.
         key: name of the setting `path` came from, for messages.
         subfolder: take only the images below this folder of it; None for all.
+        subfolder_key: name of the setting `subfolder` came from.
 
     Attributes:
         class_names: empty if there are no classes.
@@ -67,13 +68,14 @@ class ImageFolder:
         known_classes: Sequence[str] | None = None,
         key: str = "data.path",
         subfolder: str | None = None,
+        subfolder_key: str = "data.subfolder",
     ) -> None:
         if not 0 <= max_broken_fraction <= 1:
             raise UserError(f"max_broken_fraction is {max_broken_fraction}: give a share, 0 to 1.")
         self.channels: int = channels
         self.background = background
         self.max_broken_fraction = max_broken_fraction
-        self._files = open_files(path, key, subfolder)
+        self._files = open_files(path, key, subfolder, subfolder_key)
         self._load_picture = partial(load_image, channels=channels, background=background)
         self._entries: list[FileEntry] = self._files.entries
         self.description = str(self._files.path)
@@ -144,13 +146,17 @@ class ImageFolder:
                     disable=len(self._entries) <= PROGRESS_FROM,
                 )
             )
-        found = list(zip(self._entries, self._labels, results, strict=True))
-        whole = [(entry, label, size) for entry, label, size in found if not isinstance(size, str)]
-        self.broken = [(entry.name, why) for entry, _, why in found if isinstance(why, str)]
-        self._report_broken(len(found))
-        self._entries = [entry for entry, _, _ in whole]
-        self._labels = [label for _, label, _ in whole]
-        self.sizes = [size for _, _, size in whole]
+        broken = [(i, why) for i, why in enumerate(results) if isinstance(why, str)]
+        self.broken = [(self.name(i), why) for i, why in broken]
+        self._report_broken(len(results))
+        self.keep(sorted(set(range(len(results))).difference(i for i, _ in broken)))
+        self.sizes = [size for size in results if not isinstance(size, str)]
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Leaves out all images but these, which follow each other in this order."""
+        self._entries = [self._entries[i] for i in indices]
+        self._labels = [self._labels[i] for i in indices]
+        self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
 
     def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:
         try:

@@ -1,7 +1,7 @@
 """Label maps: pictures whose pixel values are class numbers, as one-hot tensors."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +29,8 @@ class LabelMapReader:
         num_classes: 2 to 256, with the class of unlabelled pixels.
         unlabelled: pixel value of unlabelled pixels; None if there are none.
         unlabelled_class: the class they are given; None for one of their own, the last.
+        key, folder_key: names of the settings that give `num_classes` and the folder the label maps
+            are in, for messages.
 
     Raises:
         UserError: for values that make no sense together.
@@ -37,18 +39,20 @@ class LabelMapReader:
     num_classes: int
     unlabelled: int | None = 255
     unlabelled_class: int | None = None
+    key: str = field(default="data.channels", repr=False)
+    folder_key: str = field(default="data.subfolder", repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_classes, int) or not 2 <= self.num_classes <= MAX_CLASSES:
             raise UserError(
-                f"data.channels is {self.num_classes}: of label maps it is the number of classes, "
+                f"{self.key} is {self.num_classes}: of label maps it is the number of classes, "
                 f"2 to {MAX_CLASSES}, with the class of unlabelled pixels."
             )
         if self.unlabelled is not None and self.unlabelled < 0:
             raise UserError(f"data.unlabelled is {self.unlabelled}: give a pixel value, or null.")
         if self.unlabelled_class is not None and not 0 <= self.unlabelled_class < self.num_classes:
             raise UserError(
-                f"data.unlabelled_class is {self.unlabelled_class}: with data.channels="
+                f"data.unlabelled_class is {self.unlabelled_class}: with {self.key}="
                 f"{self.num_classes} there are the classes 0 to {self.num_classes - 1}."
             )
 
@@ -73,7 +77,7 @@ class LabelMapReader:
             raise UserError(
                 f"{name} is a {kind} picture of mode {mode}, not a label map: that is a PNG file "
                 "with one channel, grey or palette, whose pixel values are class numbers. If label "
-                "maps lie beside pictures, name their folder with data.subfolder."
+                f"maps lie beside pictures, name their folder with {self.folder_key}."
             )
         return Image.fromarray(self.class_numbers(values, name))
 
@@ -88,14 +92,14 @@ class LabelMapReader:
                 raise UserError(
                     f"{name} has unlabelled pixels (data.unlabelled={self.unlabelled}), whose "
                     f"class is the last, {last}, and other pixels of class {last} too. Raise "
-                    "data.channels by one, or choose a data.unlabelled_class."
+                    f"{self.key} by one, or choose a data.unlabelled_class."
                 )
             classes[empty] = last if self.unlabelled_class is None else self.unlabelled_class
         for value in (classes.min(), classes.max()):
             if not 0 <= value <= last:
                 raise UserError(
-                    f"{name} has a pixel of value {value}, and data.channels={self.num_classes} "
-                    f"has the classes 0 to {last}. Set data.channels to the number of classes; if "
+                    f"{name} has a pixel of value {value}, and {self.key}={self.num_classes} "
+                    f"has the classes 0 to {last}. Set {self.key} to the number of classes; if "
                     f"{value} stands for unlabelled pixels, set data.unlabelled={value}."
                 )
         return classes.astype(np.uint8)
@@ -107,7 +111,7 @@ class LabelMapFolder(ImageFolder):
     Args:
         path: the folder or archive; searched recursively, hidden files and `__MACOSX` left out.
         reader: from files to class numbers.
-        max_broken_fraction, key, subfolder: see `ImageFolder`.
+        max_broken_fraction, key, subfolder, subfolder_key: see `ImageFolder`.
 
     Raises:
         MissingPathError: if there is nothing at `path`.
@@ -123,6 +127,7 @@ class LabelMapFolder(ImageFolder):
         max_broken_fraction: float,
         key: str = "data.path",
         subfolder: str | None = None,
+        subfolder_key: str = "data.subfolder",
     ) -> None:
         super().__init__(
             path,
@@ -132,6 +137,7 @@ class LabelMapFolder(ImageFolder):
             max_broken_fraction=max_broken_fraction,
             key=key,
             subfolder=subfolder,
+            subfolder_key=subfolder_key,
         )
         self.channels = reader.num_classes
         self.reader = reader

@@ -5,12 +5,15 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from taming.data.dataset import ImageDataset, Source
+from taming.data.label_maps import LabelMapTransform
 from taming.data.loading import EndlessDataModule, num_cores
 from taming.data.split import held_out_split
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["ImageDataModule", "Part", "hold_out"]
+__all__ = ["ImageDataModule", "NumWorkers", "Part", "hold_out"]
+
+NumWorkers = int | Literal["auto"]
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ class ImageDataModule(EndlessDataModule):
         channels: int,
         batch_size: int,
         val_batch_size: int | None = None,
-        num_workers: int | Literal["auto"] = "auto",
+        num_workers: NumWorkers = "auto",
         seed: int = 0,
     ) -> None:
         self._kind = transform.kind(channels)
@@ -122,6 +125,15 @@ class ImageDataModule(EndlessDataModule):
         """Names by class number; empty without classes."""
         return self.train_dataset.class_names
 
+    @property
+    def of_label_maps(self) -> bool:
+        """Whether the images are one-hot label maps."""
+        return isinstance(self.transform, LabelMapTransform)
+
+    def images_alone(self) -> "ImageDataModule":
+        """The data without what belongs to images besides their classes; here all of it."""
+        return self
+
     def num_workers_for(self, dataset: ImageDataset) -> int:
         """How many processes load this data set."""
         if self._num_workers != "auto":
@@ -136,11 +148,12 @@ class ImageDataModule(EndlessDataModule):
         broken = [name for source in sources for name, _ in source.broken]
         broken += train.replaced + val.replaced
         classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
+        noun = self.transform.noun
         named = f" ({', '.join(broken[:10])}{', …' if len(broken) > 10 else ''})" if broken else ""
         return (
-            f"{' and '.join(source.description for source in sources)}: {len(train):,} images to "
+            f"{' and '.join(source.description for source in sources)}: {len(train):,} {noun} to "
             f"train and {len(val):,} to validate, {classes}, {height}x{width}, "
             f"{self._kind}\n"
             f"{len(broken):,} broken files{named}; "
-            f"{train.num_magnified + val.num_magnified:,} images smaller than that and enlarged"
+            f"{train.num_magnified + val.num_magnified:,} {noun} smaller than that and enlarged"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -11,12 +11,26 @@ from PIL import Image, ImageOps
 from taming.data.images import Color
 from taming.errors import UserError
 
-__all__ = ["Crop", "ImageTransform", "Resize", "as_color"]
+__all__ = ["Crop", "ImageTransform", "Resize", "View", "as_color"]
 
 Resize = Literal["shorter_side", "stretch", "enlarge", "none"]
 Crop = Literal["center", "random", "none"]
 
-Box = tuple[int, int, int, int]
+Window = tuple[float, float, float, float]
+
+
+class View(NamedTuple):
+    """What is shown of an image: drawn once, it serves an image and what belongs to it.
+
+    Attributes:
+        window: (left, top, right, bottom) of the part that becomes the result, in pixels.
+        mirrored: whether left and right are exchanged.
+        offset: pixels of the result to the right and down that it is moved by.
+    """
+
+    window: Window
+    mirrored: bool = False
+    offset: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +131,43 @@ class ImageTransform:
         Raises:
             UserError: if the image's size does not suit the settings.
         """
-        self.check_size((image.height, image.width), name)
+        size = image.height, image.width
+        self.check_size(size, name)
+        return self.show(image, self.view(size, rng))
+
+    def item(
+        self, loaded: Any, rng: np.random.Generator | None = None, name: str = "the image"
+    ) -> dict[str, torch.Tensor]:
+        """What a source loaded as an item of a data set: here `images`, the transformed image."""
+        return {"images": self(loaded, rng, name)}
+
+    def view(self, size: tuple[int, int], rng: np.random.Generator | None = None) -> View:
+        """What to show of an image of this (height, width); draws only with `rng`."""
+        window = self._window((size[0] + 2 * self.pad, size[1] + 2 * self.pad), rng)
+        if rng is None:
+            return View(window)
+        mirrored = self.horizontal_flip and bool(rng.integers(2))
+        if self.random_shift == 0:
+            return View(window, mirrored)
+        right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
+        return View(window, mirrored, (int(right), int(down)))
+
+    def show(self, image: Image.Image, view: View) -> torch.Tensor:
+        """A view of an image as a tensor, as `__call__` returns it."""
         if self.pad:
             image = ImageOps.expand(image, self.pad, self._fill(image))
         height, width = self.size
-        image = image.crop(self._window(image, rng)).resize((width, height), self._resampling)
-        if rng is not None:
-            if self.horizontal_flip and rng.integers(2):
-                image = ImageOps.mirror(image)
-            image = self._shifted(image, rng)
+        if all(float(side).is_integer() for side in view.window):
+            left, top, right, bottom = (int(side) for side in view.window)
+            image = image.crop((left, top, right, bottom)).resize((width, height), self._resampling)
+        else:
+            image = image.resize((width, height), self._resampling, box=view.window)
+        if view.mirrored:
+            image = ImageOps.mirror(image)
+        if view.offset != (0, 0):
+            canvas = Image.new(image.mode, image.size, self._fill(image))
+            canvas.paste(image, view.offset)
+            image = canvas
         return self._to_tensor(image)
 
     def check_size(self, size: tuple[int, int], name: str) -> None:
@@ -168,6 +210,11 @@ class ImageTransform:
         return "RGB" if channels == 3 else "grey"
 
     @property
+    def noun(self) -> str:
+        """What items of the data set are called, in the plural."""
+        return "images"
+
+    @property
     def _resampling(self) -> Image.Resampling:
         filtered = self.resize in ("shorter_side", "stretch")
         return Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
@@ -176,31 +223,23 @@ class ImageTransform:
         pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
         return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
 
-    def _window(self, image: Image.Image, rng: np.random.Generator | None) -> Box:
-        """(left, top, right, bottom) of the part of the image that becomes the result."""
+    def _window(self, size: tuple[int, int], rng: np.random.Generator | None) -> Window:
+        """(left, top, right, bottom) of the part of a padded image that becomes the result."""
         if self.crop == "none":
-            return 0, 0, image.width, image.height
+            return 0, 0, size[1], size[0]
         height, width = self.size
         if self.resize == "shorter_side":
-            scale = min(image.height / height, image.width / width)
+            scale = min(size[0] / height, size[1] / width)
             if rng is not None and self.crop == "random":
                 scale *= rng.uniform(self.crop_scale[0], self.crop_scale[1])
-            height = min(max(round(height * scale), 1), image.height)
-            width = min(max(round(width * scale), 1), image.width)
-        room_y, room_x = image.height - height, image.width - width
+            height = min(max(round(height * scale), 1), size[0])
+            width = min(max(round(width * scale), 1), size[1])
+        room_y, room_x = size[0] - height, size[1] - width
         if rng is not None and self.crop == "random":
             top, left = int(rng.integers(room_y + 1)), int(rng.integers(room_x + 1))
         else:
             top, left = room_y // 2, room_x // 2
         return left, top, left + width, top + height
-
-    def _shifted(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        if self.random_shift == 0:
-            return image
-        offset = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
-        canvas = Image.new(image.mode, image.size, self._fill(image))
-        canvas.paste(image, (int(offset[0]), int(offset[1])))
-        return canvas
 
     def _fill(self, image: Image.Image) -> Color | int:
         color = cast(Color, self.fill)

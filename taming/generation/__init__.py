@@ -1,22 +1,23 @@
 """Drawing images from a trained generator."""
 
-from taming.generation.decoding import (
-    decode_tokens,
-    greedy_choice,
-    random_choice,
-    random_numbers,
-)
+from taming.generation.choice import TokenChoice, random_numbers
+from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
 from taming.generation.generator import ImageGenerator
+from taming.generation.guidance import Guidance, guide
+from taming.generation.window import WindowRun, plan_windows
 
 __all__ = [
+    "Guidance",
     "ImageGenerator",
+    "TokenChoice",
+    "WindowRun",
     "apply_temperature",
     "decode_tokens",
     "filter_logits",
-    "greedy_choice",
+    "guide",
     "keep_top_k",
     "keep_top_p",
-    "random_choice",
+    "plan_windows",
     "random_numbers",
 ]

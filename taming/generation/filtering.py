@@ -1,7 +1,8 @@
 """From the model's logits to the logits that are sampled: temperature, top-k and top-p.
 
-Pure functions of `(… v)` logits. A token that is ruled out gets -∞. Of equally probable tokens the
-lower one counts as the more probable, so that the result is always well defined.
+Pure functions of `(… v)` logits, each row with a finite greatest one. A token that is ruled out
+gets -∞. Of equally probable tokens the lower one counts as the more probable, so that the result is
+always well defined. Half-precision logits are computed with in float32.
 """
 
 import torch
@@ -17,12 +18,16 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     """Divides the logits: below 1 probable tokens become more probable, above 1 less.
 
     The greatest is put to 0 first, which changes no probability and lets no temperature overflow.
+    At 1e-30 and below only the most probable tokens are left, at 1e30 and above all that are not
+    ruled out are equally probable.
     """
     if not temperature > 0:
         raise UserError(
             f"temperature is {temperature} and must be more than 0; for the most probable tokens "
             "use greedy=true."
         )
+    temperature = min(max(temperature, 1e-30), 1e30)  # in float32 neither 0 nor ∞, nor is 1 / it
+    logits = _at_least_float32(logits)
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
 
 
@@ -45,9 +50,10 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     if p == 1:
         return logits  # whatever rounding makes of the sum
     order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
-    probabilities = logits.softmax(dim=-1).gather(-1, order)  # (… v)
-    sum_before = F.pad(probabilities.cumsum(dim=-1)[..., :-1], (1, 0))  # (… v), of the first 0
-    ruled_out = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, sum_before >= p)
+    probabilities = _at_least_float32(logits).softmax(dim=-1).gather(-1, order)  # (… v)
+    reached = probabilities.cumsum(dim=-1) >= p  # (… v), with this token
+    reached_before = F.pad(reached[..., :-1], (1, 0))  # (… v), False for the first
+    ruled_out = torch.empty_like(reached).scatter(-1, order, reached_before)
     return logits.masked_fill(ruled_out, -torch.inf)
 
 
@@ -68,3 +74,7 @@ def filter_logits(
     if top_p is not None:
         logits = keep_top_p(logits, top_p)
     return logits
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

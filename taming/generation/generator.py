@@ -1,28 +1,39 @@
 """The image generator: tokenizer, transformer and conditioning together."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from taming.conditioning import Conditioning, conditioning_from_config
-from taming.errors import UserError
-from taming.generation.decoding import (
-    Choice,
-    decode_tokens,
-    greedy_choice,
-    random_choice,
-    random_numbers,
+from taming.conditioning import (
+    CellClasses,
+    Conditioning,
+    ImageCondition,
+    Prompt,
+    conditioning_from_config,
 )
+from taming.errors import UserError
+from taming.generation.choice import TokenChoice, random_numbers
+from taming.generation.compiled import CompiledSteps
+from taming.generation.drawing import draw_tokens
+from taming.generation.guidance import Guidance
+from taming.generation.window import WindowRun, plan_windows
 from taming.modes import evaluation_mode
-from taming.sequence import to_indices
+from taming.sequence import to_indices, to_tokens
 from taming.serialization import SavedModel, load_saved_model, save_model_directory
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 __all__ = ["ImageGenerator"]
+
+
+CONDITION_TOKENIZERS: dict[str, type[VQGAN | CellClasses]] = {
+    "vqgan": VQGAN,
+    "cell_classes": CellClasses,
+}
 
 
 class ImageGenerator(nn.Module):
@@ -34,6 +45,7 @@ class ImageGenerator(nn.Module):
         conditioning: what can be asked for.
         grid_size: (height, width) of the code grid; a single number means square.
         class_names: names of the classes, if the conditioning does not have them yet.
+        condition_tokenizer: makes tokens of condition images, where they are what is asked for.
 
     Raises:
         UserError: if the parts do not fit each other.
@@ -46,15 +58,18 @@ class ImageGenerator(nn.Module):
         conditioning: Conditioning,
         grid_size: int | Sequence[int],
         class_names: Sequence[str] | None = None,
+        condition_tokenizer: VQGAN | CellClasses | None = None,
     ) -> None:
         super().__init__()
         height, width = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
         self.grid_size: tuple[int, int] = (height, width)
         self.tokenizer = tokenizer
         self.transformer = transformer
+        self.condition_tokenizer = condition_tokenizer
         if class_names is not None:
             conditioning = conditioning.with_class_names(class_names)
         self.conditioning = conditioning
+        self._compiled: CompiledSteps | None = None
         self._check_parts()
 
     @property
@@ -77,14 +92,16 @@ class ImageGenerator(nn.Module):
 
         Args:
             tokens: `(b n)` int64, n at most `num_tokens`.
-            condition: `(b,)` int64 class labels; None asks for nothing in particular.
+            condition: `(b,)` int64 class labels, or `(b c H W)` condition images; None asks for
+                nothing in particular.
 
         Returns:
             `(b n v)` on the model's device, with gradients where they are enabled.
         """
         self._check_tokens(tokens)
-        prefix = self.conditioning.prefix(condition, len(tokens), self.device)
-        return self.transformer.token_logits(prefix, tokens.to(self.device))
+        asked_for = self._encoded(condition, self.grid_size)
+        prompt = self._prompt(asked_for, len(tokens))
+        return self.transformer.token_logits(prompt.prefix, tokens.to(self.device), prompt.context)
 
     def sample_tokens(
         self,
@@ -93,10 +110,17 @@ class ImageGenerator(nn.Module):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        guidance_scale: float = 1.0,
         greedy: bool = False,
         seed: int | None = None,
         given_tokens: Tensor | None = None,
         *,
+        guidance_schedule: str = "constant",
+        guidance_power: float = 1.0,
+        guidance_interval: Sequence[float] = (0.0, 1.0),
+        grid_size: Sequence[int] | None = None,
+        stride: int | None = None,
+        compile: bool = False,
         batch_size: int = 64,
         first_image: int = 0,
         progress: bool = False,
@@ -108,13 +132,23 @@ class ImageGenerator(nn.Module):
 
         Args:
             num_images: number of images.
-            condition: `(num_images,)` int64 class labels; None asks for nothing in particular.
+            condition: `(num_images,)` int64 class labels, or `(num_images c H W)` condition images;
+                None asks for nothing in particular.
             temperature: more than 0; below 1 is more of the probable, above 1 less.
             top_k: draw among this many most probable tokens; None for all.
             top_p: draw among the most probable tokens that have this probability together.
-            greedy: take the most probable token each time; the settings above have no effect.
+            guidance_scale: how strongly the condition is followed, 1 as trained; see `Guidance`.
+            greedy: take the most probable token each time; temperature, top-k, top-p and seed have
+                no effect.
             seed: not negative; None takes one from PyTorch's global random state.
             given_tokens: `(num_images m)` fixed first tokens, which the result includes.
+            guidance_schedule: how the scale changes from token to token, see `Guidance`.
+            guidance_power: likewise.
+            guidance_interval: likewise.
+            grid_size: (height, width) of larger images, in codes: they are drawn through a sliding
+                window of the trained size; None for that size.
+            stride: of the window, see `plan_windows`.
+            compile: compile the step: slow to start, then faster; the same tokens up to rounding.
             batch_size: images drawn at once, which bounds the memory.
             first_image: number of the first image, to draw a long series in several calls.
             progress: show a progress bar.
@@ -129,80 +163,109 @@ class ImageGenerator(nn.Module):
             raise UserError(
                 f"num_images is {num_images} and batch_size {batch_size}: both must be at least 1."
             )
-        prefix = self.conditioning.prefix(condition, num_images, self.device)  # (num_images p)
+        size = self._grid_size_of(grid_size)
+        num_tokens = size[0] * size[1]
+        guidance = Guidance(guidance_scale, guidance_schedule, guidance_power, guidance_interval)
+        self._check_guidance(guidance, condition)
+        scales = None if guidance.is_off else guidance.scales(num_tokens).to(self.device)
         if given_tokens is None:
             given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
-        self._check_given_tokens(given_tokens, num_images)
+        self._check_given_tokens(given_tokens, num_images, num_tokens)
         given_tokens = given_tokens.to(self.device, torch.int64)
+        runs = plan_windows(size, self.grid_size, stride, num_given=given_tokens.shape[1])
+        self._check_condition(condition, num_images)
         if seed is None:
             seed = int(torch.randint(2**62, ()))
 
         batches = []
-        num_new = num_images * (self.num_tokens - given_tokens.shape[1])
+        num_new = num_images * (num_tokens - given_tokens.shape[1])
         with _progress_bar(num_new, progress) as bar, evaluation_mode(self.transformer):
             for start in range(0, num_images, batch_size):
                 end = min(start + batch_size, num_images)
-                choose: Choice = greedy_choice
+                asked_for = self._encoded(None if condition is None else condition[start:end], size)
+                uniforms = None
                 if not greedy:
                     numbers = range(first_image + start, first_image + end)
-                    uniforms = random_numbers(seed, numbers, self.num_tokens)  # (b n)
+                    uniforms = random_numbers(seed, numbers, num_tokens)  # (b n)
                     if self.device.type == "mps":
                         uniforms = uniforms.float()
-                    choose = random_choice(uniforms.to(self.device), temperature, top_k, top_p)
-                tokens = decode_tokens(
+                    uniforms = uniforms.to(self.device)
+                prompt_for = partial(self._prompt, asked_for, end - start, not guidance.is_off)
+                tokens = draw_tokens(
                     self.transformer,
-                    prefix[start:end],
+                    prompt_for,
                     given_tokens[start:end],
-                    self.num_tokens,
-                    choose,
-                    bar.update,
+                    TokenChoice(uniforms, scales, temperature, top_k, top_p),
+                    runs,
+                    grid_size=size,
+                    window=self.grid_size,
+                    on_tokens=bar.update,
+                    compiled=self._compiled_steps if compile else None,
                 )
                 batches.append(tokens)
         return torch.cat(batches)
 
     def sample(
-        self,
-        num_images: int,
-        condition: Tensor | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        greedy: bool = False,
-        seed: int | None = None,
-        given_tokens: Tensor | None = None,
-        *,
-        batch_size: int = 64,
-        first_image: int = 0,
-        progress: bool = False,
+        self, num_images: int, condition: Tensor | None = None, *settings: Any, **named: Any
     ) -> Tensor:
         """Draws images; the arguments are those of `sample_tokens`.
 
         Returns:
-            `(num_images c H W)` in [-1, 1] on the model's device.
+            `(num_images c H W)` on the model's device, in [-1, 1]; of a tokenizer of label maps
+            logits of the classes.
         """
         self._require_tokenizer()
-        tokens = self.sample_tokens(
-            num_images,
-            condition,
-            temperature,
-            top_k,
-            top_p,
-            greedy,
-            seed,
-            given_tokens,
-            batch_size=batch_size,
-            first_image=first_image,
-            progress=progress,
+        tokens = self.sample_tokens(num_images, condition, *settings, **named)
+        batches = tokens.split(named.get("batch_size", 64))
+        return torch.cat([self.decode(batch, named.get("grid_size")) for batch in batches])
+
+    def complete(
+        self, images: Tensor, keep_rows: int, condition: Tensor | None = None, **settings: Any
+    ) -> Tensor:
+        """Keeps the first rows of images and generates the rest.
+
+        Args:
+            images: `(b c H W)` in [-1, 1]; of the trained size, or larger with the sliding window.
+            keep_rows: rows of codes that are kept, at least 1 and not all.
+            condition: see `sample_tokens`.
+            settings: likewise.
+
+        Returns:
+            `(b c H W)`, the kept rows as the tokenizer shows them.
+
+        Raises:
+            UserError: also if the images do not fit the tokenizer.
+        """
+        tokenizer = self._require_tokenizer()
+        with torch.no_grad():
+            indices = tokenizer.encode(images.to(self.device))  # (b h w)
+        height, width = indices.shape[1:]
+        if not 0 < keep_rows < height:
+            raise UserError(
+                f"keep_rows is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
+                f"{height - 1} of them."
+            )
+        given = to_tokens(indices)[:, : keep_rows * width]
+        return self.sample(
+            len(images), condition, given_tokens=given, grid_size=(height, width), **settings
         )
-        return torch.cat([self.decode(batch) for batch in tokens.split(batch_size)])
 
     @torch.no_grad()
-    def decode(self, tokens: Tensor) -> Tensor:
-        """Shows tokens as images: `(b n)` to `(b c H W)` in [-1, 1]."""
+    def decode(self, tokens: Tensor, grid_size: Sequence[int] | None = None) -> Tensor:
+        """Shows tokens as images.
+
+        Args:
+            tokens: `(b n)`.
+            grid_size: (height, width) of larger images, in codes.
+
+        Returns:
+            `(b c H W)` in [-1, 1]; of a tokenizer of label maps logits of the classes.
+        """
         tokenizer = self._require_tokenizer()
         with evaluation_mode(tokenizer):
-            images = tokenizer.decode(to_indices(tokens.to(self.device), self.grid_size))
-        return images.clamp(-1.0, 1.0)
+            indices = to_indices(tokens.to(self.device), self._grid_size_of(grid_size))
+            images = tokenizer.decode(indices)
+        return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:
         """The generator as plain data, each part with its own config and weights."""
@@ -213,6 +276,8 @@ class ImageGenerator(nn.Module):
         parts = {"transformer": self.transformer.to_saved()}
         if self.tokenizer is not None:
             parts["tokenizer"] = self.tokenizer.to_saved()
+        if self.condition_tokenizer is not None:
+            parts["condition_tokenizer"] = self.condition_tokenizer.to_saved()
         return SavedModel("generator", config, parts=parts)
 
     @classmethod
@@ -237,10 +302,22 @@ class ImageGenerator(nn.Module):
             tokenizer = VQGAN.from_saved(saved.parts["tokenizer"].require("vqgan", where))
         transformer = GPT.from_saved(saved.parts["transformer"], where)
         conditioning = conditioning_from_config(saved.config["conditioning"])
-        return cls(tokenizer, transformer, conditioning, saved.config["grid_size"]).eval()
+        condition_tokenizer = None
+        if "condition_tokenizer" in saved.parts:
+            part = saved.parts["condition_tokenizer"]
+            if part.kind not in CONDITION_TOKENIZERS:
+                raise UserError(f"the condition tokenizer in {where} is of no known kind.")
+            condition_tokenizer = CONDITION_TOKENIZERS[part.kind].from_saved(part)
+        return cls(
+            tokenizer,
+            transformer,
+            conditioning,
+            saved.config["grid_size"],
+            condition_tokenizer=condition_tokenizer,
+        ).eval()
 
     def save_pretrained(self, directory: str | Path) -> Path:
-        """Writes a generator directory: config.json, transformer/ and tokenizer/."""
+        """Writes a generator directory: config.json, and a directory for each part."""
         return save_model_directory(self.to_saved(), directory)
 
     @classmethod
@@ -261,24 +338,117 @@ class ImageGenerator(nn.Module):
             )
         return self.tokenizer
 
+    def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
+        """A condition image as its code grid `(b h w)`; class labels and None as they are."""
+        if condition is None or not self.conditioning.takes_images:
+            return condition
+        if self.condition_tokenizer is None:
+            raise UserError(
+                "this generator has no tokenizer for condition images: save it with the one it "
+                "was trained with."
+            )
+        with torch.no_grad():
+            indices = self.condition_tokenizer.encode(condition.to(self.device))  # (b h w)
+        needed = self._condition_grid_size(grid_size)
+        if indices.shape[1:] != needed:
+            raise UserError(
+                f"the condition images are {condition.shape[2]}×{condition.shape[3]}, which gives "
+                f"{indices.shape[1]} × {indices.shape[2]} codes, and images of {grid_size[0]} × "
+                f"{grid_size[1]} codes need {needed[0]} × {needed[1]} of them."
+            )
+        return indices
+
+    def _condition_grid_size(self, grid_size: tuple[int, int]) -> tuple[int, int]:
+        """Of a condition for an image of a grid size."""
+        assert isinstance(self.conditioning, ImageCondition)
+        sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
+        height, width = (condition * size // trained for condition, size, trained in sizes)
+        return height, width
+
+    def _prompt(
+        self,
+        asked_for: Tensor | None,
+        batch_size: int,
+        guided: bool = False,
+        run: WindowRun | None = None,
+    ) -> Prompt:
+        """What the transformer is given: `asked_for` as `_encoded` returns it.
+
+        With guidance, b prompts with condition and b without. Of a code grid larger than the
+        trained one the part is taken that belongs to the window of `run`.
+        """
+        if asked_for is not None and isinstance(self.conditioning, ImageCondition):
+            height, width = self.conditioning.grid_size
+            row = 0 if run is None else run.row * height // self.grid_size[0]
+            column = 0 if run is None else run.column * width // self.grid_size[1]
+            asked_for = to_tokens(asked_for[:, row : row + height, column : column + width])
+        prompt = self.conditioning.prompt(asked_for, batch_size, self.device)
+        if guided:
+            prompt = prompt.and_then(self.conditioning.prompt(None, batch_size, self.device))
+        return prompt
+
+    def _compiled_steps(self, choose: TokenChoice, num_prefix: int) -> CompiledSteps:
+        """Those of the last batch, if they will do."""
+        arguments = self.transformer, choose, num_prefix, self.num_tokens
+        if self._compiled is None or not self._compiled.fits(*arguments):
+            self._compiled = CompiledSteps(*arguments)
+        return self._compiled
+
+    def _grid_size_of(self, grid_size: Sequence[int] | None) -> tuple[int, int]:
+        if grid_size is None:
+            return self.grid_size
+        height, width = grid_size
+        return height, width
+
+    def _check_condition(self, condition: Tensor | None, num_images: int) -> None:
+        """Refuses now what would be refused in a later batch."""
+        if condition is None or not self.conditioning.takes_images:
+            self.conditioning.prompt(condition, num_images)
+        elif condition.ndim != 4 or len(condition) != num_images:
+            raise UserError(
+                f"the condition is a tensor of shape {tuple(condition.shape)}, where "
+                f"{num_images} condition images, ({num_images}, c, H, W), are needed."
+            )
+
+    def _check_guidance(self, guidance: Guidance, condition: Tensor | None) -> None:
+        if guidance.is_off:
+            return
+        if condition is None:
+            raise UserError(
+                f"guidance_scale={guidance.scale} strengthens a condition, and there is none: give "
+                "one, or leave guidance out."
+            )
+        if not self.conditioning.can_do_without:
+            raise UserError(
+                f"guidance_scale={guidance.scale} needs a model that was trained to do without its "
+                "condition some of the time: train with condition_dropout=0.1, or leave guidance "
+                "out."
+            )
+
     def _check_parts(self) -> None:
-        transformer = self.transformer
-        if transformer.num_prefix_ids != self.conditioning.num_prefix_ids:
-            raise UserError(
-                f"the transformer has {transformer.num_prefix_ids} prefix ids and the condition "
-                f"{self.conditioning.num_prefix_ids}: they are not of the same model."
-            )
-        if self.tokenizer is not None and self.tokenizer.codebook_size != transformer.codebook_size:
-            raise UserError(
-                f"the tokenizer has {self.tokenizer.codebook_size} codes and the transformer "
-                f"{transformer.codebook_size}: they are not of the same model."
-            )
+        transformer, conditioning = self.transformer, self.conditioning
+        for ids in ("num_prefix_ids", "num_context_ids"):
+            found, needed = getattr(transformer, ids), getattr(conditioning, ids)
+            if found != needed:
+                raise UserError(
+                    f"the transformer has {ids}={found} and the condition {needed}: they are not "
+                    "of the same model."
+                )
+        for name, tokenizer, num_codes in (
+            ("transformer", self.tokenizer, transformer.codebook_size),
+            ("condition", self.condition_tokenizer, getattr(conditioning, "num_codes", None)),
+        ):
+            if tokenizer is not None and tokenizer.codebook_size != num_codes:
+                raise UserError(
+                    f"the tokenizer has {tokenizer.codebook_size} codes and the {name} "
+                    f"{num_codes}: they are not of the same model."
+                )
         # the last token is drawn and never read
-        needed = self.conditioning.prefix_length + self.num_tokens - 1
-        if needed > transformer.context_length:
+        length = conditioning.prefix_length + self.num_tokens - 1
+        if length > transformer.context_length:
             raise UserError(
                 f"a grid of {self.grid_size[0]} × {self.grid_size[1]} codes needs a context of "
-                f"{needed}, and the transformer's is {transformer.context_length}."
+                f"{length}, and the transformer's is {transformer.context_length}."
             )
 
     def _check_tokens(self, tokens: Tensor) -> None:
@@ -289,12 +459,12 @@ class ImageGenerator(nn.Module):
                 f"model 0 to {codebook_size - 1}: were they made by another tokenizer?"
             )
 
-    def _check_given_tokens(self, given_tokens: Tensor, num_images: int) -> None:
+    def _check_given_tokens(self, given_tokens: Tensor, num_images: int, num_tokens: int) -> None:
         shape = tuple(given_tokens.shape)
-        if len(shape) != 2 or shape[0] != num_images or shape[1] > self.num_tokens:
+        if len(shape) != 2 or shape[0] != num_images or shape[1] > num_tokens:
             raise UserError(
                 f"given_tokens has the shape {shape}, and must have ({num_images}, m) with m at "
-                f"most {self.num_tokens}, the tokens of an image."
+                f"most {num_tokens}, the tokens of an image."
             )
         self._check_tokens(given_tokens)
 

@@ -13,7 +13,7 @@ from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
 from taming.serialization.foreign_names import shown_names
 
-__all__ = ["COMPVIS_VQGAN"]
+__all__ = ["COMPVIS_VQGAN", "model_and_params", "target_of"]
 
 SCHEME = NameScheme(
     encoder_levels="down",
@@ -101,7 +101,7 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
             "indices are the remapped ones"
         )
         weights.take("quantize.used", used.shape)
-    elif _parts(config)[1].get("remap") is not None:
+    elif model_and_params(config)[1].get("remap") is not None:
         weights.take("quantize.used", (quantizer["codebook_size"],))  # noted as missing
     vqgan = build_vqgan(arguments)
     state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
@@ -118,8 +118,8 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
 COMPVIS_VQGAN = Source(convert, PUBLISHED)
 
 
-def _parts(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Their `model` (target and params), and the params."""
+def model_and_params(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Their `model` (target and params), and the params, from any level of their project.yaml."""
     model = config.get("model", config)
     params = model.get("params", model) if isinstance(model, Mapping) else None
     if not isinstance(params, Mapping):
@@ -127,12 +127,17 @@ def _parts(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, A
     return model, params
 
 
+def target_of(config: Mapping[str, Any]) -> str:
+    """The class a part of their configuration names, without its module; "" if it names none."""
+    return str(config.get("target", "")).rsplit(".", 1)[-1]
+
+
 def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any]:
     """Our VQGAN's arguments; theirs, with their defaults, are those of their classes."""
-    model, params = _parts(config)
+    model, params = model_and_params(config)
     kind = "gumbel" if has_projection else "vector"
     if "target" in model:
-        target = str(model["target"]).rsplit(".", 1)[-1]
+        target = target_of(model)
         if target not in TARGETS:
             raise UserError(
                 f"the config is of {target}, and this source imports {', '.join(TARGETS)}."
@@ -163,7 +168,11 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
     }
     if kind == "gumbel":
         quantizer["kl_weight"] = params.get("kl_weight", 1e-8)
+    label_maps = target_of(model) == "VQSegmentationModel" or (
+        params.get("image_key") == "segmentation" or "colorize_nlabels" in params
+    )
     return {
+        **({"label_maps": True} if label_maps else {}),
         "image_channels": shape["in_channels"],
         "resolution": shape["resolution"],
         "base_channels": shape["ch"],

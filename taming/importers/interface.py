@@ -31,14 +31,16 @@ class Source:
     """A kind of checkpoint of another program.
 
     Attributes:
-        convert: `(content, config, where)` to the model: the checkpoint's content, the other
-            program's arguments, and the file's name for messages. Raises a `UserError` if they do
-            not fit each other.
+        convert: `(content, config, where, **settings)` to the model: the checkpoint's content, the
+            other program's arguments, and the file's name for messages. Raises a `UserError` if
+            they do not fit each other.
         published: arguments of the published models, by the names their authors gave.
+        settings: what else `convert` takes, by keyword, all optional.
     """
 
-    convert: Callable[[Any, Mapping[str, Any], str], Imported]
+    convert: Callable[..., Imported]
     published: Mapping[str, Mapping[str, Any]]
+    settings: tuple[str, ...] = ()
 
 
 def is_weights(value: Any) -> bool:

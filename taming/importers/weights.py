@@ -60,21 +60,40 @@ class ForeignWeights:
             return zeros
         return weight.reshape(shape)
 
-    def fill(self, module: nn.Module, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    def hand_over(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The weights that begin so, without the prefix; who gets them has to account for them."""
+        names = self.names(prefix)
+        return {name.removeprefix(prefix): self._left.pop(name) for name in names}
+
+    def fill(
+        self,
+        module: nn.Module,
+        names: Mapping[str, str],
+        made: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The state of `module` from these weights, in its dtypes.
 
         Args:
             module: gives names, shapes and dtypes, and the values of buffers the other program does
                 not have.
-            names: the module's names to the other program's; all of its parameters.
+            names: the module's names to the other program's; all of its parameters but those in
+                `made`.
+            made: weights that are not one of theirs as it is, by the module's names.
         """
         own = module.state_dict()
-        nameless = {name for name, _ in module.named_parameters()} - set(names)
+        made = {} if made is None else made
+        nameless = {name for name, _ in module.named_parameters()} - set(names) - set(made)
         assert not nameless, f"parameters without a foreign name: {sorted(nameless)}"
-        return {
-            name: self.take(names[name], value.shape).to(value.dtype) if name in names else value
-            for name, value in own.items()
-        }
+        state: dict[str, torch.Tensor] = {}
+        for name, value in own.items():
+            if name in names:
+                state[name] = self.take(names[name], value.shape).to(value.dtype)
+            elif name in made:
+                assert made[name].shape == value.shape, f"{name} is {tuple(made[name].shape)}"
+                state[name] = made[name].to(value.dtype)
+            else:
+                state[name] = value
+        return state
 
     def keep_rows(self, names: Sequence[str], rows: torch.Tensor) -> None:
         """Cuts these weights to some of their rows, in the order of `rows`.
@@ -86,13 +105,13 @@ class ForeignWeights:
             if weight is not None and weight.ndim > 0 and len(weight) > rows.max():
                 self._left[name] = weight[rows]
 
-    def drop(self, prefix: str, reason: str) -> None:
-        """Leaves out the weights that begin so, if there are any."""
-        names = self.names(prefix)
+    def drop(self, prefix: str, reason: str, *, ending: str = "") -> None:
+        """Leaves out the weights that begin and end so, if there are any."""
+        names = [name for name in self.names(prefix) if name.endswith(ending)]
         for name in names:
             del self._left[name]
         if names:
-            what = shown(names[0]) if len(names) == 1 else f"{prefix}* ({len(names)})"
+            what = shown(names[0]) if len(names) == 1 else f"{prefix}*{ending} ({len(names)})"
             self.notes.append(f"dropped {what}: {reason}")
 
     def finish(self) -> None:

@@ -2,14 +2,16 @@
 
 from torch import Tensor, nn
 
+from taming.positions.places import places_end
+
 __all__ = ["LearnedPositions"]
 
 
 class LearnedPositions(nn.Module):
-    """Adds a learned vector to the embedding at each position.
+    """Adds a learned vector to the embedding at each place.
 
     Args:
-        max_length: number of positions.
+        max_length: number of places.
         dim: width of the embeddings.
     """
 
@@ -18,16 +20,16 @@ class LearnedPositions(nn.Module):
         self.max_length = max_length
         self.embedding = nn.Embedding(max_length, dim)
 
-    def forward(self, embeddings: Tensor, offset: int = 0) -> Tensor:
-        """`(b n dim)` to the same, for the positions `offset` to `offset + n - 1`.
+    def forward(self, embeddings: Tensor, places: Tensor) -> Tensor:
+        """`(b n dim)` to the same, for the places `(n,)` int64 in the sequence.
 
         Raises:
-            ValueError: past the last position that was learned.
+            ValueError: past the last place that was learned.
         """
-        end = offset + embeddings.shape[1]
+        end = places_end(places)
         if end > self.max_length:
             raise ValueError(
                 f"there are {self.max_length} learned positions, and {end} are asked for: use "
                 "shorter sequences, a model with a longer context, or sinusoidal positions."
             )
-        return embeddings + self.embedding.weight[offset:end]
+        return embeddings + self.embedding(places)

@@ -10,21 +10,26 @@ hand by an angle that does not depend on where it started: relative positions ar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SinusoidalPositions", "sinusoidal_encoding"]
+from taming.positions.places import places_end
+
+__all__ = ["SinusoidalPositions", "SinusoidalPositions2D", "sinusoidal_encoding"]
 
 
-def sinusoidal_encoding(
-    length: int, dim: int, *, device: torch.device | str | None = None
-) -> Tensor:
-    """The encoding of positions 0 to length - 1.
+def sinusoidal_encoding(positions: Tensor | int, dim: int) -> Tensor:
+    """The encoding of some positions.
+
+    Args:
+        positions: `(n,)`, fractions and negative numbers too; or a number n: 0 to n - 1.
+        dim: width of the encoding.
 
     Returns:
-        `(length dim)` float32, computed in float64. Where `dim` is odd the last pair has no cosine.
+        `(n dim)` float32, computed in float64. Where `dim` is odd the last pair has no cosine.
     """
-    position = torch.arange(length, dtype=torch.float64, device=device)  # (length)
-    two_i = torch.arange(0, dim, 2, dtype=torch.float64, device=device)  # (pairs)
-    angle = position[:, None] / 10000 ** (two_i / dim)  # (length pairs)
-    pairs = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (length pairs 2)
+    if isinstance(positions, int):
+        positions = torch.arange(positions)
+    two_i = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device)  # (pairs)
+    angle = positions.double()[:, None] / 10000 ** (two_i / dim)  # (n pairs)
+    pairs = torch.stack([angle.sin(), angle.cos()], dim=-1)  # (n pairs 2)
     return pairs.flatten(1)[:, :dim].float()
 
 
@@ -33,7 +38,8 @@ class SinusoidalPositions(nn.Module):
 
     Args:
         dim: width of the embeddings.
-        length: positions computed in advance; more are computed when they are needed.
+        length: places computed in advance; on a CPU more are computed when they are needed, but
+            not inside a compiled step.
         scale: factor of the encoding, to suit embeddings that are much smaller than 1.
     """
 
@@ -45,9 +51,40 @@ class SinusoidalPositions(nn.Module):
         self.scale = scale
         self.register_buffer("table", scale * sinusoidal_encoding(length, dim), persistent=False)
 
-    def forward(self, embeddings: Tensor, offset: int = 0) -> Tensor:
-        """`(b n dim)` to the same, for the positions `offset` to `offset + n - 1`."""
-        end = offset + embeddings.shape[1]
+    def forward(self, embeddings: Tensor, places: Tensor) -> Tensor:
+        """`(b n dim)` to the same, for the places `(n,)` int64 in the sequence."""
+        end = places_end(places)
         if end > len(self.table):
             self.table = (self.scale * sinusoidal_encoding(end, self.dim)).to(self.table)
-        return embeddings + self.table[offset:end].to(embeddings.dtype)
+        return embeddings + self.table[places].to(embeddings.dtype)
+
+
+class SinusoidalPositions2D(nn.Module):
+    """Adds the encoding of the row to one half of the channels, that of the column to the other.
+
+    Each half is encoded by the formula for its own width; where `dim` is odd the row has one
+    channel more.
+
+    Args:
+        dim: width of the embeddings.
+        coordinates: `(L 2)` (row, column) of each place in the sequence, see `grid_coordinates`;
+            NaN for one that lies nowhere (a class label, a start token): nothing is added to it.
+        scale: factor of the encoding, to suit embeddings that are much smaller than 1.
+    """
+
+    table: Tensor
+
+    def __init__(self, dim: int, coordinates: Tensor, *, scale: float = 1.0) -> None:
+        super().__init__()
+        rows, columns = coordinates.nan_to_num().unbind(dim=1)
+        encoding = torch.cat(
+            [sinusoidal_encoding(rows, dim - dim // 2), sinusoidal_encoding(columns, dim // 2)],
+            dim=1,
+        )  # (L dim)
+        without_place = coordinates.isnan().any(dim=1, keepdim=True)  # (L 1)
+        table = (scale * encoding).masked_fill(without_place, 0.0)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, embeddings: Tensor, places: Tensor) -> Tensor:
+        """`(b n dim)` to the same, for the places `(n,)` int64 in the sequence, less than L."""
+        return embeddings + self.table[places].to(embeddings.dtype)

@@ -56,8 +56,12 @@ class Quantizer(nn.Module):
             rows = latents.float().permute(0, 2, 3, 1).reshape(-1, d)
             quantized, indices, losses = self.quantize_rows(rows)
             counts = count_codes(indices, self.codebook_size)
+        # in the latents' memory format: else all that follows would take over this view's
+        memory_format = torch.contiguous_format if latents.is_contiguous() else torch.channels_last
         return QuantizerOutput(
-            quantized=quantized.reshape(b, h, w, d).permute(0, 3, 1, 2),
+            quantized=quantized.reshape(b, h, w, d)
+            .permute(0, 3, 1, 2)
+            .contiguous(memory_format=memory_format),
             indices=indices.reshape(b, h, w),
             losses=losses,
             code_counts=counts,
@@ -65,7 +69,7 @@ class Quantizer(nn.Module):
 
     def lookup(self, indices: torch.Tensor) -> torch.Tensor:
         """`(b h w)` int64 to `(b d h w)` float32: the `quantized` of evaluation mode."""
-        return self.codes_of(indices).permute(0, 3, 1, 2)
+        return self.codes_of(indices).permute(0, 3, 1, 2).contiguous()
 
     def set_step(self, step: int) -> None:
         """Tells a quantizer that follows the steps how many are finished; others ignore it.

@@ -35,6 +35,7 @@ def finetuned_vqgan(
     *,
     resolution: tuple[int, int],
     image_channels: int,
+    label_maps: bool,
     quantizer: Mapping[str, Any],
 ) -> VQGAN:
     """A VQGAN that begins with the weights of a saved one.
@@ -47,11 +48,12 @@ def finetuned_vqgan(
             the codes changes.
         resolution: (height, width) of the new images. Attention stays in the levels it was in.
         image_channels: of the new images.
+        label_maps: whether the new images are one-hot label maps.
         quantizer: configuration of the new quantizer. Without `"new_codebook"` only what does not
             change its codes is taken from it: how it is trained from now on.
 
     Raises:
-        UserError: for images of another number of channels.
+        UserError: for images of another number of channels, or label maps for pictures.
     """
     config = dict(saved.config)
     if config["image_channels"] != image_channels:
@@ -59,6 +61,13 @@ def finetuned_vqgan(
             f"the model to fine-tune takes images of {config['image_channels']} channels, and "
             f"data.channels is {image_channels}."
         )
+    of_maps = config.get("label_maps", label_maps)  # an older model does not say
+    if of_maps != label_maps:
+        raise UserError(
+            f"the model to fine-tune is of {_kind(of_maps)}, and the new images are "
+            f"{_kind(label_maps)} (training.reconstruction=cross_entropy is for label maps)."
+        )
+    config["label_maps"] = label_maps
     old_height, new_height = config["resolution"][0], resolution[0]
     config["attention_resolutions"] = [
         new_height >> level
@@ -81,6 +90,10 @@ def finetuned_vqgan(
         }
         state = {**fresh, **kept}
     return VQGAN.from_saved(SavedModel("vqgan", config, state)).train()
+
+
+def _kind(label_maps: bool) -> str:
+    return "label maps" if label_maps else "pictures"
 
 
 def finetuned_adversary(saved: SavedModel, adversary: Adversary | None) -> None:

@@ -136,8 +136,10 @@ class TrainingModule(L.LightningModule):
         learning_rate = config.learning_rate_at(self.step - since, self.max_steps - since)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        limit = float("inf") if self.gradient_clip is None else self.gradient_clip
-        norm = nn.utils.clip_grad_norm_(parameters, limit)
+        parameters = [p for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.gradient_clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.gradient_clip, norm)
         finite = norm.isfinite()
         self._finite = finite if self._finite is None else self._finite & finite
         optimizer.step()

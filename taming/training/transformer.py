@@ -93,8 +93,9 @@ class TransformerTraining(TrainingModule):
     def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradient of one batch: `indices` `(b h w)` and, with classes, `labels` `(b,)`."""
         tokens = to_tokens(batch["indices"])  # (b n)
-        prefix = self.conditioning.prefix(self._condition(batch), len(tokens), tokens.device)
-        logits = self.transformer.token_logits(self.conditioning.drop(prefix), tokens)  # (b n v)
+        prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
+        prompt = self.conditioning.drop(prompt)
+        logits = self.transformer.token_logits(prompt.prefix, tokens, prompt.context)  # (b n v)
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
         self.manual_backward(loss)
         return {"loss": loss}

@@ -109,14 +109,19 @@ def check_images(
             "training.reconstruction=cross_entropy is for one-hot label maps of two classes or "
             f"more, and the images have {channels} channel: use data=label_maps."
         )
+    if of_label_maps and not vqgan.label_maps:
+        raise UserError(
+            "training.reconstruction=cross_entropy is for label maps, and the model's images are "
+            "pictures: give a VQGAN with label_maps=true, or choose l1 or l2."
+        )
     if of_label_maps and (judged_as_pictures or metrics):
         raise UserError(
             "training.reconstruction=cross_entropy is for label maps, which are no pictures: set "
             "perceptual=none and adversary=none, and add no metrics."
         )
-    if not of_label_maps and channels not in (1, 3):
+    if not of_label_maps and vqgan.label_maps:
         raise UserError(
-            f"images of {channels} channels are label maps: they need "
+            f"the model's images, of {channels} channels, are label maps: they need "
             "training.reconstruction=cross_entropy (experiment=label_map sets it)."
         )
     if not of_label_maps and min(height, width) < ReconstructionMetrics.MIN_SIDE:

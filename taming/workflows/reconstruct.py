@@ -166,9 +166,9 @@ def _find_images(
     vqgan: VQGAN, path: str | Path, settings: ReconstructionSettings
 ) -> InspectionImages:
     channels, factor = vqgan.image_channels, vqgan.downsample_factor
-    if channels != 1 and channels != 3:
+    if vqgan.label_maps:
         raise UserError(
-            f"the model takes images of {channels} channels, so it is a tokenizer of label maps: "
+            f"the model takes images of {channels} channels and is a tokenizer of label maps: "
             "reconstruct takes models of pictures, with 1 or 3 channels, only."
         )
     if settings.tile is not None and settings.tile % factor:

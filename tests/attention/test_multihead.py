@@ -1,15 +1,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from taming.attention import (
-    KeyValueCache,
-    LayerCache,
     MultiHeadAttention,
     attention,
     causal_mask,
     padding_mask,
+    prefix_causal_mask,
 )
+
+FUSED = pytest.mark.parametrize("fused", [False, True])
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +19,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@FUSED
 @pytest.mark.parametrize("causal", [False, True])
 def test_equals_torch_multi_head_attention(fused: bool, causal: bool) -> None:
     module = MultiHeadAttention(8, 2, fused=fused).double()
@@ -43,19 +45,160 @@ def test_equals_torch_multi_head_attention(fused: bool, causal: bool) -> None:
 
 
 def test_concatenation_and_output_map_are_a_sum_over_heads() -> None:
-    module = MultiHeadAttention(8, 4, bias=False).double()
+    num_heads, d_k, d_v = 4, 3, 2
+    module = MultiHeadAttention(8, num_heads, source_dim=5, key_dim=12, value_dim=8).double()
+    x, source = (torch.randn(2, *s, dtype=torch.float64) for s in ((5, 8), (6, 5)))
+    total = module.output.bias.expand(2, 5, 8)
+    query, key, value = module.query(x), module.key(source), module.value(source)
+    for h in range(num_heads):
+        of_key, of_value = slice(h * d_k, (h + 1) * d_k), slice(h * d_v, (h + 1) * d_v)
+        head = attention(query[..., of_key], key[..., of_key], value[..., of_value])
+        total = total + head @ module.output.weight[:, of_value].T
+    torch.testing.assert_close(module(x, source), total)
+
+
+def test_row_form_equals_column_form() -> None:
+    """With tokens as columns: W_O Σ V softmax(KᵀQ / √d_k), where Q = W_Q X and so on."""
+    module = MultiHeadAttention(6, 1, bias=False).double()
+    x = torch.randn(5, 6, dtype=torch.float64)
+    columns = x.T  # (d n)
+    query, key, value = (map_.weight @ columns for map_ in (module.query, module.key, module.value))
+    output = module.output.weight @ value @ (key.T @ query / 6**0.5).softmax(dim=0)
+    torch.testing.assert_close(module(x[None])[0].T, output)
+
+
+@FUSED
+def test_a_single_query_is_its_row(fused: bool) -> None:
+    module = MultiHeadAttention(8, 2, fused=fused).double()
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    whole = module(x)
+    for i in range(6):
+        torch.testing.assert_close(module(x[:, i : i + 1], x), whole[:, i : i + 1])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_biases_are_optional(bias: bool) -> None:
+    module = MultiHeadAttention(8, 2, source_dim=5, key_dim=6, value_dim=4, bias=bias)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    weights = {
+        "query.weight": (6, 8),
+        "key.weight": (6, 5),
+        "value.weight": (4, 5),
+        "output.weight": (8, 4),
+    }
+    biases = {"query.bias": (6,), "key.bias": (6,), "value.bias": (4,), "output.bias": (8,)}
+    assert shapes == (weights | biases if bias else weights)
+    # Of a source of zeros only the values' bias arrives, through the output map.
+    output = module(torch.randn(1, 3, 8), torch.zeros(1, 4, 5))
+    expected = module.output(module.value.bias) if bias else torch.zeros(8)
+    torch.testing.assert_close(output, expected.expand(1, 3, 8))
+
+
+MASKS = {
+    "none": None,
+    "causal": causal_mask(6),
+    "prefix": prefix_causal_mask(6, 2),
+    "padding": padding_mask(torch.tensor([6, 2]), 6),
+    "random, row 3 empty": (torch.arange(36).view(6, 6) % 5 < 2) & (torch.arange(6) != 3)[:, None],
+}
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_paths_are_equal_to_the_last_parameter(name: str, qk_norm: bool) -> None:
+    slow = MultiHeadAttention(8, 2, key_dim=4, qk_norm=qk_norm, fused=False).double()
+    fast = MultiHeadAttention(8, 2, key_dim=4, qk_norm=qk_norm).double()
+    fast.load_state_dict(slow.state_dict())
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    upstream = torch.randn_like(x)
+    outputs = [module(x, mask=MASKS[name]) for module in (slow, fast)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    slow_gradients, fast_gradients = (
+        torch.autograd.grad(output, list(module.parameters()), upstream)
+        for module, output in zip((slow, fast), outputs, strict=True)
+    )
+    for expected, actual in zip(slow_gradients, fast_gradients, strict=True):
+        assert expected.isfinite().all()
+        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_weights_are_those_the_output_is_made_of(name: str) -> None:
+    module = MultiHeadAttention(8, 2, qk_norm=True).double()
+    x = torch.randn(2, 6, 8, dtype=torch.float64)
+    weights = module.weights(x, mask=MASKS[name])  # (b heads n n)
+    allowed = weights.sum(-1)
+    assert weights.shape == (2, 2, 6, 6) and not weights.requires_grad
+    torch.testing.assert_close(allowed, (allowed > 0).double())  # a row sums to 1, or is empty
+    heads = weights @ module.value(x).unflatten(-1, (2, 4)).transpose(1, 2)
+    output = module.output(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x, mask=MASKS[name]), output)
+
+
+def test_normalised_queries_and_keys_written_out() -> None:
+    module = MultiHeadAttention(8, 2, qk_norm=True).double()
+    torch.nn.init.uniform_(module.query_norm.weight, 0.5, 2.0)
+    torch.nn.init.uniform_(module.key_norm.weight, 0.5, 2.0)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    total = torch.zeros(2, 5, 8, dtype=torch.float64)
-    for head in range(4):
-        rows = slice(2 * head, 2 * head + 2)
-        query, key, value = (
-            x @ map_.weight[rows].T for map_ in (module.query, module.key, module.value)
+
+    def normalise(vectors: Tensor, scale: Tensor) -> Tensor:
+        return scale * vectors / (vectors.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    query, key, value = module.query(x), module.key(x), module.value(x)
+    heads = [
+        attention(
+            normalise(query[..., head], module.query_norm.weight),
+            normalise(key[..., head], module.key_norm.weight),
+            value[..., head],
         )
-        total += attention(query, key, value) @ module.output.weight[:, rows].T
-    torch.testing.assert_close(module(x), total)
+        for head in (slice(0, 4), slice(4, 8))
+    ]
+    torch.testing.assert_close(module(x), module.output(torch.cat(heads, dim=-1)))
 
 
-@pytest.mark.parametrize("fused", [False, True])
+def test_normalised_queries_and_keys_do_not_care_how_long_they_are() -> None:
+    module = MultiHeadAttention(8, 2, bias=False, qk_norm=True).double()
+    plain = MultiHeadAttention(8, 2, bias=False).double()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    for each in (module, plain):
+        before = each.weights(x)
+        each.query.weight.data *= 100
+        changed = (each.weights(x) - before).abs().max()
+        assert changed < 1e-4 if each is module else changed > 0.1
+
+
+@FUSED
+def test_rotations_turn_the_queries_and_keys_of_each_head(fused: bool) -> None:
+    module = MultiHeadAttention(8, 2, qk_norm=True, fused=fused).double()
+    x, source = torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
+    plain = module(x, source)
+    # Turning both by the same leaves every inner product; turning one of them does not.
+    both = module(x, source, rotate_queries=lambda q: q @ turn, rotate_keys=lambda k: k @ turn)
+    torch.testing.assert_close(both, plain)
+    one = module(x, source, rotate_queries=lambda q: q @ turn)
+    assert (one - plain).abs().max() > 1e-3
+    torch.testing.assert_close(module(x, source, rotate_keys=lambda k: k @ turn.T), one)
+    weights = module.weights(x, source, rotate_queries=lambda q: q @ turn)
+    torch.testing.assert_close(module.weights(x, source, rotate_keys=lambda k: k @ turn.T), weights)
+    # Queries of zeros take from all alike.
+    same = module.weights(x, source, rotate_queries=torch.zeros_like)
+    torch.testing.assert_close(same, torch.full_like(same, 0.2))
+
+
+@FUSED
+def test_keys_and_values_can_be_computed_in_advance(fused: bool) -> None:
+    module = MultiHeadAttention(8, 2, source_dim=5, value_dim=6, qk_norm=True, fused=fused)
+    x, source = torch.randn(2, 3, 8), torch.randn(2, 7, 5)
+    mask = padding_mask(torch.tensor([7, 4]), 7)
+    keys, values = module.keys_and_values(source, rotate_keys=torch.neg)
+    assert keys.shape == (2, 2, 7, 4) and values.shape == (2, 2, 7, 3)
+    output = module.attend(x, keys, values, mask=mask, rotate_queries=torch.sin)
+    expected = module(x, source, mask=mask, rotate_queries=torch.sin, rotate_keys=torch.neg)
+    assert torch.equal(output, expected)
+
+
+@FUSED
 def test_cross_attention_with_widths_of_its_own(fused: bool) -> None:
     module = MultiHeadAttention(8, 2, source_dim=5, key_dim=6, value_dim=4, fused=fused)
     x, source = torch.randn(2, 3, 8), torch.randn(2, 7, 5)
@@ -75,30 +218,6 @@ def test_single_head_over_pixels_does_not_care_about_their_order() -> None:
     x = torch.randn(2, 12, 16)
     order = torch.randperm(12)
     torch.testing.assert_close(module(x[:, order]), module(x)[:, order])
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("steps", [[1] * 7, [3, 1, 1, 2], [7]])
-def test_cached_equals_uncached(fused: bool, steps: list[int]) -> None:
-    module = MultiHeadAttention(8, 2, fused=fused).double()
-    x = torch.randn(2, 7, 8, dtype=torch.float64)
-    cache = LayerCache(max_length=9)
-    with torch.no_grad():
-        outputs = [module(part, causal=True, cache=cache) for part in x.split(steps, dim=1)]
-    assert cache.length == 7
-    torch.testing.assert_close(torch.cat(outputs, dim=1), module(x, causal=True))
-
-
-def test_cache_keeps_its_memory_and_says_when_it_is_full() -> None:
-    cache = KeyValueCache(num_layers=2, max_length=3)
-    part = torch.randn(1, 2, 2, 4)
-    first, _ = cache.layers[0].append(part, part)
-    keys, values = cache.layers[0].append(part[:, :, :1], part[:, :, 1:])
-    assert cache.length == 3 and keys.shape == values.shape == (1, 2, 3, 4)
-    assert keys.data_ptr() == first.data_ptr()
-    assert torch.equal(values[:, :, 2], part[:, :, 1])
-    with pytest.raises(ValueError, match="room for 3 tokens, not for 5"):
-        cache.layers[0].append(part, part)
 
 
 def test_dropout_is_of_training_only() -> None:

@@ -81,10 +81,68 @@ def test_arguments_as_json_and_by_name_of_a_size(run: Run, shared: Path, tmp_pat
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("name", ["class", "depth", "unconditional"])
+def test_a_reference_of_both_stages_end_to_end(
+    run: Run, shared: Path, tmp_path: Path, name: str
+) -> None:
+    folder = shared / "reference" / "compvis" / f"transformer_{name}"
+    settings = {"num_classes": 10} if name == "class" else {}
+    outcome = call(
+        run,
+        source="compvis_transformer",
+        checkpoint=folder / "last.ckpt",
+        config=folder / "project.yaml",
+        **settings,
+    )
+    assert outcome.status == 0, outcome.err
+    for part in ("tokenizer", "transformer"):
+        assert f"wrote imported/{part}" in outcome.out
+    assert ("wrote imported/condition_tokenizer" in outcome.out) == (name == "depth")
+    expected = load_file(folder / "expected.safetensors")
+    generator = taming.ImageGenerator.from_pretrained(tmp_path / "imported")
+    condition = expected["prefix"][:, 0] if name == "class" else expected.get("condition_images")
+    images = generator.sample(2, condition, greedy=True)
+    clamped = expected["greedy_images"].clamp(-1, 1)
+    torch.testing.assert_close(images, clamped, rtol=0, atol=1e-4)
+    if name == "class":
+        with pytest.raises(ValueError, match="class label 10 does not exist"):
+            generator.sample(1, torch.tensor([10]))
+
+
+def test_a_reference_of_llamagen_end_to_end(run: Run, shared: Path, tmp_path: Path) -> None:
+    folder = shared / "reference" / "llamagen"
+    tokenizer = {"checkpoint": folder / "tokenizer" / "vq_ds.pt", "output": "vq"}
+    config = folder / "tokenizer" / "args.json"
+    assert call(run, source="llamagen_tokenizer", config=config, **tokenizer).status == 0
+    gpt = {"source": "llamagen_gpt", "checkpoint": folder / "gpt" / "c2i.pt"}
+    config = folder / "gpt" / "args.json"
+    outcome = call(run, **gpt, config=config, tokenizer="vq")
+    assert outcome.status == 0, outcome.err
+    assert "wrote imported/tokenizer" in outcome.out
+    expected = load_file(folder / "gpt" / "expected.safetensors")
+    generator = taming.ImageGenerator.from_pretrained(tmp_path / "imported")
+    tokens = generator.sample_tokens(3, expected["labels"], greedy=True, guidance_scale=2.0)
+    assert torch.equal(tokens, expected["greedy_tokens_cfg2"])
+    assert generator.sample(1, expected["labels"][:1]).shape == (1, 3, 16, 16)
+    outcome = call(run, **gpt, config="GPT-B", output="other")
+    fails(outcome, "c2i.pt does not fit its config", "is (128, 64) and not (16384, 768)")
+    fails(call(run, **gpt, config=config, output="other", tokenizer="none"), "none does not exist")
+    assert not (tmp_path / "other").exists()
+
+
+def test_settings_are_for_their_source(run: Run, tmp_path: Path) -> None:
+    write_compvis_checkpoint(tmp_path)
+    fails(call(run, tokenizer="vq"), "compvis_vqgan takes no tokenizer; it is for llamagen_gpt")
+    outcome = call(run, num_classes=3, source="llamagen_gpt")
+    fails(outcome, "llamagen_gpt takes no num_classes; it is for compvis_transformer")
+    outcome = call(run, source="compvis_transformer")
+    fails(outcome, "the config is of VQModel, and this source imports Net2NetTransformer")
+
+
 def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
     write_compvis_checkpoint(tmp_path)
     fails(run("import_checkpoint"), "checkpoint, config, output, source")
-    fails(call(run, source="compvis"), "'compvis' is unknown", "compvis_vqgan, llamagen_tokenizer")
+    fails(call(run, source="compvis"), "'compvis' is unknown", "compvis_vqgan, compvis_tr")
     fails(call(run, checkpoint="nowhere.ckpt"), "checkpoint=nowhere.ckpt is no file")
     fails(call(run, config="nowhere.yaml"), "config=nowhere.yaml does not exist")
     fails(call(run, config="f16-2048"), "neither a file nor a published size", "f16-1024")

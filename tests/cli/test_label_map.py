@@ -9,7 +9,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
-from tiny_commands import Run
+from tiny_commands import TINY_VQGAN, Run
 
 from taming.cli.app import build, config_directory
 from taming.vqgan import VQGAN
@@ -67,6 +67,7 @@ def test_it_runs_a_step(
     assert not {"val/psnr", "val/ssim", "val/perceptual_loss"} & found.keys()
     height, width = resolution or (32, 32)
     model = VQGAN.from_pretrained(tmp_path / "run")
+    assert model.label_maps
     assert model.resolution == (height, width)
     assert model.decode(torch.zeros(1, *model.grid_size, dtype=torch.int64)).shape == (
         1, 5, height, width
@@ -83,7 +84,21 @@ def test_mistakes_are_one_line(run: Run, label_maps: Path) -> None:
         ),
         (["data.channels=5", "perceptual.pretrained=true"], "pretrained"),
         (["data.channels=5", "training.reconstruction=l1"], "experiment=label_map sets it"),
+        (["data=image_folder", "data.channels=3"], "data=label_maps go together"),
+        (["data.channels=3", "training.reconstruction=l1"], "data=label_maps go together"),
     ):
         outcome = run("train_vqgan", *overrides(label_maps), *more, "run_dir=run")
         assert outcome.status != 0
         assert message in outcome.err
+
+
+def test_stage_1_on_paired_data(run: Run, label_maps: Path, tmp_path: Path) -> None:
+    """One data set for both stages: the first takes the images alone."""
+    outcome = run(
+        "train_vqgan", "data=paired", f"data.path={label_maps}", "data.num_classes=4", *TINY_VQGAN,
+        "data.resolution=[16,24]", "data.val_fraction=0.25", "perceptual=none", "run_dir=run",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    assert "2 steps done" in outcome.out
+    model = VQGAN.from_pretrained(tmp_path / "run")
+    assert (model.image_channels, model.resolution, model.label_maps) == (3, (16, 24), False)

@@ -16,11 +16,12 @@ import taming
 from taming.evaluation import to_uint8
 
 
-def save_vqgan(directory: Path, image_channels: int = 3) -> Path:
+def save_vqgan(directory: Path, image_channels: int = 3, label_maps: bool = False) -> Path:
     torch.manual_seed(0)
     vqgan = taming.VQGAN(
         quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
         image_channels=image_channels,
+        label_maps=label_maps,
         resolution=16,
         base_channels=8,
         channel_multipliers=(1, 1, 1),
@@ -248,7 +249,8 @@ def test_input_that_cannot_be_used(run: Run, vqgan_path: Path, tmp_path: Path) -
 
 
 def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
-    maps = save_vqgan(tmp_path / "maps", image_channels=5)
     write(tmp_path / "a.png", 16, 16)
-    outcome = run("reconstruct", f"checkpoint={maps}", "input=a.png", "output_dir=out")
-    fails(outcome, "5 channels", "label maps")
+    for channels in (3, 5):
+        maps = save_vqgan(tmp_path / f"{channels}", image_channels=channels, label_maps=True)
+        outcome = run("reconstruct", f"checkpoint={maps}", "input=a.png", "output_dir=out")
+        fails(outcome, f"{channels} channels", "label maps")

@@ -3,18 +3,26 @@ import json
 import pytest
 import torch
 
-from taming.conditioning import ClassLabel, Unconditional, conditioning_from_config
+from taming.conditioning import (
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Prompt,
+    Unconditional,
+    conditioning_from_config,
+)
 from taming.errors import UserError
 
 
 def test_unconditional_has_one_start_id() -> None:
     conditioning = Unconditional()
     assert conditioning.num_prefix_ids == 1 and conditioning.prefix_length == 1
-    prefix = conditioning.prefix(None, 3)
-    assert prefix.tolist() == [[0], [0], [0]] and prefix.dtype == torch.int64
-    assert torch.equal(conditioning.drop(prefix), prefix)
+    prompt = conditioning.prompt(None, 3)
+    assert prompt.prefix.tolist() == [[0], [0], [0]] and prompt.prefix.dtype == torch.int64
+    assert prompt.context is None and conditioning.can_do_without
+    assert conditioning.drop(prompt) is prompt
     with pytest.raises(UserError, match="trained without conditions"):
-        conditioning.prefix(torch.tensor([1, 2, 3]), 3)
+        conditioning.prompt(torch.tensor([1, 2, 3]), 3)
     with pytest.raises(UserError, match="no classes"):
         conditioning.with_class_names(["cat"])
 
@@ -22,27 +30,27 @@ def test_unconditional_has_one_start_id() -> None:
 def test_labels_become_the_prefix() -> None:
     conditioning = ClassLabel(4)
     assert conditioning.num_prefix_ids == 5
-    prefix = conditioning.prefix(torch.tensor([3, 0], dtype=torch.int32), 2)
+    prefix = conditioning.prompt(torch.tensor([3, 0], dtype=torch.int32), 2).prefix
     assert prefix.tolist() == [[3], [0]] and prefix.dtype == torch.int64
 
 
 def test_nothing_is_asked_for_with_the_last_id_where_that_was_learned() -> None:
-    assert ClassLabel(4, dropout=0.1).prefix(None, 2).tolist() == [[4], [4]]
+    assert ClassLabel(4, dropout=0.1).prompt(None, 2).prefix.tolist() == [[4], [4]]
     with pytest.raises(UserError, match="give a class label for each image, 0 to 3"):
-        ClassLabel(4).prefix(None, 2)
+        ClassLabel(4).prompt(None, 2)
 
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_labels_out_of_range_are_named_with_the_classes(label: int) -> None:
     conditioning = ClassLabel(3, dropout=0.1).with_class_names(["cat", "dog", "owl"])
     with pytest.raises(UserError, match=rf"label {label} .* 0 to 2 \(0 cat, 1 dog, 2 owl\)"):
-        conditioning.prefix(torch.tensor([0, label]), 2)
+        conditioning.prompt(torch.tensor([0, label]), 2)
 
 
 def test_a_long_list_of_classes_is_cut() -> None:
     conditioning = ClassLabel(1000, class_names=[f"class{i}" for i in range(1000)])
     with pytest.raises(UserError, match=r"0 to 999 \(0 class0, .*19 class19, …\)"):
-        conditioning.prefix(torch.tensor([1000]), 1)
+        conditioning.prompt(torch.tensor([1000]), 1)
 
 
 @pytest.mark.parametrize(
@@ -50,22 +58,31 @@ def test_a_long_list_of_classes_is_cut() -> None:
 )
 def test_other_tensors_are_refused(condition: torch.Tensor) -> None:
     with pytest.raises(UserError, match="2 integer class labels"):
-        ClassLabel(4).prefix(condition, 2)
+        ClassLabel(4).prompt(condition, 2)
 
 
 def test_dropout_replaces_the_stated_share() -> None:
     conditioning = ClassLabel(4, dropout=0.25)
-    prefix = conditioning.prefix(torch.randint(4, (4000,)), 4000)
-    dropped = conditioning.drop(prefix, torch.Generator().manual_seed(0))
-    replaced = dropped != prefix
+    prompt = conditioning.prompt(torch.randint(4, (4000,)), 4000)
+    dropped = conditioning.drop(prompt, torch.Generator().manual_seed(0)).prefix
+    replaced = dropped != prompt.prefix
     assert (dropped[replaced] == 4).all()
     assert abs(replaced.float().mean().item() - 0.25) < 0.02
-    assert torch.equal(dropped, conditioning.drop(prefix, torch.Generator().manual_seed(0)))
-    assert torch.equal(ClassLabel(4).drop(prefix), prefix)
+    again = conditioning.drop(prompt, torch.Generator().manual_seed(0)).prefix
+    assert torch.equal(dropped, again)
+    assert ClassLabel(4).drop(prompt) is prompt
 
 
-@pytest.mark.parametrize("conditioning", [Unconditional(), ClassLabel(2, 0.1, ["cat", "dog"])])
-def test_config_round_trip(conditioning) -> None:
+@pytest.mark.parametrize(
+    "conditioning",
+    [
+        Unconditional(),
+        ClassLabel(2, 0.1, ["cat", "dog"]),
+        ImageCondition(5, (2, 3), 0.1, palette=[[0, 0, 255]] * 5),
+        ImageCondition(5, (2, 3), as_context=True),
+    ],
+)
+def test_config_round_trip(conditioning: Conditioning) -> None:
     config = json.loads(json.dumps(conditioning.config()))
     again = conditioning_from_config(config)
     assert type(again) is type(conditioning) and again.config() == conditioning.config()
@@ -83,3 +100,68 @@ def test_settings_that_cannot_be() -> None:
         ClassLabel(0)
     with pytest.raises(UserError, match=r"label dropout is 1\.5"):
         ClassLabel(3, dropout=1.5)
+
+
+def test_an_image_becomes_the_prefix() -> None:
+    conditioning = ImageCondition(5, (2, 3), dropout=0.1)
+    tokens = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 4, 4, 4, 4]])
+    prompt = conditioning.prompt(tokens, 2)
+    assert torch.equal(prompt.prefix, tokens) and prompt.context is None
+    assert (conditioning.prefix_length, conditioning.num_prefix_ids) == (6, 6)
+    assert conditioning.num_context_ids == 0
+    assert (conditioning.prompt(None, 2).prefix == 5).all()
+    assert conditioning.transformer_config((4, 6)) == {
+        "num_prefix_ids": 6,
+        "prefix_length": 6,
+        "context_length": 29,
+        "grid_size": [4, 6],
+        "prefix_grid_size": [2, 3],
+    }
+
+
+def test_an_image_becomes_the_context_behind_a_start_token() -> None:
+    conditioning = ImageCondition(5, (2, 3), dropout=0.1, as_context=True)
+    tokens = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 4, 4, 4, 4]])
+    prompt = conditioning.prompt(tokens, 2)
+    assert prompt.prefix.tolist() == [[0], [0]]
+    assert prompt.context is not None and torch.equal(prompt.context, tokens)
+    nothing = conditioning.prompt(None, 2).context
+    assert nothing is not None and (nothing == 5).all()
+    assert conditioning.transformer_config((4, 6)) == {
+        "num_prefix_ids": 1,
+        "prefix_length": 1,
+        "context_length": 24,
+        "grid_size": [4, 6],
+        "num_context_ids": 6,
+        "context_grid_size": [2, 3],
+    }
+
+
+@pytest.mark.parametrize("as_context", [False, True])
+def test_dropout_takes_the_whole_condition_image(as_context: bool) -> None:
+    conditioning = ImageCondition(5, (2, 3), dropout=0.25, as_context=as_context)
+    prompt = conditioning.prompt(torch.zeros(4000, 6, dtype=torch.int64), 4000)
+    dropped = conditioning.drop(prompt, torch.Generator().manual_seed(0))
+    ids = dropped.context if as_context else dropped.prefix
+    assert ids is not None and (ids == ids[:, :1]).all()
+    assert sorted(ids.unique().tolist()) == [0, 5]
+    assert abs((ids[:, 0] == 5).float().mean().item() - 0.25) < 0.02
+
+
+def test_condition_tokens_that_do_not_fit() -> None:
+    conditioning = ImageCondition(5, (2, 3))
+    with pytest.raises(UserError, match="tokens of 2 condition images of 2 × 3 codes"):
+        conditioning.prompt(torch.zeros(2, 5, dtype=torch.int64), 2)
+    with pytest.raises(UserError, match="tokens are 0 to 5, and this model knows 0 to 4"):
+        conditioning.prompt(torch.tensor([[0, 1, 2, 3, 4, 5]]), 1)
+    with pytest.raises(UserError, match="has not learned to do without"):
+        conditioning.prompt(None, 1)
+    with pytest.raises(UserError, match="condition dropout is 1"):
+        ImageCondition(5, (2, 3), dropout=1.0)
+
+
+def test_prompts_are_joined_and_cut_by_sequence() -> None:
+    one = Prompt(torch.tensor([[1], [2]]), torch.tensor([[3, 4], [5, 6]]))
+    both = one.and_then(Prompt(torch.tensor([[7]]), torch.tensor([[8, 9]])))
+    assert both.prefix.tolist() == [[1], [2], [7]]
+    assert both.context is not None and both.context.tolist() == [[3, 4], [5, 6], [8, 9]]

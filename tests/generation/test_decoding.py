@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 
+from taming.conditioning import Prompt
 from taming.errors import UserError
-from taming.generation import decode_tokens, greedy_choice, random_numbers
-from taming.generation.decoding import sample_by_inverse_cdf
+from taming.generation import TokenChoice, decode_tokens, random_numbers
+from taming.generation.choice import sample_by_inverse_cdf
 from taming.modes import evaluation_mode
 from taming.transformer import GPT
 
@@ -47,7 +48,9 @@ def test_inverse_cdf_at_its_borders() -> None:
 def test_greedy_decoding_takes_the_largest_logit_each_time() -> None:
     model = tiny()
     prefix = torch.tensor([[0], [1]])
-    tokens = decode_tokens(model, prefix, torch.empty(2, 0, dtype=torch.int64), 9, greedy_choice)
+    tokens = decode_tokens(
+        model, Prompt(prefix), torch.empty(2, 0, dtype=torch.int64), 9, TokenChoice()
+    )
     assert tokens.shape == (2, 9)
     assert torch.equal(model.token_logits(prefix, tokens).argmax(-1), tokens)
 
@@ -56,11 +59,11 @@ def test_given_tokens_are_kept_and_read() -> None:
     model = tiny()
     prefix, given = torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[3, 1, 4], [5, 5, 5]])
     counts: list[int] = []
-    tokens = decode_tokens(model, prefix, given, 8, greedy_choice, counts.append)
+    tokens = decode_tokens(model, Prompt(prefix), given, 8, TokenChoice(), counts.append)
     assert torch.equal(tokens[:, :3], given)
     assert torch.equal(model.token_logits(prefix, tokens).argmax(-1)[:, 3:], tokens[:, 3:])
     assert counts == [2] * 5
-    assert torch.equal(decode_tokens(model, prefix, given, 3, greedy_choice), given)
+    assert torch.equal(decode_tokens(model, Prompt(prefix), given, 3, TokenChoice()), given)
 
 
 def test_broken_weights_are_noticed() -> None:
@@ -68,7 +71,7 @@ def test_broken_weights_are_noticed() -> None:
     model.norm.weight.data[0] = math.nan
     nothing = torch.empty(1, 0, dtype=torch.int64)
     with pytest.raises(UserError, match="NaN"):
-        decode_tokens(model, torch.tensor([[0]]), nothing, 4, greedy_choice)
+        decode_tokens(model, Prompt(torch.tensor([[0]])), nothing, 4, TokenChoice())
 
 
 def test_evaluation_mode_gives_each_part_its_own_mode_back() -> None:

@@ -86,3 +86,73 @@ def test_rows_are_filtered_by_themselves() -> None:
 def test_values_out_of_range(arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         filter_logits(LOGITS, **arguments)
+
+
+@pytest.mark.parametrize("temperature", [1e-50, 1e-39, 1e-30])  # float32 takes the first for 0
+def test_the_smallest_temperatures_leave_the_most_probable_tokens(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 2.0, -torch.inf, 2.0]])
+    probabilities = filter_logits(logits, temperature, top_k=3, top_p=0.99).softmax(-1)
+    assert probabilities.tolist() == [[0.0, 0.5, 0.0, 0.5]]
+
+
+@pytest.mark.parametrize("temperature", [1e30, 1e39, math.inf])
+def test_the_largest_temperatures_make_all_tokens_equal(temperature: float) -> None:
+    logits = torch.tensor([[0.0, 2.0, -torch.inf, -30.0]])
+    third = pytest.approx(1 / 3)
+    assert apply_temperature(logits, temperature).softmax(-1)[0].tolist() == [
+        third,
+        third,
+        0.0,  # what is ruled out stays ruled out
+        third,
+    ]
+
+
+@pytest.mark.parametrize("p", [1e-50, 1e-9])  # float32 takes the first for 0, float16 both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_top_p_always_keeps_the_most_probable(p: float, dtype: torch.dtype) -> None:
+    assert kept(keep_top_p(LOGITS.to(dtype), p)) == [1]
+    assert kept(keep_top_p(torch.zeros(1, 1, dtype=dtype), p)) == [0]  # a vocabulary of one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_filtered_as_its_float32_values(dtype: torch.dtype) -> None:
+    # far from 0 the difference to the greatest would be rounded to 8 or 11 bits, and a sum of
+    # 1000 probabilities would stop where one more is below half the last bit
+    logits = (100 + 10 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
+    for top_k, top_p in ((None, None), (None, 0.999), (500, None), (500, 0.9)):
+        result = filter_logits(logits, 1.3, top_k, top_p)
+        assert result.dtype == torch.float32
+        assert torch.equal(result, filter_logits(logits.float(), 1.3, top_k, top_p))
+    assert torch.equal(
+        keep_top_p(logits, 0.999).isfinite(), keep_top_p(logits.float(), 0.999).isfinite()
+    )
+
+
+def in_order(row: list[float]) -> list[int]:
+    return sorted(range(len(row)), key=lambda token: (-row[token], token))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_properties_on_rows_with_ties_and_ruled_out_tokens(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 4, (40, 12), generator=generator).float()  # many ties
+    logits[torch.rand(40, 12, generator=generator) < 0.3] = -torch.inf
+    logits[:, 5] = 1.0  # no row is ruled out as a whole
+    for temperature, top_k, top_p in ((1.0, 4, 1.0), (0.7, 12, 0.8), (2.0, 5, 0.6), (1.0, 1, 0.01)):
+        filtered = filter_logits(logits, temperature, top_k, top_p)
+        assert not filtered.isnan().any()
+        for before, after in zip(logits.tolist(), filtered.tolist(), strict=True):
+            weights = [math.exp(value / temperature) for value in before]
+            candidates = [token for token in in_order(before)[:top_k] if weights[token] > 0]
+            total = sum(weights[token] for token in candidates)
+            expected, reached = [], 0.0
+            for token in candidates:
+                if top_p == 1.0 or reached < top_p - 1e-6:
+                    expected.append(token)
+                reached += weights[token] / total
+            survivors = [token for token, value in enumerate(after) if value > -math.inf]
+            assert survivors == sorted(expected)
+            # and their odds are those before the filter
+            for token in survivors:
+                difference = (before[token] - before[survivors[0]]) / temperature
+                assert after[token] - after[survivors[0]] == pytest.approx(difference, abs=1e-5)

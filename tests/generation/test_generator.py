@@ -19,6 +19,7 @@ class FakeTokenizer(nn.Module):
     """Shows code i of 8 as a 2×2 block of one grey, code 7 as brighter than white."""
 
     codebook_size = 8
+    label_maps = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +194,7 @@ def test_what_cannot_be_asked_for() -> None:
 
 
 def test_parts_that_do_not_fit() -> None:
-    with pytest.raises(UserError, match="5 prefix ids and the condition 4"):
+    with pytest.raises(UserError, match="num_prefix_ids=5 and the condition 4"):
         make(num_prefix_ids=5)
     with pytest.raises(UserError, match="tokenizer has 8 codes and the transformer 16"):
         make(tokenizer=FakeTokenizer(), codebook_size=16)

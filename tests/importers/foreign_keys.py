@@ -137,3 +137,48 @@ def llamagen_tokenizer(multipliers: list[int]) -> Shapes:
     shapes |= conv("quant_conv", 256, 8, 1) | conv("post_quant_conv", 8, 256, 1)
     codes: Shapes = {"quantize.embedding.weight": (16384, 8), "quantize.codebook_used": (65536,)}
     return shapes | codes
+
+
+def compvis_gpt(
+    vocab: int, block: int, num_layers: int, width: int, prefix: str = "transformer."
+) -> Shapes:
+    """Their minGPT; each layer holds its mask."""
+    shapes: Shapes = {
+        "pos_emb": (1, block, width),
+        "tok_emb.weight": (vocab, width),
+        "head.weight": (vocab, width),
+        **norm("ln_f", width),
+    }
+    for layer in range(num_layers):
+        name = f"blocks.{layer}"
+        shapes |= norm(f"{name}.ln1", width) | norm(f"{name}.ln2", width)
+        for linear in ("key", "query", "value", "proj"):
+            shapes[f"{name}.attn.{linear}.weight"] = (width, width)
+            shapes[f"{name}.attn.{linear}.bias"] = (width,)
+        shapes[f"{name}.attn.mask"] = (1, 1, block, block)
+        shapes[f"{name}.mlp.0.weight"] = (4 * width, width)
+        shapes[f"{name}.mlp.0.bias"] = (4 * width,)
+        shapes[f"{name}.mlp.2.weight"] = (width, 4 * width)
+        shapes[f"{name}.mlp.2.bias"] = (width,)
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def llamagen_gpt(
+    num_layers: int, width: int, hidden: int, vocab: int = 16384, classes: int = 1000
+) -> Shapes:
+    shapes: Shapes = {
+        "cls_embedding.embedding_table.weight": (classes + 1, width),
+        "tok_embeddings.weight": (vocab, width),
+        "norm.weight": (width,),
+        "output.weight": (vocab, width),
+    }
+    for layer in range(num_layers):
+        name = f"layers.{layer}"
+        shapes[f"{name}.attention.wqkv.weight"] = (3 * width, width)
+        shapes[f"{name}.attention.wo.weight"] = (width, width)
+        shapes[f"{name}.feed_forward.w1.weight"] = (hidden, width)
+        shapes[f"{name}.feed_forward.w3.weight"] = (hidden, width)
+        shapes[f"{name}.feed_forward.w2.weight"] = (width, hidden)
+        shapes[f"{name}.attention_norm.weight"] = (width,)
+        shapes[f"{name}.ffn_norm.weight"] = (width,)
+    return shapes

@@ -1,68 +1,98 @@
-import math
+"""What every kind of position has in common, and the learned ones."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from taming.positions import LearnedPositions, SinusoidalPositions, sinusoidal_encoding
-
-
-def test_worked_example() -> None:
-    encoding = sinusoidal_encoding(2, 4)
-    assert encoding[0].tolist() == [0.0, 1.0, 0.0, 1.0]
-    expected = torch.tensor([0.841471, 0.540302, 0.010000, 0.999950])
-    torch.testing.assert_close(encoding[1], expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("dim", [6, 7])
-def test_equals_the_formula_also_far_out_and_for_an_odd_width(dim: int) -> None:
-    encoding = sinusoidal_encoding(5000, dim)
-    assert encoding.shape == (5000, dim) and encoding.dtype == torch.float32
-    for position in (3, 4999):
-        for column in range(dim):
-            angle = position / 10000 ** (2 * (column // 2) / dim)
-            expected = math.cos(angle) if column % 2 else math.sin(angle)
-            assert encoding[position, column].item() == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_shift_is_a_rotation_of_each_pair() -> None:
-    dim, shift = 8, 5
-    pairs = sinusoidal_encoding(40, dim).unflatten(1, (-1, 2))  # (length pairs 2)
-    for i in range(dim // 2):
-        angle = torch.tensor(shift / 10000 ** (2 * i / dim))
-        rotation = torch.stack(
-            [
-                torch.stack([angle.cos(), angle.sin()]),
-                torch.stack([-angle.sin(), angle.cos()]),
-            ]
-        )
-        torch.testing.assert_close(
-            pairs[:-shift, i] @ rotation.T, pairs[shift:, i], atol=1e-5, rtol=0
-        )
-
-
-@pytest.mark.parametrize(
-    "module", [SinusoidalPositions(6, length=4), LearnedPositions(12, 6)], ids=["sin", "learned"]
+from taming.positions import (
+    LearnedPositions,
+    RotaryPositions2D,
+    SinusoidalPositions,
+    SinusoidalPositions2D,
+    grid_coordinates,
 )
-def test_offset_continues_the_sequence(module: torch.nn.Module) -> None:
-    x = torch.randn(2, 12, 6)
-    whole = module(x)
-    parts = torch.cat([module(x[:, :5]), module(x[:, 5:6], 5), module(x[:, 6:], 6)], dim=1)
-    assert torch.equal(parts, whole)
-    assert torch.unique((whole - x)[0].detach().round(decimals=4), dim=0).shape == (12, 6)
+
+N, DIM = 12, 8
+COORDINATES = grid_coordinates((3, 4))
 
 
-def test_sinusoidal_positions_have_no_state_and_no_end() -> None:
-    module = SinusoidalPositions(6, length=4)
-    assert module.state_dict() == {} and list(module.parameters()) == []
-    added = module(torch.zeros(1, 9, 6))[0]
-    torch.testing.assert_close(added, sinusoidal_encoding(9, 6))
-    scaled = SinusoidalPositions(6, length=4, scale=0.1)(torch.zeros(1, 9, 6))[0]
-    torch.testing.assert_close(scaled, 0.1 * added)
-    assert module(torch.zeros(1, 3, 6, dtype=torch.bfloat16)).dtype == torch.bfloat16
+class Rotated(nn.Module):
+    """Rotary positions seen as a map of `(b n dim)`: one head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = RotaryPositions2D(DIM, COORDINATES)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return self.positions.rotate(x[:, None], places)[:, 0]
 
 
-def test_learned_positions_end() -> None:
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "sinusoidal": lambda: SinusoidalPositions(DIM, length=N),
+    "sinusoidal_2d": lambda: SinusoidalPositions2D(DIM, COORDINATES),
+    "learned": lambda: LearnedPositions(N, DIM),
+    "rotary_2d": Rotated,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_token_depends_on_its_own_place_alone(kind: str) -> None:
+    torch.manual_seed(0)
+    module = KINDS[kind]()
+    x = torch.randn(2, N, DIM)
+    places = torch.arange(N)
+    whole = module(x, places)
+    parts = [module(x[:, part], places[part]) for part in (slice(0, 5), slice(5, 6), slice(6, N))]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+    order = torch.randperm(N)
+    assert torch.equal(module(x[:, order], order), whole[:, order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_two_places_are_alike(kind: str) -> None:
+    torch.manual_seed(0)
+    placed = KINDS[kind]()(torch.ones(1, N, DIM), torch.arange(N))[0].detach()
+    assert torch.unique(placed.round(decimals=4), dim=0).shape == (N, DIM)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_keep_their_type(kind: str) -> None:
+    module = KINDS[kind]().bfloat16()
+    x = torch.zeros(1, 1, DIM, dtype=torch.bfloat16)
+    assert module(x, torch.tensor([N - 1])).dtype == torch.bfloat16
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_compiled_step_serves_every_place(kind: str) -> None:
+    torch.manual_seed(0)
+    module = KINDS[kind]()
+    x = torch.randn(2, 1, DIM)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(module, backend=backend, fullgraph=True)
+    for place in (0, 5, N - 1):
+        places = torch.tensor([place])
+        assert torch.equal(step(x, places), module(x, places))
+    assert len(graphs) == 1
+
+
+def test_only_learned_positions_are_saved() -> None:
+    names = {kind: list(build().state_dict()) for kind, build in KINDS.items()}
+    assert names.pop("learned") == ["embedding.weight"]
+    assert set(map(len, names.values())) == {0}
+
+
+def test_learned_positions_add_a_row_of_their_table_and_end() -> None:
     module = LearnedPositions(4, 6)
-    assert module(torch.zeros(1, 1, 6), offset=3).shape == (1, 1, 6)
+    x = torch.randn(1, 2, 6)
+    added = module(x, torch.tensor([3, 1])) - x
+    torch.testing.assert_close(added[0], module.embedding.weight[[3, 1]])
     with pytest.raises(ValueError, match="4 learned positions, and 5 are asked for"):
-        module(torch.zeros(1, 1, 6), offset=4)
+        module(torch.zeros(1, 1, 6), torch.tensor([4]))

@@ -70,6 +70,18 @@ def test_training_and_evaluation_return_the_same_kind_of_output(name: str) -> No
 
 
 @every
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_memory_format_of_the_latents_stays(
+    name: str, memory_format: torch.memory_format
+) -> None:
+    """A permuted view would put the whole decoder into channels_last, asked for or not."""
+    images = latents().contiguous(memory_format=memory_format)
+    quantizer = trained(name)
+    assert quantizer(images).quantized.is_contiguous(memory_format=memory_format)
+    assert quantizer.lookup(quantizer(images).indices).is_contiguous()
+
+
+@every
 @pytest.mark.parametrize("training", [True, False])
 def test_the_gradient_reaches_the_latents(name: str, training: bool) -> None:
     quantizer = trained(name).train(training)

@@ -12,8 +12,8 @@ NEW = {"kind": "vector", "codebook_size": 5, "codebook_dim": 4}
 
 
 def finetuned(saved: SavedModel, mode: str, **changes: object) -> VQGAN:
-    settings = {"resolution": (16, 16), "image_channels": 3, "quantizer": NEW, **changes}
-    return finetuned_vqgan(saved, mode, **settings)  # type: ignore[arg-type]
+    settings = {"resolution": (16, 16), "image_channels": 3, "label_maps": False, "quantizer": NEW}
+    return finetuned_vqgan(saved, mode, **{**settings, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["whole", "decoder"])
@@ -117,3 +117,18 @@ def test_images_of_other_channels_are_refused() -> None:
     saved = tiny_vqgan().to_saved()
     with pytest.raises(UserError, match=r"takes images of 3 channels, and data\.channels is 1"):
         finetuned(saved, "whole", image_channels=1)
+
+
+def test_label_maps_and_pictures_of_three_channels_are_told_apart() -> None:
+    pictures = tiny_vqgan().to_saved()
+    with pytest.raises(UserError, match="is of pictures, and the new images are label maps"):
+        finetuned(pictures, "whole", label_maps=True)
+    maps = SavedModel("vqgan", {**pictures.config, "label_maps": True}, pictures.state)
+    assert finetuned(maps, "whole", label_maps=True).label_maps
+    with pytest.raises(UserError, match="is of label maps, and the new images are pictures"):
+        finetuned(maps, "decoder")
+    older = dict(pictures.config)
+    del older["label_maps"]
+    for label_maps in (False, True):  # it does not say which it is
+        saved = SavedModel("vqgan", older, pictures.state)
+        assert finetuned(saved, "whole", label_maps=label_maps).label_maps is label_maps

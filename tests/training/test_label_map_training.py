@@ -23,7 +23,9 @@ from taming.vqgan import VQGAN
 COLORS = [[250, 0, 0], [0, 250, 0], [0, 0, 250]]
 
 
-def label_map_training(num_classes: int = 3, **changes: Any) -> VQGANTraining:
+def label_map_training(
+    num_classes: int = 3, label_maps: bool = True, **changes: Any
+) -> VQGANTraining:
     vqgan = VQGAN(
         quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 4},
         image_channels=num_classes,
@@ -33,6 +35,7 @@ def label_map_training(num_classes: int = 3, **changes: Any) -> VQGANTraining:
         num_residual_blocks=1,
         attention_resolutions=[],
         latent_channels=8,
+        label_maps=label_maps,
     )
     settings: dict[str, Any] = {
         "perceptual": None,
@@ -98,7 +101,9 @@ def test_its_gradient_is_that_of_the_cross_entropy() -> None:
         ({"adversary": tiny_adversary()}, "set perceptual=none and adversary=none"),
         ({"num_classes": 1}, "have 1 channel: use data=label_maps"),
         ({"num_classes": 4, "palette": COLORS}, "3 colours for 4 classes"),
-        ({"num_classes": 4, "reconstruction": "l1"}, "4 channels are label maps.*cross_entropy"),
+        ({"num_classes": 4, "reconstruction": "l1"}, "4 channels, are label maps.*cross_entropy"),
+        ({"num_classes": 3, "reconstruction": "l1"}, "3 channels, are label maps.*cross_entropy"),
+        ({"label_maps": False}, "model's images are pictures"),
     ],
 )
 def test_what_does_not_go_with_label_maps(changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,109 @@
+"""Label maps as tokens without a trained tokenizer: the class of each cell."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from taming.errors import UserError
+from taming.serialization import SavedModel
+
+__all__ = ["CellClasses"]
+
+
+class CellClasses(nn.Module):
+    """Encodes a one-hot label map as the class that fills most of each cell of a grid.
+
+    It has no weights and stands where a `VQGAN` trained on label maps could. What is smaller than
+    half a cell is lost, so small cells keep more.
+
+    Args:
+        num_classes: classes of the label maps; also the codebook size.
+        cell_size: height and width of a cell in pixels.
+        resolution: (height, width) of the label maps, one number for a square. Other sizes that
+            divide by `cell_size` work too.
+
+    Attributes:
+        resolution, grid_size: (height, width) in pixels and in cells.
+        codebook_size, image_channels: the number of classes.
+        downsample_factor: the cell size.
+        label_maps: True.
+        config: the arguments as a plain dictionary.
+
+    Raises:
+        UserError: if the resolution does not divide by the cell size, or a number is too small.
+    """
+
+    kind = "cell_classes"
+    label_maps = True
+
+    def __init__(self, num_classes: int, cell_size: int, resolution: int | Sequence[int]) -> None:
+        super().__init__()
+        if num_classes < 2 or cell_size < 1:
+            raise UserError(
+                f"label maps of {num_classes} classes and cells of {cell_size} pixels: there must "
+                "be at least two classes and one pixel."
+            )
+        height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
+        self.downsample_factor = cell_size
+        self.image_channels = self.codebook_size = num_classes
+        self.resolution = (height, width)
+        self.grid_size = self.grid_size_for(self.resolution)
+        self.config: dict[str, Any] = {
+            "num_classes": num_classes,
+            "cell_size": cell_size,
+            "resolution": [height, width],
+        }
+
+    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
+        """(height, width) of the grid of cells of label maps of this (height, width).
+
+        Raises:
+            UserError: if the resolution does not divide by the cell size.
+        """
+        (height, width), cell_size = resolution, self.downsample_factor
+        if height % cell_size or width % cell_size:
+            raise UserError(
+                f"the resolution {height}×{width} of the label maps does not divide by the cell "
+                f"size {cell_size}: use multiples of {cell_size}, or another cell size."
+            )
+        return height // cell_size, width // cell_size
+
+    def encode(self, label_maps: Tensor) -> Tensor:
+        """One-hot `(b c H W) -> (b h w)` int64: the most frequent class, of several the lowest.
+
+        Raises:
+            UserError: if classes or size of the label maps do not fit.
+        """
+        if label_maps.ndim != 4 or label_maps.shape[1] != self.codebook_size:
+            raise UserError(
+                f"label maps (b {self.codebook_size} H W) are needed, one-hot, and these are "
+                f"{tuple(label_maps.shape)}."
+            )
+        height, width = self.grid_size_for(label_maps.shape[2:])
+        rows = label_maps.float().unflatten(2, (height, -1)).sum(3)  # (b c h W)
+        counts = rows.unflatten(3, (width, -1)).sum(4)  # (b c h w), whole numbers
+        return counts.argmax(1)  # the first of several
+
+    def decode(self, indices: Tensor) -> Tensor:
+        """`(b h w)` int64 `-> (b c H W)` float32, one-hot: each cell filled with its class."""
+        one_hot = nn.functional.one_hot(indices, self.codebook_size).movedim(-1, 1).float()
+        rows = one_hot.repeat_interleave(self.downsample_factor, 2)
+        return rows.repeat_interleave(self.downsample_factor, 3)
+
+    def to_saved(self) -> SavedModel:
+        """It as plain data."""
+        return SavedModel(self.kind, self.config)
+
+    @classmethod
+    def from_saved(cls, saved: SavedModel) -> Self:
+        """Rebuilds it.
+
+        Raises:
+            UserError: if that is something else, or its configuration does not fit.
+        """
+        saved.require(cls.kind, "the saved model")
+        try:
+            return cls(**saved.config).eval()
+        except TypeError as error:
+            raise UserError(f"the saved cells do not fit this program: {error}.") from error

@@ -1,0 +1,137 @@
+"""Another image as condition: a segmentation map, depth, edges, or any picture, as tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taming.conditioning.base import Conditioning, Prompt
+from taming.errors import UserError
+
+__all__ = ["ImageCondition"]
+
+
+class ImageCondition(Conditioning):
+    """The tokens of the condition image, in front of the sequence or beside it.
+
+    In front they are the prefix (Esser et al. 2021, section 3.2). Beside it they are the context
+    that every layer attends to, and the prefix is a start token. One more id, the last, stands for
+    "no condition"; a sequence without condition has it in all places.
+
+    Args:
+        num_codes: number of tokens the condition image is made of.
+        grid_size: (height, width) of the condition image's code grid.
+        dropout: share of the conditions that training replaces by "no condition". Only with some
+            can images be asked for without condition.
+        as_context: attended to, in place of being in front.
+        palette: red, green and blue, 0 to 255, by class of conditions that are label maps, to show
+            them; None for pictures.
+    """
+
+    kind = "image"
+    takes_images = True
+
+    def __init__(
+        self,
+        num_codes: int,
+        grid_size: Sequence[int],
+        dropout: float = 0.0,
+        as_context: bool = False,
+        palette: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        if not 0.0 <= dropout < 1.0:
+            raise UserError(
+                f"condition dropout is {dropout}: it must be at least 0 and less than 1."
+            )
+        height, width = grid_size
+        self.num_codes = num_codes
+        self.grid_size = (height, width)
+        self.dropout = dropout
+        self.as_context = as_context
+        self.palette = None if palette is None else [list(color) for color in palette]
+        self.prefix_length = 1 if as_context else height * width
+        self.num_prefix_ids = 1 if as_context else num_codes + 1
+        self.num_context_ids = num_codes + 1 if as_context else 0
+
+    @property
+    def no_condition_id(self) -> int:
+        """The id of "no condition"."""
+        return self.num_codes
+
+    @property
+    def can_do_without(self) -> bool:
+        """Whether "no condition" was trained."""
+        return self.dropout > 0
+
+    def prompt(
+        self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
+    ) -> Prompt:
+        """The condition's tokens as prefix or context.
+
+        Args:
+            condition: `(b p)` int64 tokens of the condition images, or None for "no condition".
+            batch_size: b.
+            device: where the ids are to be.
+
+        Raises:
+            UserError: if there are not as many tokens as the grid has places, one is out of range,
+                or None is not something the model has learned.
+        """
+        height, width = self.grid_size
+        if condition is None:
+            if not self.can_do_without:
+                raise UserError(
+                    "this model was trained on condition images without dropout and has not "
+                    "learned to do without: give a condition image for each image."
+                )
+            ids = torch.full((batch_size, height * width), self.no_condition_id, device=device)
+        else:
+            if condition.shape != (batch_size, height * width) or condition.is_floating_point():
+                raise UserError(
+                    f"the condition is a {condition.dtype} tensor of shape "
+                    f"{tuple(condition.shape)}, where the tokens of {batch_size} condition images "
+                    f"of {height} × {width} codes are needed."
+                )
+            if len(condition) and not 0 <= condition.min() <= condition.max() < self.num_codes:
+                raise UserError(
+                    f"the condition's tokens are {int(condition.min())} to {int(condition.max())}, "
+                    f"and this model knows 0 to {self.num_codes - 1}."
+                )
+            ids = condition.to(device=device, dtype=torch.int64)
+        return self._prompt(ids)
+
+    def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
+        """Replaces all of a condition by "no condition" with probability `dropout`."""
+        if self.dropout == 0.0:
+            return prompt
+        ids = prompt.prefix if prompt.context is None else prompt.context  # (b p)
+        chance = torch.rand(len(ids), 1, device=ids.device, generator=generator)  # (b 1)
+        return self._prompt(ids.masked_fill(chance < self.dropout, self.no_condition_id))
+
+    def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
+        """The arguments of a `GPT` that depend on the condition, for tokens of a grid."""
+        config = super().transformer_config(grid_size)
+        if self.as_context:
+            return {
+                **config,
+                "num_context_ids": self.num_context_ids,
+                "context_grid_size": list(self.grid_size),
+            }
+        return {**config, "prefix_grid_size": list(self.grid_size)}
+
+    def config(self) -> dict[str, Any]:
+        """Plain dictionary from which `conditioning_from_config` rebuilds it."""
+        return {
+            "kind": self.kind,
+            "num_codes": self.num_codes,
+            "grid_size": list(self.grid_size),
+            "dropout": self.dropout,
+            "as_context": self.as_context,
+            "palette": self.palette,
+        }
+
+    def _prompt(self, ids: Tensor) -> Prompt:
+        if not self.as_context:
+            return Prompt(ids)
+        return Prompt(ids.new_zeros(len(ids), 1), ids)

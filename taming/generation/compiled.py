@@ -1,0 +1,125 @@
+"""The decoding step as one compiled function, on GPUs captured as a graph and replayed.
+
+A step is small: run operation by operation it spends more time on starting them than on computing.
+"""
+
+import torch
+from torch import Tensor
+
+from taming.attention import KeyValueCache
+from taming.generation.choice import TokenChoice
+from taming.transformer import GPT
+
+__all__ = ["CompiledSteps"]
+
+SHORTEST_SPAN = 256
+MOST_VARIANTS = 64  # of the step, by model, batch, span and settings; PyTorch alone allows 8
+
+
+class CompiledSteps:
+    """Steps of decoding for batches of one shape; the first call compiles, which takes a while.
+
+    The cache and the random numbers stay at the same place in memory from batch to batch, as a
+    captured graph needs it.
+
+    Args:
+        transformer: in evaluation mode.
+        choose: how a token is taken from its logits.
+        num_prefix: ids in front of the tokens.
+        num_tokens: longest sequence of tokens.
+    """
+
+    def __init__(
+        self, transformer: GPT, choose: TokenChoice, num_prefix: int, num_tokens: int
+    ) -> None:
+        self.transformer = transformer
+        self.num_prefix = num_prefix
+        self.num_tokens = num_tokens
+        self.cache = KeyValueCache(len(transformer.blocks), num_prefix + num_tokens)
+        self.choose = choose.copied()
+        self._places = torch.arange(num_tokens, device=transformer.head.weight.device)
+        self._weights = transformer.head.weight.data_ptr()
+        self._graphs: dict[int, _Graph] = {}
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_VARIANTS)
+        self._compiled = torch.compile(_next_tokens, fullgraph=True, dynamic=False)
+
+    def fits(self, transformer: GPT, choose: TokenChoice, num_prefix: int, num_tokens: int) -> bool:
+        """Whether it was made for these, or such as these; see the constructor's arguments."""
+        return (
+            transformer is self.transformer
+            and transformer.head.weight.data_ptr() == self._weights  # not moved or converted
+            and (num_prefix, num_tokens) == (self.num_prefix, self.num_tokens)
+            and choose.same_settings(self.choose)
+        )
+
+    def begin(self, choose: TokenChoice) -> KeyValueCache:
+        """Takes over the random numbers of the next batch, and hands out the cache, empty."""
+        self.choose.copy_(choose)
+        self.cache.clear()
+        return self.cache
+
+    def step(self, latest: Tensor, place: int) -> Tensor:
+        """The tokens that follow the latest ones.
+
+        Args:
+            latest: `(b 1)` int64.
+            place: number of the new tokens in their images, 1 or more.
+
+        Returns:
+            `(b,)` int64.
+        """
+        self.cache.span = self._span(self.num_prefix + place)
+        if latest.device.type != "cuda":
+            return self._run(latest, self._places[place : place + 1])
+        if self.cache.span not in self._graphs:
+            self._graphs[self.cache.span] = _Graph(self._run, latest, self._places[:1] + place)
+        return self._graphs[self.cache.span](latest, self._places[place : place + 1])
+
+    def _run(self, latest: Tensor, place: Tensor) -> Tensor:
+        return self._compiled(
+            self.transformer, self.cache, self.choose, self.num_prefix, latest, place
+        )
+
+    def _span(self, length: int) -> int:
+        """How much of the cache is looked at: few different numbers, none much too large."""
+        span = SHORTEST_SPAN
+        while span < length:
+            span *= 2
+        return min(span, self.cache.max_length)
+
+
+def _next_tokens(
+    transformer: GPT,
+    cache: KeyValueCache,
+    choose: TokenChoice,
+    num_prefix: int,
+    latest: Tensor,
+    place: Tensor,
+) -> Tensor:
+    """`latest` `(b 1)`, whose successors have the number `place` `(1,)`, to those, `(b,)`."""
+    logits = transformer.step(latest.repeat(choose.copies, 1), num_prefix + place - 1, cache)
+    return choose(logits, place)
+
+
+class _Graph:
+    """A function of `latest` and `place`, recorded on the GPU with its memory and replayed."""
+
+    def __init__(self, function: object, latest: Tensor, place: Tensor) -> None:
+        assert callable(function)
+        self.latest, self.place = latest.clone(), place.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles, and sets aside what kernels need
+            for _ in range(3):  # each writes the same keys and values to the same place
+                function(self.latest, self.place)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = function(self.latest, self.place)
+
+    def __call__(self, latest: Tensor, place: Tensor) -> Tensor:
+        self.latest.copy_(latest)
+        self.place.copy_(place)
+        self.graph.replay()
+        return self.result

@@ -1,0 +1,261 @@
+"""What holds for every kind of transformer and condition: cached and compiled steps, guidance."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from taming.conditioning import (
+    CellClasses,
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Unconditional,
+)
+from taming.generation import ImageGenerator, TokenChoice, random_numbers
+from taming.sequence import to_tokens
+from taming.transformer import GPT
+
+GRID = (3, 4)
+MODERN = {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True}
+IMAGE = ImageCondition(5, (3, 2), dropout=0.1)
+CONTEXT = ImageCondition(5, (3, 2), dropout=0.1, as_context=True)
+KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
+    "unconditional": (Unconditional(), {}),
+    "class": (ClassLabel(3, dropout=0.1), {}),
+    "class learned": (ClassLabel(3, dropout=0.1), {"positions": "learned"}),
+    "class sinusoidal_2d": (ClassLabel(3, dropout=0.1), {"positions": "sinusoidal_2d"}),
+    "class rotary_2d": (ClassLabel(3, dropout=0.1), {"positions": "rotary_2d", **MODERN}),
+    "class zero rotary_2d": (
+        ClassLabel(3, dropout=0.1),
+        {"positions": "rotary_2d", "zero_prefix_rotation": True, "tie_head": True},
+    ),
+    "image": (IMAGE, {}),
+    "image learned both ways": (IMAGE, {"positions": "learned", "bidirectional_prefix": True}),
+    "image sinusoidal_2d": (IMAGE, {"positions": "sinusoidal_2d"}),
+    "image rotary_2d": (IMAGE, {"positions": "rotary_2d", "bidirectional_prefix": True}),
+    "context": (CONTEXT, {}),
+    "context learned": (CONTEXT, {"positions": "learned", **MODERN}),
+    "context rotary_2d": (CONTEXT, {"positions": "rotary_2d"}),
+}
+every = pytest.mark.parametrize("name", KINDS)
+conditional = pytest.mark.parametrize("name", [name for name in KINDS if name != "unconditional"])
+
+
+def build(name: str, seed: int = 0) -> ImageGenerator:
+    torch.manual_seed(seed)
+    conditioning, changes = KINDS[name]
+    transformer = GPT(
+        **conditioning.transformer_config(GRID),
+        codebook_size=8,
+        num_layers=2,
+        num_heads=2,
+        embed_dim=16,
+        dropout=0.2,
+        **changes,
+    )
+    with torch.no_grad():
+        for parameter in transformer.parameters():  # far from uniform, and nothing is a zero
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    condition_tokenizer = CellClasses(5, 2, (6, 4)) if conditioning.takes_images else None
+    return ImageGenerator(
+        None, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
+    ).eval()
+
+
+def condition(name: str, count: int = 3, seed: int = 1, scale: int = 1) -> Tensor | None:
+    generator = torch.Generator().manual_seed(seed)
+    if name == "unconditional":
+        return None
+    if name.startswith("class"):
+        return torch.randint(3, (count,), generator=generator)
+    cells = torch.randint(5, (count, 3 * scale, 2 * scale), generator=generator)
+    return CellClasses(5, 2, (6, 4)).decode(cells)
+
+
+def log_likelihood(model: ImageGenerator, tokens: Tensor, asked_for: Tensor | None) -> Tensor:
+    logits = model.logits(tokens, asked_for).log_softmax(-1)
+    return logits.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+@every
+def test_cached_decoding_equals_uncached(name: str) -> None:
+    model = build(name)
+    asked_for = condition(name)
+    tokens = model.sample_tokens(3, asked_for, seed=6)
+    assert len(tokens.unique()) > 5  # or it would say little
+    choose = TokenChoice(random_numbers(6, range(3), model.num_tokens))
+    for place in range(model.num_tokens):
+        logits = model.logits(tokens[:, : place + 1], asked_for)[:, -1]  # of a pass of its own
+        assert torch.equal(choose(logits, torch.tensor([place])), tokens[:, place])
+    greedy = model.sample_tokens(3, asked_for, greedy=True)
+    assert torch.equal(model.logits(greedy, asked_for).argmax(-1), greedy)
+
+
+@conditional
+def test_guided_decoding_is_its_equation_without_a_cache(name: str) -> None:
+    model = build(name)
+    asked_for = condition(name)
+    settings = {"guidance_scale": 3.0, "guidance_schedule": "linear", "top_k": 4, "seed": 5}
+    tokens = model.sample_tokens(3, asked_for, **settings)
+    assert not torch.equal(tokens, model.sample_tokens(3, asked_for, top_k=4, seed=5))
+    with_condition, without = model.logits(tokens, asked_for), model.logits(tokens)
+    scales = torch.linspace(1.0, 3.0, model.num_tokens)[:, None]
+    guided = without + scales * (with_condition - without)
+    kept = guided.topk(4).indices  # top-k is of the guided logits
+    assert (kept == tokens[..., None]).any(-1).all()
+    greedy = model.sample_tokens(3, asked_for, greedy=True, guidance_scale=2.0)
+    with_condition, without = model.logits(greedy, asked_for), model.logits(greedy)
+    assert torch.equal((without + 2 * (with_condition - without)).argmax(-1), greedy)
+
+
+@every
+def test_the_condition_and_every_earlier_token_matter_and_no_later_one(name: str) -> None:
+    model = build(name)
+    asked_for = condition(name)
+    tokens = model.sample_tokens(3, asked_for, seed=0)
+    before = log_likelihood(model, tokens, asked_for)
+    changed = tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 8
+    after = model.logits(changed, asked_for).log_softmax(-1)
+    plain = model.logits(tokens, asked_for).log_softmax(-1)
+    torch.testing.assert_close(after[:, :6], plain[:, :6])
+    assert ((after[:, 6:] - plain[:, 6:]).abs().amax(-1) > 1e-6).all()
+    if asked_for is not None:
+        other = (asked_for + 1) % 3 if name.startswith("class") else asked_for.flip(2)
+        assert (log_likelihood(model, tokens, other) - before).abs().max() > 1e-4
+
+
+@every
+def test_given_tokens_and_the_batch_change_nothing_else(name: str) -> None:
+    model = build(name)
+    asked_for = condition(name)
+    whole = model.sample_tokens(3, asked_for, seed=3)
+    batches = model.sample_tokens(3, asked_for, seed=3, batch_size=2)
+    assert torch.equal(whole, batches)
+    for given in (1, 7, 12):
+        again = model.sample_tokens(3, asked_for, seed=3, given_tokens=whole[:, :given])
+        assert torch.equal(again, whole)
+
+
+@every
+def test_a_saved_generator_draws_the_same(name: str, tmp_path: Any) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    again = ImageGenerator.from_pretrained(tmp_path)
+    asked_for = condition(name)
+    assert torch.equal(
+        again.sample_tokens(3, asked_for, seed=1), model.sample_tokens(3, asked_for, seed=1)
+    )
+
+
+@every
+def test_static_steps_equal_growing_ones(name: str) -> None:
+    """`GPT.step`, which is what gets compiled, run without compiling."""
+    from taming.attention import KeyValueCache
+
+    model = build(name)
+    transformer = model.transformer
+    tokens = model.sample_tokens(3, condition(name), seed=0)
+    prompt = model._prompt(model._encoded(condition(name), GRID), 3)
+    num_prefix = prompt.prefix.shape[1]
+    cache = KeyValueCache(2, num_prefix + model.num_tokens)
+    with torch.no_grad():
+        whole = transformer.token_logits(prompt.prefix, tokens, prompt.context)
+        transformer(prompt.prefix, tokens[:, :4], cache, prompt.context)
+        for place in range(5, model.num_tokens):
+            cache.span = num_prefix + place + place % 2  # exactly enough, or one more
+            where = torch.tensor([num_prefix + place - 1])
+            logits = transformer.step(tokens[:, place - 1 : place], where, cache)
+            torch.testing.assert_close(logits, whole[:, place])
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "name", ["class rotary_2d", "image learned both ways", "context rotary_2d"]
+)
+def test_compiled_steps_give_the_same_tokens(name: str) -> None:
+    model = build(name)
+    asked_for = condition(name)
+    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "seed": 2}
+    if name != "class rotary_2d":
+        settings["guidance_scale"] = 1.5
+    eager = model.sample_tokens(3, asked_for, **settings)
+    assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
+    # the memory of the first batch is used again
+    other = condition(name, seed=9)
+    settings["seed"] = 7
+    eager = model.sample_tokens(3, other, **settings)
+    assert torch.equal(model.sample_tokens(3, other, compile=True, **settings), eager)
+
+
+@conditional
+def test_training_reaches_every_weight(name: str) -> None:
+    model = build(name).train()
+    tokens = torch.randint(8, (3, 12))
+    model.logits(tokens, condition(name)).logsumexp(-1).sum().backward()
+    idle = [name for name, p in model.transformer.named_parameters() if p.grad is None]
+    assert idle == []
+
+
+@every
+def test_checkpointing_changes_no_gradient(name: str) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = build(name).train()
+        model.transformer.checkpointing = checkpointing
+        tokens = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
+        torch.manual_seed(3)  # dropout
+        model.logits(tokens, condition(name)).logsumexp(-1).sum().backward()
+        gradients.append([p.grad for p in model.transformer.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+# --- larger grids ---------------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("stride", [1, 2, None])
+def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
+    name: str, stride: int | None
+) -> None:
+    model = build(name)
+    size = (6, 8)
+    asked_for = condition(name, scale=2)
+    tokens = model.sample_tokens(
+        3, asked_for, greedy=True, grid_size=size, stride=stride, given_tokens=None
+    )
+    assert tokens.shape == (3, 48)
+    grid = tokens.unflatten(1, size)
+    # by hand, for a token in the middle: the stride divides its window's column
+    row, column = 2, 2
+    i, j = row + 1, column + 2  # it is in row 3 // 2 and column 4 // 2 of the window
+    window = to_tokens(grid[:, row : row + 3, column : column + 4])
+    part = asked_for
+    if asked_for is not None and asked_for.ndim == 4:  # 2 × 2 pixels and 1 × 1/2 codes a cell
+        part = asked_for[:, :, 2 * row : 2 * row + 6, column : column + 4]
+    logits = model.logits(window, part)
+    assert torch.equal(logits[:, 6].argmax(-1), grid[:, i, j])
+
+
+def test_a_larger_grid_keeps_given_tokens_and_random_streams() -> None:
+    model = build("class")
+    labels = condition("class")
+    whole = model.sample_tokens(3, labels, seed=4, grid_size=(5, 7))
+    again = model.sample_tokens(3, labels, seed=4, grid_size=(5, 7), given_tokens=whole[:, :10])
+    assert torch.equal(again, whole)
+    alone = model.sample_tokens(1, labels[1:2], seed=4, grid_size=(5, 7), first_image=1)
+    assert torch.equal(alone, whole[1:2])
+    trained = model.sample_tokens(3, labels, seed=4, grid_size=GRID)
+    assert torch.equal(trained, model.sample_tokens(3, labels, seed=4))
+
+
+@pytest.mark.compile
+def test_compiled_steps_through_windows() -> None:
+    model = build("context")
+    settings: dict[str, Any] = {"seed": 1, "grid_size": (6, 8), "guidance_scale": 2.0}
+    asked_for = condition("context", scale=2)
+    eager = model.sample_tokens(3, asked_for, **settings)
+    assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)

@@ -1,0 +1,158 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from taming.errors import UserError
+from taming.generation.guidance import GUIDANCE_SCHEDULES, Guidance, guide
+
+
+def logits(seed: int, scale: float = 5.0) -> torch.Tensor:
+    return scale * torch.randn(16, 257, generator=torch.Generator().manual_seed(seed))
+
+
+def test_constant() -> None:
+    assert Guidance(4.0).scales(5).tolist() == [4.0] * 5
+    assert Guidance(0.0).scales(2).tolist() == [0.0, 0.0]  # the model without condition
+    assert Guidance().scales(3).tolist() == [1.0] * 3
+
+
+def test_linear_grows_from_one_to_the_scale() -> None:
+    guidance = Guidance(5.0, "linear")
+    assert guidance.scales(5).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert guidance.scale_at(255, 256) == 5.0
+    assert guidance.scale_at(0, 1) == 1.0
+    assert Guidance(0.0, "linear").scales(3).tolist() == [1.0, 0.5, 0.0]
+
+
+def test_power_cosine_of_power_one_is_half_a_cosine_wave() -> None:
+    guidance = Guidance(5.0, "power_cosine")
+    # 1 + 4 (1 - cos πi/4) / 2, cos being 1, √½, 0, -√½ at i = 0 … 3
+    half = math.sqrt(0.5)
+    expected = [1.0, 3 - 2 * half, 3.0, 3 + 2 * half]
+    assert guidance.scales(4).tolist() == pytest.approx(expected)
+    # the scale itself would come just after the last token
+    assert 4.999 < guidance.scale_at(255, 256) < 5.0
+
+
+def test_power_is_of_the_fraction_of_the_image() -> None:
+    # (1/2)² = 1/4 is where power 1 is after a quarter
+    squared, plain = Guidance(5.0, "power_cosine", power=2.0), Guidance(5.0, "power_cosine")
+    assert squared.scale_at(8, 16) == pytest.approx(plain.scale_at(4, 16))
+    # RAR-B, scale 16 and power 2.75, in the middle of 256: 15 (1 - cos(π 0.5^2.75)) / 2 + 1, where
+    # 0.5^2.75 = 0.148651 and cos 0.467001 = 0.892923
+    rar = Guidance(16.0, "power_cosine", power=2.75)
+    assert rar.scale_at(128, 256) == pytest.approx(1.80308, abs=1e-5)
+    assert rar.scale_at(0, 256) == 1.0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "power_cosine"])
+def test_schedules_rise_throughout(schedule: str) -> None:
+    scales = Guidance(7.5, schedule, power=1.5).scales(300)
+    assert scales.dtype == torch.float32 and scales.shape == (300,)
+    assert bool((scales.diff() > 0).all())
+
+
+def test_interval_is_half_open_in_fractions_of_the_image() -> None:
+    assert Guidance(3.0, interval=(0.25, 0.75)).scales(8).tolist() == [1, 1, 3, 3, 3, 3, 1, 1]
+    assert Guidance(3.0, interval=(0.5, 1.0)).scales(4).tolist() == [1, 1, 3, 3]  # with the last
+    assert Guidance(3.0, interval=(0.0, 0.5)).scales(3).tolist() == [3, 3, 1]  # 1/3 < 1/2 < 2/3
+    # 0.07 · 100 is 7.000000000000001 and 0.56 · 100 is 56.00000000000001
+    inside = (Guidance(3.0, interval=(0.07, 0.56)).scales(100) == 3).nonzero().flatten()
+    assert inside.tolist() == list(range(7, 56))
+
+
+def test_interval_cuts_the_schedule_and_does_not_squeeze_it() -> None:
+    whole = Guidance(5.0, "linear").scales(5)
+    cut = Guidance(5.0, "linear", interval=[0.4, 0.8]).scales(5)
+    assert cut.tolist() == [1.0, 1.0, *whole[2:4].tolist(), 1.0]
+
+
+def test_every_schedule_is_off_at_scale_one_and_only_there() -> None:
+    for schedule in GUIDANCE_SCHEDULES:
+        off = Guidance(1.0, schedule, power=2.0)
+        assert off.is_off and off.scales(7).tolist() == [1.0] * 7
+        for scale in (0.0, 0.5, 1.001):
+            on = Guidance(scale, schedule, power=2.0)
+            assert not on.is_off and on.scale_at(6, 7) != 1
+
+
+def test_lists_of_a_config_are_the_same_as_tuples() -> None:
+    guidance = Guidance(2, "constant", 1, [0, 1])
+    assert guidance == Guidance(2.0) and hash(guidance) == hash(Guidance(2.0))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        guidance.scale = 3.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scale": -1.0}, "guidance_scale is -1.0 and must be at least 0"),
+        ({"scale": math.nan}, "guidance_scale is nan"),
+        ({"scale": math.inf}, "guidance_scale is inf"),
+        ({"schedule": "cosine"}, "guidance_schedule is 'cosine' and must be one of constant, lin"),
+        ({"power": 0.0}, "guidance_power is 0.0 and must be more than 0"),
+        ({"power": math.nan}, "guidance_power is nan"),
+        ({"interval": (0.5, 0.5)}, r"guidance_interval is \[0.5, 0.5\] and must be two fractions"),
+        ({"interval": (-0.1, 1.0)}, r"guidance_interval is \[-0.1, 1.0\]"),
+        ({"interval": (0.0, 1.1)}, r"guidance_interval is \[0.0, 1.1\]"),
+        ({"interval": (math.nan, 1.0)}, r"guidance_interval is \[nan, 1.0\]"),
+        ({"interval": (0.0, 0.5, 1.0)}, r"guidance_interval is \[0.0, 0.5, 1.0\]"),
+    ],
+)
+def test_values_out_of_range(arguments: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Guidance(**arguments)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 1.1, 4.0, 16.0])
+def test_guide_is_the_equation(scale: float) -> None:
+    conditional, unconditional = logits(0), logits(1)
+    difference = conditional.double() - unconditional.double()
+    exact = unconditional.double() + scale * difference
+    # a rounding, 2^-24 of its value, for each of the scale, the two differences, product and sum
+    values = conditional.abs() + (scale + abs(scale - 1)) * difference.abs()
+    error = (guide(conditional, unconditional, scale) - exact).abs()
+    assert bool((error <= 5 * 2**-24 * values).all())
+
+
+def test_guide_by_hand() -> None:
+    # twice as far from the unconditional logits as the conditional ones
+    guided = guide(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 3.0]]), 2.0)
+    assert guided.tolist() == [[2.0, 1.0]]
+
+
+def test_scale_one_gives_the_conditional_logits_bit_for_bit() -> None:
+    conditional, unconditional = logits(0), logits(1, scale=500.0)
+    written_out = unconditional + 1.0 * (conditional - unconditional)
+    assert not torch.equal(written_out, conditional)  # why it is computed otherwise
+    for scale in (1.0, torch.tensor(1.0), torch.ones(1)):
+        assert torch.equal(guide(conditional, unconditional, scale), conditional)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.1, 3.3, 7.5])
+def test_a_scale_is_the_same_as_a_number_and_as_a_tensor(scale: float) -> None:
+    conditional, unconditional = logits(0), logits(1)
+    expected = guide(conditional, unconditional, scale)
+    scales = Guidance(scale).scales(3)
+    for tensor in (scales[1], scales[1:2], torch.tensor([scale], dtype=torch.float64)):
+        guided = guide(conditional, unconditional, tensor)
+        assert guided.dtype == torch.float32 and torch.equal(guided, expected)
+
+
+def test_half_precision_is_guided_in_float32() -> None:
+    conditional, unconditional = logits(0).bfloat16(), logits(1).bfloat16()
+    guided = guide(conditional, unconditional, 3.3)
+    assert torch.equal(guided, guide(conditional.float(), unconditional.float(), 3.3))
+
+
+@pytest.mark.compile
+def test_a_compiled_step_takes_the_scale_as_a_tensor() -> None:
+    compiled = torch.compile(guide, backend="eager", fullgraph=True)  # fails at a graph break
+    scales = Guidance(3.3, "linear").scales(4)
+    for place in range(4):
+        scale = scales[place : place + 1]
+        assert torch.equal(
+            compiled(logits(0), logits(1), scale), guide(logits(0), logits(1), scale)
+        )

@@ -1,0 +1,403 @@
+"""CompVis' second stage: our models compute what theirs do, and every key has its place."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import foreign_keys
+import pytest
+import torch
+import torch.nn.functional as F
+from foreign_keys import Shapes
+from reference_check import check, read_config
+from safetensors.torch import load_file
+
+from taming.errors import UserError
+from taming.generation import ImageGenerator
+from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.sequence import to_indices
+from taming.serialization import read_foreign_checkpoint
+from taming.transformer import GPT
+from taming.vqgan import VQGAN
+
+convert = SOURCES["compvis_transformer"].convert
+Weights = dict[str, torch.Tensor]
+LEFT_OUT = [
+    "left out beside the weights: callbacks, epoch, global_step, lr_schedulers, "
+    "optimizer_states, pytorch-lightning_version",
+    "objects in the file, not built: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+]
+MASKS = "dropped transformer.blocks.*.attn.mask ({}): the causal mask, which is computed"
+
+
+def reference(shared: Path, name: str) -> tuple[Imported, Weights]:
+    folder = shared / "reference" / "compvis" / f"transformer_{name}"
+    config = read_config(folder / "project.yaml")
+    imported = import_checkpoint("compvis_transformer", folder / "last.ckpt", config)
+    return imported, load_file(folder / "expected.safetensors")
+
+
+def content_and_config(shared: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = shared / "reference" / "compvis" / f"transformer_{name}"
+    content = read_foreign_checkpoint(folder / "last.ckpt").content
+    params = read_config(folder / "project.yaml")["model"]["params"]
+    return {"state_dict": content["state_dict"]}, copy.deepcopy(params)
+
+
+@pytest.mark.parametrize("name", ["class", "depth", "unconditional"])
+def test_reference_of_compvis_transformer(shared: Path, name: str) -> None:
+    imported, expected = reference(shared, name)
+    generator = ImageGenerator.from_saved(imported.model)
+    tokens, prefix = expected["tokens"], expected["prefix"]
+    condition = {
+        "class": prefix[:, 0],
+        "depth": expected.get("condition_images"),
+        "unconditional": None,
+    }[name]
+    logits = generator.logits(tokens, condition)
+    check("logits", logits, expected["logits"])
+    check("nll", F.cross_entropy(logits.flatten(0, 1), tokens.flatten())[None], expected["nll"])
+    greedy = generator.sample_tokens(2, condition, greedy=True)
+    check("greedy tokens", greedy, expected["greedy_tokens"])
+    half = tokens[:, : tokens.shape[1] // 2]
+    completed = generator.sample_tokens(2, condition, greedy=True, given_tokens=half)
+    check("completed tokens", completed, expected["completed_tokens"])
+    assert generator.tokenizer is not None
+    with torch.no_grad():
+        images = generator.tokenizer.decode(to_indices(greedy, generator.grid_size))
+    check("greedy images", images, expected["greedy_images"])
+    samples = generator.sample(2, condition, greedy=True)
+    check("samples, clamped", samples, expected["greedy_images"].clamp(-1, 1))
+    if name == "depth":
+        saved = imported.model.parts["condition_tokenizer"]
+        condition_tokens = VQGAN.from_saved(saved).encode(expected["condition_images"]).flatten(1)
+        check("condition tokens", condition_tokens, prefix)
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [
+        (
+            "class",
+            [
+                "first stage: used 183 weights",
+                "the config does not say how many classes there are: all 64 ids can be asked for; "
+                "num_classes=… says it",
+            ],
+        ),
+        ("depth", ["first stage: used 183 weights", "condition stage: used 183 weights"]),
+        ("unconditional", ["first stage: used 183 weights"]),
+    ],
+)
+def test_what_became_of_every_key_is_said(shared: Path, name: str, notes: list[str]) -> None:
+    imported, _ = reference(shared, name)
+    assert imported.notes == ["used 37 weights", MASKS.format(2), *notes, *LEFT_OUT]
+
+
+def test_the_grid_is_the_first_stages_and_the_context_the_block(shared: Path) -> None:
+    imported, _ = reference(shared, "class")
+    assert imported.model.config["grid_size"] == [8, 8]  # of 32 pixels, halved twice
+    assert imported.model.parts["transformer"].config["context_length"] == 65
+
+
+# --- conditions ---------------------------------------------------------------------------------
+
+
+def test_the_number_of_classes(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    imported = convert(content, params, "last.ckpt", num_classes=10)
+    assert imported.model.config["conditioning"]["num_classes"] == 10
+    prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
+    table = content["state_dict"]["transformer.tok_emb.weight"]
+    assert torch.equal(prefix[:10], table[:10])
+    assert prefix[10].abs().sum() == 0  # "no class", which it never learned
+    with pytest.raises(UserError, match="give a class label"):
+        ImageGenerator.from_saved(imported.model).sample_tokens(1)
+    assert not any("how many classes" in note for note in imported.notes)
+    labelator = {"target": "taming.modules.util.Labelator", "params": {"n_classes": 12}}
+    params["cond_stage_config"] = labelator
+    imported = convert(content, params, "last.ckpt")
+    assert imported.model.config["conditioning"]["num_classes"] == 12
+    assert not any("how many classes" in note for note in imported.notes)
+    with pytest.raises(UserError, match="num_classes is 13, and the model has at most 12"):
+        convert(content, params, "last.ckpt", num_classes=13)
+    with pytest.raises(UserError, match="num_classes is 'ten', and no integer"):
+        convert(content, params, "last.ckpt", num_classes="ten")
+    content, params = content_and_config(shared, "unconditional")
+    with pytest.raises(UserError, match="for class-conditional models, and this is none"):
+        convert(content, params, "last.ckpt", num_classes=3)
+
+
+def test_the_start_token(shared: Path) -> None:
+    content, params = content_and_config(shared, "unconditional")
+    row = content["state_dict"]["transformer.tok_emb.weight"][5:6]
+    provider = {"target": "taming.modules.util.SOSProvider", "params": {"sos_token": 5}}
+    for changes in ({"sos_token": 5}, {"cond_stage_config": provider}):
+        imported = convert(content, {**params, **changes}, "last.ckpt")
+        prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
+        assert torch.equal(prefix, row)
+    with pytest.raises(UserError, match=r"ids are 64 to 64, and the vocabulary .* has 64"):
+        convert(content, {**params, "sos_token": 64}, "last.ckpt")
+
+
+def test_the_first_stage_as_condition_stage(shared: Path) -> None:
+    content, params = content_and_config(shared, "depth")
+    state = content["state_dict"]
+    first = {name: w for name, w in state.items() if name.startswith("first_stage_model.")}
+    again = {name.replace("first_stage", "cond_stage"): w for name, w in first.items()}
+    params["cond_stage_config"] = "__is_first_stage__"
+    imported = convert({"state_dict": {**state, **again}}, params, "last.ckpt")
+    assert f"dropped cond_stage_model.* ({len(first)}): the first stage again" in imported.notes
+    tokenizer, condition = (imported.model.parts[f"{part}tokenizer"] for part in ("", "condition_"))
+    assert tokenizer.fingerprint() == condition.fingerprint()
+
+
+@pytest.mark.parametrize("target", ["VQSegmentationModel", "VQModel"])
+def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
+    content, params = content_and_config(shared, "depth")
+    state = content["state_dict"]
+    generator = torch.Generator().manual_seed(0)
+    state["cond_stage_model.encoder.conv_in.weight"] = torch.randn(32, 5, 3, 3, generator=generator)
+    state["cond_stage_model.decoder.conv_out.weight"] = torch.zeros(5, 32, 3, 3)
+    state["cond_stage_model.decoder.conv_out.bias"] = torch.zeros(5)
+    state["cond_stage_model.colorize"] = torch.zeros(3, 5, 1, 1)
+    condition = params["cond_stage_config"]
+    condition["target"] = f"taming.models.vqgan.{target}"
+    condition["params"]["image_key"] = "segmentation"
+    condition["params"]["ddconfig"] |= {"in_channels": 5, "out_ch": 5}
+    imported = convert(content, params, "last.ckpt")
+    saved = imported.model.parts["condition_tokenizer"]
+    assert (saved.config["image_channels"], saved.config["label_maps"]) == (5, True)
+    assert imported.model.parts["tokenizer"].config.get("label_maps", False) is False
+    assert (
+        "condition stage: dropped colorize: random colours for showing label maps" in imported.notes
+    )
+    loaded = ImageGenerator.from_saved(imported.model)
+    maps = F.one_hot(torch.randint(5, (2, 32, 32), generator=generator), 5).movedim(-1, 1).float()
+    tokens = loaded.sample_tokens(2, maps, greedy=True)
+    as_tokens = VQGAN.from_saved(saved).encode(maps).flatten(1)
+    prompt = loaded.conditioning.prompt(as_tokens, 2)
+    assert torch.equal(
+        tokens[:, 0], loaded.transformer(prompt.prefix, tokens[:, :0])[:, -1].argmax(1)
+    )
+
+
+# --- vocabulary, masks, order -------------------------------------------------------------------
+
+
+def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    state = content["state_dict"]
+    for name in ("tok_emb", "head"):
+        weight = state[f"transformer.{name}.weight"]
+        state[f"transformer.{name}.weight"] = torch.cat([weight, torch.ones(16, 64)])
+    params["transformer_config"]["params"]["vocab_size"] = 80
+    imported = convert(content, params, "last.ckpt", num_classes=70)
+    assert [note for note in imported.notes if "rows" in note] == [
+        "dropped rows 64 to 79 of transformer.head.weight: ids that are no code",
+        "dropped 10 rows of transformer.tok_emb.weight: ids that are neither a code nor a "
+        "condition",
+    ]
+    state = imported.model.parts["transformer"].state
+    assert state["head.weight"].shape == state["token_embedding.weight"].shape == (64, 64)
+    assert torch.equal(state["prefix_embedding.weight"][64:70], torch.ones(6, 64))  # classes
+    _, expected = reference(shared, "class")
+    logits = ImageGenerator.from_saved(imported.model).logits(
+        expected["tokens"], expected["prefix"][:, 0]
+    )
+    torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-5)
+    params["transformer_config"]["params"]["vocab_size"] = 32
+    with pytest.raises(UserError, match="64 codes and its transformer a vocabulary of 32"):
+        convert(content, params, "last.ckpt")
+
+
+def test_masks_and_unmasked_conditions(shared: Path) -> None:
+    content, params = content_and_config(shared, "depth")
+    transformer = params["transformer_config"]["params"]
+    for unmasked in (63, 65):
+        transformer["n_unmasked"] = unmasked
+        with pytest.raises(UserError, match=f"n_unmasked of the config is {unmasked} and .* 64"):
+            convert(content, params, "last.ckpt")
+    del transformer["n_unmasked"]
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.mask is not the causal mask .* 128"):
+        convert(content, params, "last.ckpt")
+    for layer in range(2):
+        mask = torch.ones(1, 1, 128, 128).tril()
+        content["state_dict"][f"transformer.blocks.{layer}.attn.mask"] = mask
+    imported = convert(content, params, "last.ckpt")
+    assert imported.model.parts["transformer"].config["bidirectional_prefix"] is False
+
+
+def test_another_order_of_the_codes_is_refused(shared: Path) -> None:
+    content, params = content_and_config(shared, "unconditional")
+    spiral = {"target": "taming.modules.transformer.permuter.SpiralOut", "params": {"H": 8, "W": 8}}
+    with pytest.raises(UserError, match="order of the permuter SpiralOut"):
+        convert(content, {**params, "permuter_config": spiral}, "last.ckpt")
+    state = content["state_dict"]
+    for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
+        state[f"permuter.{name}"] = torch.arange(64).flip(0)
+    with pytest.raises(UserError, match="order is row by row"):
+        convert(content, params, "last.ckpt")
+    for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
+        state[f"permuter.{name}"] = torch.arange(64)
+    imported = convert(content, params, "last.ckpt")
+    assert "dropped permuter.* (2): codes are in their order" in imported.notes
+
+
+# --- published sizes, by name and shape ---------------------------------------------------------
+
+SIZES = {  # vocabulary, block, layers, width
+    "cin_transformer": (16384, 256, 48, 1536),
+    "drin_transformer": (1024, 512, 24, 1024),
+    "sflckr_transformer": (1024, 512, 24, 1024),
+}
+NUM_PARAMETERS = {  # of their transformer: 1410.6M and 304.9M
+    "cin_transformer": 1_410_640_896,
+    "drin_transformer": 304_932_864,
+    "sflckr_transformer": 304_932_864,
+}
+NUM_CONDITIONS = {"cin_transformer": 1001, "drin_transformer": 1025, "sflckr_transformer": 1025}
+
+
+def autoencoder(prefix: str, codes: int, channels: int = 3) -> Shapes:
+    quantizer: Shapes = {"quantize.embedding.weight": (codes, 256)}
+    shapes = foreign_keys.compvis_vqgan([1, 1, 2, 2, 4], [4], 3, quantizer)
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("loss.")}
+    shapes["encoder.conv_in.weight"] = (128, channels, 3, 3)
+    shapes["decoder.conv_out.weight"] = (channels, 128, 3, 3)
+    shapes["decoder.conv_out.bias"] = (channels,)
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def published_keys(size: str) -> Shapes:
+    shapes = foreign_keys.compvis_gpt(*SIZES[size])
+    shapes |= autoencoder("first_stage_model.", SIZES[size][0])
+    if size != "cin_transformer":
+        channels = 182 if size == "sflckr_transformer" else 3
+        shapes |= autoencoder("cond_stage_model.", 1024, channels)
+    return shapes
+
+
+def on_meta(shapes: Shapes, config: str | dict[str, Any]) -> Imported:
+    arguments = (
+        config if isinstance(config, dict) else SOURCES["compvis_transformer"].published[config]
+    )
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        return convert({"state_dict": weights}, arguments, "last.ckpt")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_transformers_fit_by_name_and_shape(size: str) -> None:
+    shapes = published_keys(size)
+    imported = on_meta(shapes, size)
+    with torch.device("meta"):  # strict: every weight of ours is there, in its shape
+        gpt = GPT.from_saved(imported.model.parts["transformer"])
+        stages = [
+            VQGAN.from_saved(part)
+            for name, part in imported.model.parts.items()
+            if name != "transformer"
+        ]
+    num_layers, width = SIZES[size][2:]
+    theirs = {name for name in shapes if name.startswith("transformer.")}
+    assert imported.notes[:2] == [
+        f"used {len(theirs) - num_layers} weights",
+        MASKS.format(num_layers),
+    ]
+    assert sum(p.numel() for p in gpt.parameters()) == (
+        NUM_PARAMETERS[size] + NUM_CONDITIONS[size] * width  # conditions have their own table here
+    )
+    num_stage_weights = sum(torch.Size(s).numel() for n, s in shapes.items() if n not in theirs)
+    assert sum(p.numel() for stage in stages for p in stage.parameters()) == num_stage_weights
+    assert imported.model.config["grid_size"] == [16, 16]
+
+
+# --- missing and unexpected ---------------------------------------------------------------------
+
+
+def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    weights: Weights = content["state_dict"]
+    needed = [n for n in weights if n.startswith("transformer.") and not n.endswith("attn.mask")]
+    assert len(needed) == 37
+    for name in needed:
+        fewer = {other: weight for other, weight in weights.items() if other != name}
+        with pytest.raises(UserError, match=f"last.ckpt does not fit .*missing .*: {name}"):
+            convert({"state_dict": fewer}, params, "last.ckpt")
+    for name in ("transformer.blocks.2.ln1.weight", "cond_stage_model.embedding.weight", "logvar"):
+        with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
+            convert({"state_dict": {**weights, name: torch.zeros(3)}}, params, "last.ckpt")
+    name = "first_stage_model.encoder.conv_in.bias"
+    fewer = {other: weight for other, weight in weights.items() if other != name}
+    with pytest.raises(
+        UserError, match=r"the first stage in last\.ckpt .*: encoder\.conv_in\.bias"
+    ):
+        convert({"state_dict": fewer}, params, "last.ckpt")
+    alone = {n: weight for n, weight in weights.items() if n.startswith("transformer.")}
+    with pytest.raises(UserError, match=r"the first stage in last\.ckpt has no weights"):
+        convert({"state_dict": alone}, params, "last.ckpt")
+
+
+# --- configs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transformer_config": None}, "no `transformer_config` with `params`"),
+        ({"transformer_config": {"params": {"vocab_size": 64}}}, "lacks block_size of the trans"),
+        (
+            {"transformer_config": {"target": "x.CodeGPT", "params": {}}},
+            "is CodeGPT, and not their",
+        ),
+        ({"first_stage_config": None}, "describes no autoencoder for the first stage in last"),
+        ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, a kind of condition"),
+        ({"cond_stage_config": {"target": "x.DummyCondStage"}}, "is DummyCondStage, a kind of"),
+        ({"cond_stage_config": None}, "is None, a kind of condition"),
+    ],
+)
+def test_params_of_no_such_generator_are_named(
+    shared: Path, changes: dict[str, Any], message: str
+) -> None:
+    content, params = content_and_config(shared, "class")
+    with pytest.raises(UserError, match=message):
+        convert(content, {**params, **changes}, "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 3}, r"missing in the file: transformer\.blocks\.2\.ln1\.weight"),
+        ({"n_embd": 32}, "pos_emb is .* and not"),
+        ({"n_head": 5}, "cannot be split into 5|multiple"),
+        ({"n_layer": "two"}, "describes no model"),
+        ({"vocab_size": "64"}, "vocab_size is '64', and no integer"),
+        ({"block_size": 66}, r"attn\.mask is not the causal mask of block_size 66"),
+        ({"block_size": 63}, "needs a block_size of 64, and it is 63"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(
+    shared: Path, changes: dict[str, Any], message: str
+) -> None:
+    content, params = content_and_config(shared, "class")
+    params["transformer_config"]["params"] |= changes
+    if changes.get("block_size") == 63:
+        content["state_dict"] = {
+            name: weight[:, :63] if name.endswith("pos_emb") else weight
+            for name, weight in content["state_dict"].items()
+            if not name.endswith(".mask")
+        }
+    with pytest.raises(UserError, match=message):
+        convert(content, params, "last.ckpt")
+
+
+def test_a_config_of_the_first_stage_alone_is_named(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    with pytest.raises(UserError, match="is of VQModel, and this source imports Net2NetTrans"):
+        convert(content, {"model": params["first_stage_config"]}, "last.ckpt")
+
+
+def test_a_smaller_condition_is_refused(shared: Path) -> None:
+    content, params = content_and_config(shared, "depth")
+    with pytest.raises(UserError, match="downsample_cond_size"):
+        convert(content, {**params, "downsample_cond_size": 16}, "last.ckpt")

@@ -1,0 +1,230 @@
+"""LlamaGen's GPT: our model computes what theirs does, and every key has its place."""
+
+from pathlib import Path
+from typing import Any
+
+import foreign_keys
+import pytest
+import torch
+from foreign_keys import Shapes
+from reference_check import check, read_config
+from safetensors.torch import load_file
+
+from taming.errors import MissingPathError, UserError
+from taming.generation import ImageGenerator
+from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.sequence import to_indices
+from taming.serialization import read_foreign_checkpoint, save_model_directory
+from taming.transformer import GPT
+
+convert = SOURCES["llamagen_gpt"].convert
+
+
+def reference(shared: Path, **settings: Any) -> tuple[Imported, dict[str, torch.Tensor]]:
+    folder = shared / "reference" / "llamagen" / "gpt"
+    config = read_config(folder / "args.json")
+    imported = import_checkpoint("llamagen_gpt", folder / "c2i.pt", config, **settings)
+    return imported, load_file(folder / "expected.safetensors")
+
+
+def test_reference_of_llamagen_gpt(shared: Path) -> None:
+    imported, expected = reference(shared)
+    generator = ImageGenerator.from_saved(imported.model)
+    labels = expected["labels"]
+    check("logits", generator.logits(expected["tokens"], labels), expected["logits"])
+    check("logits without class", generator.logits(expected["tokens"]), expected["null_logits"])
+    greedy = generator.sample_tokens(3, labels, greedy=True)
+    check("greedy tokens", greedy, expected["greedy_tokens"])
+    guided = generator.sample_tokens(3, labels, greedy=True, guidance_scale=2.0)
+    check("greedy tokens, guidance 2", guided, expected["greedy_tokens_cfg2"])
+    assert not torch.equal(guided, greedy)
+    assert imported.notes == [
+        "used 18 weights",
+        "the grid is 8 × 8, by block_size 64",
+        "no tokenizer: it draws tokens; for images give tokenizer=DIR",
+    ]
+    with pytest.raises(UserError, match="no tokenizer"):
+        generator.sample(3, labels)
+
+
+def test_with_the_tokenizer_it_draws_images(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "reference" / "llamagen" / "tokenizer"
+    config = read_config(folder / "args.json")
+    tokenizer = import_checkpoint("llamagen_tokenizer", folder / "vq_ds.pt", config)
+    save_model_directory(tokenizer.model, tmp_path / "tokenizer")
+    imported, expected = reference(shared, tokenizer=tmp_path / "tokenizer")
+    generator = ImageGenerator.from_saved(imported.model)
+    assert generator.tokenizer is not None
+    images = generator.sample(3, expected["labels"], greedy=True)
+    decoded = generator.tokenizer.decode(to_indices(expected["greedy_tokens"], (8, 8)))
+    assert images.shape == (3, 3, 16, 16)  # this tokenizer halves once
+    torch.testing.assert_close(images, decoded.clamp(-1, 1), rtol=0, atol=1e-5)
+    assert not any("no tokenizer" in note for note in imported.notes)
+
+    config["codebook_size"] = 64
+    content = read_foreign_checkpoint(folder / "vq_ds.pt").content
+    content["model"]["quantize.embedding.weight"] = torch.zeros(64, 8)
+    other = SOURCES["llamagen_tokenizer"].convert(content, config, "vq_ds.pt")
+    save_model_directory(other.model, tmp_path / "other")
+    with pytest.raises(UserError, match="has 64 codes and the transformer 128"):
+        reference(shared, tokenizer=tmp_path / "other")
+    with pytest.raises(MissingPathError, match="nowhere does not exist"):
+        reference(shared, tokenizer=tmp_path / "nowhere")
+
+
+# --- published sizes, by name and shape ---------------------------------------------------------
+
+SIZES = {  # layers, width, width inside the feed-forward networks
+    "GPT-B": (12, 768, 2048),
+    "GPT-L": (24, 1024, 2816),
+    "GPT-XL": (36, 1280, 3584),
+    "GPT-XXL": (48, 1536, 4096),
+    "GPT-3B": (24, 3200, 8704),
+}
+MILLIONS = {"GPT-B": 111, "GPT-L": 343, "GPT-XL": 775, "GPT-XXL": 1411, "GPT-3B": 3097}
+
+
+def on_meta(shapes: Shapes, config: str | dict[str, Any], **more: object) -> Imported:
+    arguments = SOURCES["llamagen_gpt"].published[config] if isinstance(config, str) else config
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        return convert({"model": weights, **more}, arguments, "c2i.pt")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
+    shapes = foreign_keys.llamagen_gpt(*SIZES[size])
+    imported = on_meta(shapes, size)
+    with torch.device("meta"):  # strict: every weight of ours is there, in its shape
+        gpt = GPT.from_saved(imported.model.parts["transformer"])
+    assert imported.notes[0] == f"used {len(shapes)} weights"
+    theirs = sum(torch.Size(shape).numel() for shape in shapes.values())
+    ours = sum(p.numel() for p in gpt.parameters())
+    assert ours == theirs
+    assert round(ours / 1e6) == MILLIONS[size]
+    assert imported.model.config["grid_size"] == [16, 16]
+    of_384_pixels = on_meta(shapes, f"{size}-384")
+    assert of_384_pixels.model.config["grid_size"] == [24, 24]
+    assert "the grid is 24 × 24, by block_size 576" in of_384_pixels.notes
+
+
+TINY: dict[str, Any] = {
+    "dim": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "multiple_of": 32,
+    "num_classes": 4,
+    "vocab_size": 16,
+    "block_size": 4,
+}
+TINY_SHAPES = foreign_keys.llamagen_gpt(2, 32, 96, vocab=16, classes=4)
+
+
+def test_a_missing_misshapen_or_unexpected_key_is_named() -> None:
+    assert on_meta(TINY_SHAPES, TINY).notes[0] == f"used {len(TINY_SHAPES)} weights"
+    for name, shape in TINY_SHAPES.items():
+        fewer = {other: its for other, its in TINY_SHAPES.items() if other != name}
+        with pytest.raises(UserError, match=f"c2i.pt does not fit .*missing in the file: {name}"):
+            on_meta(fewer, TINY)
+        with pytest.raises(UserError, match=f"of another shape: {name} is"):
+            on_meta({**TINY_SHAPES, name: (*shape[:-1], shape[-1] + 1)}, TINY)
+    for name in ("layers.2.ffn_norm.weight", "tok_embeddings.bias"):
+        with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
+            on_meta({**TINY_SHAPES, name: (3,)}, TINY)
+
+
+def test_positions_and_caches_in_the_file_are_dropped_by_name() -> None:
+    more = {
+        "freqs_cis": (5, 8, 2),
+        "layers.0.attention.kv_cache.k_cache": (1, 2, 8, 16),
+        "layers.0.attention.kv_cache.v_cache": (1, 2, 8, 16),
+    }
+    notes = on_meta({**TINY_SHAPES, **more}, TINY, optimizer={}, steps=3).notes
+    assert notes[1:4] == [
+        "dropped freqs_cis: the rotary positions, which are computed",
+        "dropped layers.0.attention.kv_cache.k_cache: a cache of keys",
+        "dropped layers.0.attention.kv_cache.v_cache: a cache of values",
+    ]
+    assert "left out beside the weights: optimizer, steps" in notes
+    with pytest.raises(UserError, match=r"freqs_cis has 10 positions.* 4 \(block_size\)"):
+        on_meta({**TINY_SHAPES, "freqs_cis": (10, 8, 2)}, TINY)
+
+
+def test_each_weight_goes_where_it_belongs() -> None:
+    """Query, key and value are the thirds of wqkv; w1 is gated by SiLU."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in TINY_SHAPES.items()}
+    state = convert({"module": weights}, TINY, "c2i.pt").model.parts["transformer"].state
+    query, key, value = weights["layers.1.attention.wqkv.weight"].chunk(3)
+    attention = "blocks.1.attention"
+    for name, part in (("query", query), ("key", key), ("value", value)):
+        assert torch.equal(state[f"{attention}.{name}.weight"], part)
+    for ours, theirs in (("gate", "w1"), ("expand", "w3"), ("contract", "w2")):
+        foreign = weights[f"layers.1.feed_forward.{theirs}.weight"]
+        assert torch.equal(state[f"blocks.1.feed_forward.{ours}.weight"], foreign)
+
+
+def test_without_label_dropout_there_is_no_row_for_no_class() -> None:
+    config = {**TINY, "class_dropout_prob": 0.0}
+    table = "cls_embedding.embedding_table.weight"
+    weights = {name: torch.ones(shape) for name, shape in TINY_SHAPES.items()}
+    weights[table] = torch.ones(4, 32)
+    imported = convert({"model": weights}, config, "c2i.pt")
+    prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
+    assert prefix.sum(1).tolist() == [32, 32, 32, 32, 0]
+    generator = ImageGenerator.from_saved(imported.model)
+    with pytest.raises(UserError, match="give a class label"):
+        generator.sample_tokens(1)
+    with pytest.raises(UserError, match=rf"{table} is \(5, 32\) and not \(4, 32\)"):
+        on_meta(TINY_SHAPES, config)
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def test_arguments_are_taken_over() -> None:
+    config = {**TINY, "resid_dropout_p": 0.2, "token_dropout_p": 0.3, "cls_dropout": 1, "steps": 2}
+    imported = on_meta(TINY_SHAPES, config)
+    transformer = imported.model.parts["transformer"].config
+    assert (transformer["dropout"], transformer["embedding_dropout"]) == (0.2, 0.3)
+    assert transformer["attention_dropout"] == 0.0  # their default
+    assert imported.model.config["conditioning"]["dropout"] == 0.1  # their default
+    assert any(note.startswith("ffn_dropout_p is taken") for note in imported.notes)
+    assert any(note.endswith("ignored: cls_dropout, steps") for note in imported.notes)
+
+
+def test_the_arguments_of_their_scripts() -> None:
+    shapes = foreign_keys.llamagen_gpt(*SIZES["GPT-B"])
+    script = {"gpt_model": "GPT-B", "gpt_type": "c2i", "image_size": 384}
+    imported = on_meta(shapes, script)
+    assert imported.model.config["grid_size"] == [24, 24]
+    assert not any("ignored" in note for note in imported.notes)
+    with pytest.raises(UserError, match="gpt_model GPT-C is unknown; known: GPT-B, GPT-L"):
+        on_meta(shapes, {"gpt_model": "GPT-C"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "t2i"}, r"text-conditional model \(t2i\)"),
+        ({"gpt_type": "t2i"}, r"text-conditional model \(t2i\)"),
+        ({"n_kv_head": 1}, "n_kv_head is 1 and n_head 2"),
+        ({"rope_base": 500}, "rope_base is 500, and here it is always 10000"),
+        ({"norm_eps": 1e-6}, "norm_eps is 1e-06"),
+        ({"cls_token_num": 120}, "cls_token_num is 120"),
+        ({"block_size": 6}, "block_size is 6: the grid is square"),
+        ({"block_size": "all"}, "block_size is 'all', and no count"),
+        ({"num_classes": 0}, "num_classes is 0, and no count"),
+        ({"n_head": 5}, "cannot be split into 5|multiple of"),
+        ({"resid_dropout_p": "much"}, "describes no model"),
+        ({"class_dropout_prob": 2}, "label dropout is 2"),
+    ],
+)
+def test_arguments_of_no_such_model_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        on_meta(TINY_SHAPES, {**TINY, **changes})
+
+
+def test_a_text_conditional_checkpoint_is_told_by_its_keys() -> None:
+    with pytest.raises(UserError, match="language model, which this program does not have"):
+        on_meta({"cls_embedding.cap_proj.fc1.weight": (8, 8)}, TINY)
