@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,33 @@ def test_our_side_samples(watched: Watched, dtype: str) -> None:
     generator = ImageGenerator(None, module.transformer, module.conditioning, (3, 3))
     assert torch.equal(tokens, generator.sample_tokens(2, top_k=4, seed=0))
     side.run(1)
+
+
+@pytest.mark.compile
+def test_our_side_samples_compiled_and_with_guidance(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what PyTorch keeps on disk may be used here: compiling afresh takes long
+    monkeypatch.setattr("torch._inductor.utils.fresh_cache", nullcontext)
+    side, made = watched
+    told = settings().for_side(case(num_tokens=4, num_layers=1, guidance_scale=2.0))
+    eager, compiled = (
+        begun_call(side, told, measurement)() for measurement in ("sample", "sample_compiled")
+    )
+    assert eager.shape == (2, 4)
+    assert torch.equal(compiled, eager)  # each begins with the same weights and random numbers
+    assert made[1].conditioning.num_classes == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    # what is compiled is kept: a second call is no second compilation
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    side.run(2)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def begun_call(side: OurSide, told: dict[str, Any], measurement: str) -> Callable[[], torch.Tensor]:
+    side.begin(told, measurement)
+    assert side.call is not None
+    return side.call
 
 
 # --- peers ----------------------------------------------------------------------------------------

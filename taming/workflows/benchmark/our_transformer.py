@@ -1,6 +1,7 @@
 """This program's stage 2 in the benchmark."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -93,15 +94,15 @@ def _sampling(
 
 def _compiled_afresh(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """The first call compiles with nothing kept from earlier ones: its time is a newcomer's."""
+    from torch._inductor.utils import fresh_cache  # slow to import, and needed only here
+
     torch.compiler.reset()
-    calls = 0
+    first = True
 
     def timed() -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        with torch.compiler.config.patch(  # type: ignore[attr-defined]
-            force_disable_caches=calls == 1
-        ):
+        nonlocal first
+        with fresh_cache() if first else nullcontext():
+            first = False
             return call()
 
     return timed
