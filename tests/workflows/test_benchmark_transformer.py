@@ -312,6 +312,7 @@ def test_our_side_samples(watched: Watched, dtype: str) -> None:
     side.run(1)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 def test_our_side_samples_compiled_and_with_guidance(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
