@@ -136,6 +136,7 @@ def make_transformer_training(config: DictConfig, case: TransformerCase) -> Any:
         tokenizer=tokenizer,
         conditioning=conditioning,
         grid_size=case.grid_size,
+        **({"compile": True} if config.compile else {}),
     )
 
 
