@@ -42,17 +42,31 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """Pairs of 16×16: eight pictures, and label maps of a class each."""
+    write_images(tmp_path / "scenes" / "image", 8)
+    (tmp_path / "scenes" / "label").mkdir()
+    for index in range(8):
+        one_class = Image.new("L", (16, 16), index)
+        one_class.save(tmp_path / "scenes" / "label" / f"{index:03d}.png")
+    return tmp_path / "scenes"
+
+
 # label maps are tested in test_label_map.py
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "label_map"])
 def test_experiment_runs_a_step(
-    run: Run, experiment: str, images: Path, weights: Path, vqgan_run: Path
+    run: Run, experiment: str, images: Path, scenes: Path, weights: Path, vqgan_run: Path
 ) -> None:
     name = primary(experiment)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
+    data = ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+    if "data: paired" in text:
+        data = [f"data.path={scenes}", "data.val_fraction=0.25"]
     if name == "train_vqgan":
         overrides = ["size=tiny", "logger=csv"]  # as the file says
         if "data: digits" not in text:  # of the others no data is here: images of our own
-            overrides += ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+            overrides += data
         if "data: fashion_mnist" in text:
             overrides += ["data.channels=1"]
         if "perceptual: features" in text:
@@ -65,7 +79,7 @@ def test_experiment_runs_a_step(
             run("train_vqgan", "experiment=digits", *TINY_VQGAN, "run_dir=tokenizer")
             overrides += ["vqgan=tokenizer"]
         else:
-            overrides += [f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25"]
+            overrides += [f"vqgan={vqgan_run}", *data]
     outcome = run(name, f"experiment={experiment}", *overrides, "run_dir=run")
     assert outcome.status == 0, outcome.err
     assert "2 steps done" in outcome.out
@@ -81,7 +95,8 @@ def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
     with torch.device("meta"):
         vqgan = build(config.model)
         adversary = build(config.adversary, max_steps=config.trainer.max_steps)
-    assert vqgan.resolution == (config.data.resolution, config.data.resolution)
+    size = config.data.resolution
+    assert vqgan.resolution == ((size, size) if isinstance(size, int) else tuple(size))
     assert vqgan.quantizer.codebook_size == config.model.quantizer.codebook_size
     if experiment == "vqgan_f16_imagenet256":
         sizes = {
