@@ -425,12 +425,14 @@ class ImageGenerator(nn.Module):
 
     def _check_parts(self) -> None:
         transformer, conditioning = self.transformer, self.conditioning
-        for ids in ("num_prefix_ids", "num_context_ids"):
-            found, needed = getattr(transformer, ids), getattr(conditioning, ids)
-            if found != needed:
+        needed = {"num_context_ids": 0, **conditioning.transformer_config(self.grid_size)}
+        del needed["context_length"]  # it can be longer, see below
+        for name in (*needed, "prefix_grid_size", "context_grid_size"):
+            found = transformer.config[name]
+            if found not in (None, needed.get(name)):  # None: it does without
                 raise UserError(
-                    f"the transformer has {ids}={found} and the condition {needed}: they are not "
-                    "of the same model."
+                    f"the transformer has {name}={found}, and condition and grid need "
+                    f"{needed.get(name)}: they are not of the same model."
                 )
         for name, tokenizer, num_codes in (
             ("transformer", self.tokenizer, transformer.codebook_size),

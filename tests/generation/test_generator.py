@@ -194,8 +194,12 @@ def test_what_cannot_be_asked_for() -> None:
 
 
 def test_parts_that_do_not_fit() -> None:
-    with pytest.raises(UserError, match="num_prefix_ids=5 and the condition 4"):
+    with pytest.raises(UserError, match="num_prefix_ids=5, and condition and grid need 4"):
         make(num_prefix_ids=5)
+    with pytest.raises(UserError, match=r"grid_size=\[3, 2\], and condition and grid need \[2, 3"):
+        upright = Unconditional().transformer_config((3, 2))
+        transformer = GPT(**upright, codebook_size=8, num_layers=1, num_heads=1, embed_dim=4)
+        ImageGenerator(None, transformer, Unconditional(), (2, 3))
     with pytest.raises(UserError, match="tokenizer has 8 codes and the transformer 16"):
         make(tokenizer=FakeTokenizer(), codebook_size=16)
     with pytest.raises(UserError, match=r"grid of 4 × 4 codes needs a context of 16, .* is 6"):
