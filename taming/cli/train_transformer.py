@@ -161,12 +161,19 @@ def build_condition_tokenizer(
     Raises:
         UserError: if it does not fit the conditions, or there is none that could.
     """
-    if not isinstance(images, PairedDataModule):
+    asked_for = config.conditioning in ("auto", "image")
+    if not isinstance(images, PairedDataModule) or not asked_for:
         if config.conditioning == "image":
             raise UserError("conditioning=image needs images with condition images: data=paired.")
+        for name in ("condition_tokenizer", "condition_cell"):
+            if config[name] is not None:
+                raise UserError(
+                    f"{name}={config[name]} is for condition images, and here are none: they need "
+                    "data=paired and conditioning=image."
+                )
         return None
-    if config.conditioning not in ("auto", "image"):
-        return None
+    if config.condition_tokenizer is not None and config.condition_cell is not None:
+        raise UserError("give a condition_tokenizer or a condition_cell, not both.")
     if saved is not None:
         return load_condition_tokenizer(saved)
     channels, resolution = images.condition_channels, images.condition_resolution

@@ -108,6 +108,15 @@ def test_what_does_not_fit_is_said_before_any_work(
         ([*data(pairs), "condition_cell=5"], "does not divide by the cell size 5"),
         ([*data(pairs), "condition_as=suffix"], "condition_as is prefix or context"),
         ([*folder_overrides, "conditioning=image"], "needs images with condition images"),
+        ([*folder_overrides, "condition_cell=4"], "condition_cell=4 is for condition images"),
+        (
+            [*data(pairs), "conditioning=none", "condition_tokenizer=tokenizer"],
+            "condition_tokenizer=tokenizer is for condition images",
+        ),
+        (
+            [*data(pairs), "condition_tokenizer=tokenizer", "condition_cell=4"],
+            "a condition_tokenizer or a condition_cell, not both",
+        ),
     ):
         outcome = run(
             "train_transformer", tokenizer, *overrides, *TINY_TRANSFORMER, "run_dir=refused"
