@@ -11,12 +11,14 @@ from taming.data.images import BrokenImageError, load_image
 from taming.data.inspection import InspectionImages
 from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform
 from taming.data.loading import EndlessDataModule
+from taming.data.lock import exclusive
 from taming.data.module import ImageDataModule, Part, hold_out
 from taming.data.paired_module import PairedDataModule
 from taming.data.pairs import Pair, PairFolder, PairTransform
 from taming.data.sampler import EndlessBatches
 from taming.data.split import held_out_split
-from taming.data.tokens import CacheDescription, TokenDataModule, TokenDataset
+from taming.data.token_writer import TokenWriter
+from taming.data.tokens import CacheDescription, TokenDataModule, TokenDataset, TokenGrid
 from taming.data.transforms import ImageTransform
 
 __all__ = [
@@ -43,6 +45,9 @@ __all__ = [
     "Source",
     "TokenDataModule",
     "TokenDataset",
+    "TokenGrid",
+    "TokenWriter",
+    "exclusive",
     "held_out_split",
     "hold_out",
     "load_image",

@@ -2,21 +2,33 @@
 
 import hashlib
 import json
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from taming.data import CacheDescription, ImageDataset, TokenDataset
+from taming.conditioning import CellClasses
+from taming.data import (
+    CacheDescription,
+    ImageDataset,
+    LabelMapTransform,
+    PairTransform,
+    TokenDataset,
+    TokenGrid,
+    TokenWriter,
+    exclusive,
+)
 from taming.errors import UserError
 from taming.vqgan import VQGAN
 
 __all__ = ["encode_dataset"]
+
+RECORD_SECONDS = 10.0  # what a kill may cost
+ENCODED = {"indices": "images", "condition_indices": "conditions"}
 
 
 def encode_dataset(
@@ -24,6 +36,7 @@ def encode_dataset(
     dataset: ImageDataset,
     cache_dir: Path,
     *,
+    condition_tokenizer: VQGAN | CellClasses | None = None,
     num_views: int,
     batch_size: int,
     num_workers: int,
@@ -33,12 +46,15 @@ def encode_dataset(
     """The data set's token cache under `cache_dir`: the valid one there, else made now.
 
     Its directory is named after a digest of what it is of, so a cache of another tokenizer, other
-    images or another transform is never found, let alone used.
+    images or another transform is never found, let alone used. An interrupted encoding goes on
+    where it was when the same cache is asked for again. Of several processes that ask for it one
+    makes it, and the others wait.
 
     Args:
-        tokenizer: encodes the images.
+        tokenizer: encodes the images; it is moved to `device`, like the other one.
         dataset: the images.
         cache_dir: where caches live.
+        condition_tokenizer: encodes the conditions of a data set of pairs; None to leave them out.
         num_views: encodings of each image, the first unaugmented.
         batch_size: images at once.
         num_workers: processes that load images.
@@ -46,83 +62,120 @@ def encode_dataset(
         name: of the data set, for messages.
 
     Raises:
-        UserError: if the cache cannot be written.
+        UserError: if the cache cannot be written, or the conditions do not fit their tokenizer.
     """
+    condition_grid = None
+    if condition_tokenizer is not None:
+        resolution = _check_conditions(dataset, condition_tokenizer)
+        condition_grid = _grid(condition_tokenizer, resolution)
     description = CacheDescription(
-        tokenizer=tokenizer.to_saved().fingerprint(),
         data=dataset.fingerprint(),
         seed=dataset.seed,
         num_images=len(dataset),
         num_views=num_views,
-        grid_size=tokenizer.grid_size_for(dataset.resolution),
-        codebook_size=tokenizer.codebook_size,
+        indices=_grid(tokenizer, dataset.resolution),
+        condition_indices=condition_grid,
     )
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
     if not directory.exists():
-        unfinished: Path | None = None
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
-            # a directory of this process's own: another run may be making the same cache
-            unfinished = Path(tempfile.mkdtemp(prefix=f"{digest}.unfinished.", dir=cache_dir))
-            _encode(
-                tokenizer, dataset, unfinished, description, batch_size, num_workers, device, name
-            )
-            if not directory.exists():
-                unfinished.rename(directory)
+            with exclusive(cache_dir / f"{digest}.lock", f"the tokens of the {name}"):
+                if not directory.exists():
+                    writer = TokenWriter(
+                        cache_dir / f"{digest}.unfinished", description, _labels(dataset)
+                    )
+                    tokenizers: dict[str, VQGAN | CellClasses] = {"indices": tokenizer}
+                    if condition_tokenizer is not None:
+                        tokenizers["condition_indices"] = condition_tokenizer
+                    loader = _loader(dataset, writer.remaining(), batch_size, num_workers)
+                    _encode(tokenizers, loader, writer, device, name)
+                    writer.finish(directory)
         except OSError as error:
             raise UserError(
                 f"the token cache {directory} cannot be written ({error}). Free some space, or "
                 "give another tokens.cache_dir."
             ) from error
-        finally:
-            if unfinished is not None:
-                shutil.rmtree(unfinished, ignore_errors=True)
     return TokenDataset(directory, description)
 
 
-def _encode(
-    tokenizer: VQGAN,
-    dataset: ImageDataset,
-    directory: Path,
-    description: CacheDescription,
-    batch_size: int,
-    num_workers: int,
-    device: torch.device,
-    name: str,
-) -> None:
-    labels = [dataset.label(index) for index in range(len(dataset))]
-    known = [label for label in labels if label is not None]
-    indices = TokenDataset.create(directory, description, known if known else None)
-    keys = list(_keys(len(dataset), description.num_views))
-    batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
-    loader = DataLoader(
+def _loader(
+    dataset: ImageDataset, keys: list[Any], batch_size: int, num_workers: int
+) -> DataLoader[dict[str, torch.Tensor]]:
+    return DataLoader(
         dataset,
-        batch_sampler=batches,
+        batch_sampler=[
+            keys[start : start + batch_size] for start in range(0, len(keys), batch_size)
+        ],
         num_workers=num_workers,
         generator=torch.Generator(),  # its own: a run with a cache draws the same numbers
     )
-    tokenizer = tokenizer.to(device)
-    flat = indices.reshape(-1, *description.grid_size)
-    done = 0
+
+
+def _encode(
+    tokenizers: dict[str, VQGAN | CellClasses],
+    loader: DataLoader[dict[str, torch.Tensor]],
+    writer: TokenWriter,
+    device: torch.device,
+    name: str,
+) -> None:
+    for tokenizer in tokenizers.values():
+        tokenizer.to(device)
     bar = tqdm(
-        total=len(keys), unit="image", desc=f"encoding {name}", file=sys.stderr, mininterval=1
+        total=writer.total,
+        initial=writer.done,
+        unit="image",
+        desc=f"encoding {name}",
+        file=sys.stderr,
+        mininterval=1,
     )
-    with torch.inference_mode(), bar:
-        for batch in loader:
-            codes = tokenizer.encode(batch["images"].to(device)).cpu().numpy()
-            for offset, code in enumerate(codes):
-                view, index = divmod(done + offset, len(dataset))
-                flat[index * description.num_views + view] = code
-            done += len(codes)
-            bar.update(len(codes))
-    indices.flush()
-    TokenDataset.finish(directory, description)
+    recorded = time.monotonic()
+    try:
+        with torch.inference_mode(), bar:
+            for batch in loader:
+                codes = {
+                    key: tokenizer.encode(batch[ENCODED[key]].to(device)).cpu().numpy()
+                    for key, tokenizer in tokenizers.items()
+                }
+                writer.write(codes)
+                bar.update(len(batch["images"]))
+                if time.monotonic() - recorded > RECORD_SECONDS:
+                    writer.record()
+                    recorded = time.monotonic()
+    finally:  # Ctrl-C too
+        writer.record()
 
 
-def _keys(num_images: int, num_views: int) -> Iterator[int | tuple[int, int]]:
-    """Every image unaugmented, then view after view with random numbers of its own."""
-    yield from range(num_images)
-    for view in range(1, num_views):
-        for index in range(num_images):
-            yield index, view * num_images + index
+def _grid(tokenizer: VQGAN | CellClasses, resolution: tuple[int, int]) -> TokenGrid:
+    return TokenGrid(
+        tokenizer=tokenizer.to_saved().fingerprint(),
+        grid_size=tokenizer.grid_size_for(resolution),
+        codebook_size=tokenizer.codebook_size,
+    )
+
+
+def _labels(dataset: ImageDataset) -> list[int] | None:
+    labels = [dataset.label(index) for index in range(len(dataset))]
+    return [label for label in labels if label is not None] or None
+
+
+def _check_conditions(dataset: ImageDataset, tokenizer: VQGAN | CellClasses) -> tuple[int, int]:
+    """The conditions' resolution; a `UserError` if there are none, or none for this tokenizer."""
+    transform = dataset.transform
+    if not isinstance(transform, PairTransform):
+        raise UserError(
+            "the images have no conditions to encode: use data=paired, or leave the condition "
+            "tokenizer out."
+        )
+    label_maps = isinstance(transform.condition, LabelMapTransform)
+    found, wanted = (
+        f"label maps of {channels} classes" if of_maps else f"pictures of {channels} channels"
+        for of_maps, channels in (
+            (label_maps, transform.condition_channels),
+            (tokenizer.label_maps, tokenizer.image_channels),
+        )
+    )
+    if found != wanted:
+        raise UserError(f"the conditions are {found}, and their tokenizer takes {wanted}.")
+    return transform.condition.size

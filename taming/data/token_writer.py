@@ -1,0 +1,125 @@
+"""Writing a token cache so that an interruption costs little."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taming.data.tokens import LABELS_FILE, META_FILE, CacheDescription
+
+__all__ = ["TokenWriter"]
+
+PROGRESS_FILE = "progress.json"
+
+log = logging.getLogger(__name__)
+
+
+class TokenWriter:
+    """Fills a token cache in order and keeps a record of how far it is.
+
+    Item n is view n // num_images of image n % num_images: first every image unaugmented, then view
+    after view with random numbers of its own. A writer on a directory that holds the unfinished
+    cache of the same description goes on after the last recorded item.
+
+    Args:
+        directory: where the unfinished cache is; made if need be. No other process may use it.
+        description: what it is a cache of.
+        labels: the class of each image; None without classes.
+
+    Attributes:
+        done: number of items written.
+
+    Raises:
+        OSError: if the disk has no room for it.
+    """
+
+    def __init__(
+        self, directory: Path, description: CacheDescription, labels: Sequence[int] | None
+    ) -> None:
+        self.directory = directory
+        self.description = description
+        self.total = description.num_images * description.num_views
+        try:
+            self.done, self._arrays = self._begun()
+        except (OSError, ValueError, EOFError, KeyError, TypeError):  # none, or none of any use
+            shutil.rmtree(directory, ignore_errors=True)
+            try:
+                self.done, self._arrays = 0, self._new(labels)
+            except BaseException:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
+        if self.done:
+            log.info("going on with %s, at image %d of %d", directory, self.done, self.total)
+
+    def remaining(self) -> list[int | tuple[int, int]]:
+        """Keys of an `ImageDataset` for the items that are not written yet, in order."""
+        num_images = self.description.num_images
+        return [
+            item if item < num_images else (item % num_images, item)
+            for item in range(self.done, self.total)
+        ]
+
+    def write(self, codes: Mapping[str, np.ndarray]) -> None:
+        """Writes the next items: integers `(b h w)` by name, as in `CacheDescription.grids`."""
+        count = len(codes["indices"])
+        views, images = np.divmod(
+            np.arange(self.done, self.done + count), self.description.num_images
+        )
+        for name, array in self._arrays.items():
+            array[images, views] = codes[name]
+        self.done += count
+
+    def record(self) -> None:
+        """Puts what is written on the disk, and then how much that is."""
+        for array in self._arrays.values():
+            array.flush()
+        progress = {"done": self.done, **self.description.plain()}
+        unfinished = self.directory / f"{PROGRESS_FILE}.unfinished"
+        unfinished.write_text(json.dumps(progress))
+        unfinished.replace(self.directory / PROGRESS_FILE)
+
+    def finish(self, directory: Path) -> None:
+        """Makes it a valid cache, and moves it to `directory`."""
+        assert self.done == self.total
+        self.record()
+        meta = json.dumps(self.description.plain(), indent=2)
+        (self.directory / META_FILE).write_text(f"{meta}\n")
+        self.directory.rename(directory)
+        (directory / PROGRESS_FILE).unlink()
+
+    def _begun(self) -> tuple[int, dict[str, np.memmap[Any, Any]]]:
+        """What an earlier process has recorded."""
+        progress = json.loads((self.directory / PROGRESS_FILE).read_text())
+        done = progress.pop("done")
+        if progress != self.description.plain() or not 0 <= done <= self.total:
+            raise ValueError
+        arrays = {}
+        for name, grid in self.description.grids.items():
+            array = np.lib.format.open_memmap(self._path(name), "r+")
+            if array.shape != self.description.shape(name) or array.dtype != grid.dtype:
+                raise ValueError
+            arrays[name] = array
+        return done, arrays
+
+    def _new(self, labels: Sequence[int] | None) -> dict[str, np.memmap[Any, Any]]:
+        self.directory.mkdir(parents=True)
+        if labels is not None:
+            np.save(self.directory / LABELS_FILE, np.asarray(labels, dtype=np.int64))
+        arrays = {}
+        for name, grid in self.description.grids.items():
+            path = self._path(name)
+            arrays[name] = np.lib.format.open_memmap(
+                path, "w+", dtype=grid.dtype, shape=self.description.shape(name)
+            )
+            if hasattr(os, "posix_fallocate"):  # a full disk: an OSError now, not a bus error later
+                with path.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return arrays
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.npy"

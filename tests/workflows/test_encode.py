@@ -1,0 +1,254 @@
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from taming.conditioning import CellClasses
+from taming.data import ImageDataset, TokenDataset
+from taming.data.sets import image_folder, paired
+from taming.errors import UserError
+from taming.vqgan import VQGAN
+from taming.workflows import encode, encode_dataset
+
+Encode = Callable[..., TokenDataset]
+
+
+def tokenizer(seed: int = 0, **changes: Any) -> VQGAN:
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {
+        "quantizer": {"kind": "vector", "codebook_size": 16, "codebook_dim": 4},
+        "resolution": 16,
+        "base_channels": 8,
+        "channel_multipliers": [1, 1, 1],
+        "num_residual_blocks": 1,
+        "attention_resolutions": [],
+        "latent_channels": 8,
+    }
+    return VQGAN(**{**settings, **changes}).eval()
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Seven pictures and label maps of five classes, 20×20."""
+    rng = np.random.default_rng(0)
+    for folder in ("image", "label"):
+        (tmp_path / "pairs" / folder).mkdir(parents=True)
+    for index in range(7):
+        classes = rng.integers(0, 5, (5, 5), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
+        pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(classes).save(tmp_path / "pairs" / "label" / f"{index}.png")
+        Image.fromarray(pixels).save(tmp_path / "pairs" / "image" / f"{index}.png")
+    return tmp_path / "pairs"
+
+
+def dataset(path: Path, **changes: Any) -> ImageDataset:
+    settings: dict[str, Any] = {
+        "num_classes": 5,
+        "resolution": 16,
+        "crop": "random",
+        "horizontal_flip": True,
+        "val_path": path,
+        "batch_size": 2,
+    }
+    return paired(path, **{**settings, **changes}).train_dataset
+
+
+def encoded(
+    data: ImageDataset, cache: Path, images: VQGAN, conditions: Any = None, **changes: Any
+) -> TokenDataset:
+    settings: dict[str, Any] = {
+        "num_views": 3,
+        "batch_size": 4,
+        "num_workers": 0,
+        "device": torch.device("cpu"),
+        "name": "images",
+    }
+    return encode_dataset(
+        images, data, cache, condition_tokenizer=conditions, **{**settings, **changes}
+    )
+
+
+def interrupting(model: Any, after: int, error: BaseException) -> list[int]:
+    """Makes `encode` raise at its batch number `after`; returns the sizes of batches so far."""
+    sizes: list[int] = []
+    encode_images = type(model).encode
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        if len(sizes) == after:
+            raise error
+        sizes.append(len(images))
+        return encode_images(model, images)
+
+    model.encode = encode
+    return sizes
+
+
+def files(cache: Path) -> dict[str, bytes]:
+    (directory,) = cache.iterdir()
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+CELLS = CellClasses(5, 8, (16, 16))
+
+
+@pytest.mark.parametrize("kind", ["cells", "vqgan"])
+def test_images_and_conditions_of_the_same_view(pairs: Path, tmp_path: Path, kind: str) -> None:
+    images = tokenizer()
+    conditions = CELLS if kind == "cells" else tokenizer(1, image_channels=5)
+    data = dataset(pairs)
+    tokens = encoded(data, tmp_path / "cache", images, conditions)
+    assert len(tokens) == 7
+    with torch.inference_mode():
+        for index in range(7):
+            for view in range(3):
+                item = data[index] if view == 0 else data[index, 7 * view + index]
+                for name, model, source in (
+                    ("indices", images, "images"),
+                    ("condition_indices", conditions, "conditions"),
+                ):
+                    expected = model.encode(item[source][None])[0].numpy()
+                    assert np.array_equal(tokens.arrays[name][index, view], expected)
+    assert tokens[0]["condition_indices"].shape == ((2, 2) if kind == "cells" else (4, 4))
+    views = tokens.arrays["condition_indices"]
+    assert (views[:, 1] != views[:, 0]).any()  # crops and flips
+
+
+@pytest.mark.parametrize("conditions", [None, CELLS])
+@pytest.mark.parametrize("batches", [0, 2, 5])
+def test_an_interrupted_encoding_goes_on(
+    pairs: Path, tmp_path: Path, conditions: Any, batches: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """21 items in batches of 4: of 6 batches some are done before, and the rest after."""
+    encoded(dataset(pairs), tmp_path / "whole", tokenizer(), conditions)
+    model = tokenizer()
+    interrupting(model, batches, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        encoded(dataset(pairs), tmp_path / "cache", model, conditions)
+    (unfinished,) = (tmp_path / "cache").iterdir()
+    assert unfinished.name.endswith(".unfinished")
+    model = tokenizer()
+    sizes = interrupting(model, 100, KeyboardInterrupt())
+    capsys.readouterr()
+    encoded(dataset(pairs), tmp_path / "cache", model, conditions)
+    assert sizes == [4, 4, 4, 4, 4, 1][batches:]
+    assert files(tmp_path / "cache") == files(tmp_path / "whole")
+    first, *_, last = capsys.readouterr().err.split("\r")[1:]
+    assert f" {4 * batches}/21 " in first
+    assert " 21/21 " in last
+    sizes.clear()
+    encoded(dataset(pairs), tmp_path / "cache", model, conditions)  # the cache is whole now
+    assert sizes == []
+
+
+def test_a_kill_costs_what_was_done_since_the_last_record(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is gone after five batches, of which three are recorded and one is torn."""
+    encoded(dataset(pairs), tmp_path / "whole", tokenizer(), CELLS)
+    monkeypatch.setattr(encode, "RECORD_SECONDS", -1.0)
+    record = encode.TokenWriter.record
+
+    def record_while_alive(writer: Any) -> None:
+        if writer.done <= 12:
+            record(writer)
+        else:
+            for array in writer._arrays.values():
+                array[5:, 1] = 4  # of the fourth batch items 12 and 13: view 1 of images 5 and 6
+                array.flush()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encode.TokenWriter, "record", record_while_alive)
+        model = tokenizer()
+        interrupting(model, 5, SystemExit(9))
+        with pytest.raises(SystemExit):
+            encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
+    model = tokenizer()
+    sizes = interrupting(model, 100, SystemExit(9))
+    encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
+    assert sizes == [4, 4, 1]
+    assert files(tmp_path / "cache") == files(tmp_path / "whole")
+
+
+def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> None:
+    made: set[Path] = set()
+
+    def is_new(**changes: Any) -> bool:
+        settings = {"images": tokenizer(), "conditions": CELLS, "num_views": 2, **changes}
+        data = settings.pop("data", None) or dataset(pairs)
+        encoded(data, tmp_path / "cache", **settings)
+        before = len(made)
+        made.update((tmp_path / "cache").iterdir())
+        return len(made) > before
+
+    assert is_new()
+    assert not is_new()
+    assert not is_new(batch_size=3)
+    assert is_new(images=tokenizer(1))
+    assert is_new(conditions=CellClasses(5, 4, (16, 16)))
+    assert is_new(conditions=tokenizer(image_channels=5))
+    assert is_new(conditions=None)
+    assert is_new(num_views=3)
+    assert is_new(data=dataset(pairs, seed=1))
+    assert is_new(data=dataset(pairs, horizontal_flip=False))
+    file = pairs / "label" / "0.png"
+    Image.open(file).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(file)
+    assert is_new()
+
+
+def test_another_interrupted_cache_is_not_gone_on_with(pairs: Path, tmp_path: Path) -> None:
+    model = tokenizer()
+    interrupting(model, 3, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
+    for seed, num_images in ((1, 21), (0, 9)):
+        model = tokenizer(seed)
+        sizes = interrupting(model, 100, KeyboardInterrupt())
+        encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
+        assert sum(sizes) == num_images
+
+
+def test_of_two_at_once_one_encodes(
+    pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, sizes, results = dataset(pairs), [], []
+    both = threading.Barrier(2)
+
+    def work(model: VQGAN) -> None:
+        sizes.append(interrupting(model, 100, KeyboardInterrupt()))
+        both.wait()
+        results.append(encoded(data, tmp_path / "cache", model, CELLS, name="photos"))
+
+    threads = [threading.Thread(target=work, args=[tokenizer()]) for _ in range(2)]
+    with caplog.at_level(logging.INFO):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(map(sum, sizes)) == [0, 21]
+    assert torch.equal(results[0][6]["indices"], results[1][6]["indices"])
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert "at work on the tokens of the photos" in caplog.text
+
+
+def test_conditions_that_do_not_fit(pairs: Path, tmp_path: Path) -> None:
+    def fails(message: str, data: ImageDataset, conditions: Any) -> None:
+        with pytest.raises(UserError, match=message):
+            encoded(data, tmp_path / "cache", tokenizer(), conditions)
+        assert not (tmp_path / "cache").exists()
+
+    fails("are label maps of 5 .* takes label maps of 4 ", dataset(pairs), CellClasses(4, 8, 16))
+    fails("label maps of 5 .* takes pictures of 3 channels", dataset(pairs), tokenizer())
+    pictures = dataset(pairs, condition="image", condition_folder="image")
+    of_three = tokenizer(label_maps=True)
+    fails("are pictures of 3 channels, .* takes label maps of 3 classes", pictures, of_three)
+    fails("does not divide", dataset(pairs), CellClasses(5, 5, 15))
+    alone = image_folder(
+        pairs, resolution=16, batch_size=2, labels="none", val_path=pairs
+    ).train_dataset
+    fails("have no conditions to encode", alone, CELLS)
