@@ -5,9 +5,11 @@ from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
 from taming.generation.generator import ImageGenerator
 from taming.generation.guidance import Guidance, guide
+from taming.generation.rejection import BestSamples, sample_best
 from taming.generation.window import WindowRun, plan_windows
 
 __all__ = [
+    "BestSamples",
     "Guidance",
     "ImageGenerator",
     "TokenChoice",
@@ -20,4 +22,5 @@ __all__ = [
     "keep_top_p",
     "plan_windows",
     "random_numbers",
+    "sample_best",
 ]

@@ -10,6 +10,7 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_imag
 from taming.cli import (
     benchmark,
     compare,
+    evaluate,
     import_checkpoint,
     reconstruct,
     sample,
@@ -25,6 +26,7 @@ COMMANDS = {
     "import_checkpoint": import_checkpoint.main,
     "benchmark": benchmark.main,
     "reconstruct": reconstruct.main,
+    "evaluate": evaluate.main,
 }
 
 

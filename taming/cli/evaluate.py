@@ -1,0 +1,75 @@
+"""`evaluate`: numbers for a generator or a tokenizer."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from taming.cli.app import build, command, device, program, resolved
+from taming.cli.train_transformer import with_tokenizer_shape
+from taming.errors import UserError
+from taming.evaluation import load_classifier
+from taming.generation import ImageGenerator
+from taming.serialization import load_saved_model
+from taming.vqgan import VQGAN
+from taming.workflows import evaluate_model
+
+__all__ = ["main"]
+
+
+@command("evaluate")
+def main(config: DictConfig) -> None:
+    """Measures a generator, or a VQGAN, on the validation images of its data."""
+    plain = resolved(config)
+    settings, training = build(config.evaluation), build(config.classifier_training)
+    where = device(plain["device"])
+    features = None if config.frechet.weights is None else build(config.frechet)
+    classifier = None if plain["classifier"] is None else load_classifier(plain["classifier"])
+    model = load_model(plain["checkpoint"])
+    tokenizer = model.tokenizer if isinstance(model, ImageGenerator) else model
+    if tokenizer is not None:
+        with_tokenizer_shape(config, tokenizer)
+    data = build(config.data)
+    data.setup()
+    report = evaluate_model(
+        model.to(where),
+        data,
+        settings,
+        Path(plain["output_dir"]).expanduser(),
+        classifier=classifier,
+        classifier_training=training,
+        features=features,
+    )
+    print(f"\n{report.text}")
+    for path in report.written:
+        print(f"wrote {path}")
+    print(next_steps(plain, report.written))
+
+
+def load_model(path: str) -> ImageGenerator | VQGAN:
+    """The generator or VQGAN that a path means, in evaluation mode.
+
+    Raises:
+        UserError: if it is neither.
+    """
+    saved = load_saved_model(path)
+    if saved.kind == "generator":
+        return ImageGenerator.from_saved(saved, where=path)
+    if saved.kind == "vqgan":
+        return VQGAN.from_saved(saved)
+    raise UserError(f"{path} holds a {saved.kind}, where a generator or a vqgan is needed.")
+
+
+def next_steps(plain: dict[str, object], written: list[Path]) -> str:
+    """What can be done now, as commands."""
+    lines = []
+    for path in written:
+        if path.name == "classifier":
+            lines.append(f"evaluate with the same classifier again: add classifier={path}")
+    if any(path.suffix == ".png" for path in written):
+        lines.append(f"draw more:\n  {program('sample')} checkpoint={plain['checkpoint']}")
+    else:
+        lines.append(
+            f"look at reconstructions:\n  {program('reconstruct')} "
+            f"checkpoint={plain['checkpoint']} input=MY_IMAGES"
+        )
+    return "\n".join(lines)

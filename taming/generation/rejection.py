@@ -1,0 +1,150 @@
+"""Rejection sampling: of several candidates the one a classifier is surest of."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from taming.errors import UserError
+from taming.generation.generator import ImageGenerator
+from taming.modes import evaluation_mode
+
+__all__ = ["BestSamples", "sample_best"]
+
+NUMBERS_A_CANDIDATE = 2**32  # images that have numbers before those of their next candidates
+
+
+class BestSamples(NamedTuple):
+    """What was kept, on the generator's device.
+
+    Attributes:
+        images: `(n c H W)` in [-1, 1].
+        probabilities: `(n,)` of the asked-for class, as the classifier sees the image kept.
+        candidates: `(n,)` int64, which candidate it was, from 0.
+    """
+
+    images: Tensor
+    probabilities: Tensor
+    candidates: Tensor
+
+
+@torch.no_grad()
+def sample_best(
+    generator: ImageGenerator,
+    classifier: Callable[[Tensor], Tensor],
+    num_images: int,
+    condition: Tensor,
+    num_candidates: int,
+    *,
+    seed: int | None = None,
+    batch_size: int = 64,
+    first_image: int = 0,
+    progress: bool = False,
+    **sampling: Any,
+) -> BestSamples:
+    """Draws several candidates for each image and keeps the most probable of the asked-for class.
+
+    Classifier-based rejection sampling (Razavi et al. 2019, "Generating Diverse High-Fidelity
+    Images with VQ-VAE-2", §3.4): better images, and fewer kinds of them, the more candidates.
+
+    Candidate c of image number i is drawn as image number i + c · 2³²: its random stream is its
+    own, whatever the batch; candidate 0 is the image that `generator.sample` draws; and more
+    candidates only add to those there were. Of equally probable ones the first is kept. No more
+    than two batches of candidates are ever held.
+
+    Args:
+        generator: of a class-conditional model.
+        classifier: from images `(b c H W)` in [-1, 1] to logits `(b k)` over the model's classes;
+            a module is used in evaluation mode.
+        num_images: n.
+        condition: `(n,)` int64 class labels.
+        num_candidates: drawn for each image.
+        seed: as for `generator.sample`; None takes one from PyTorch's global random state.
+        batch_size: images drawn at once, which bounds the memory.
+        first_image: number of the first image, to draw a long series in several calls.
+        progress: show a progress bar, of candidates.
+        sampling: `temperature`, `top_k` and what else `generator.sample` takes that is the same
+            for every image.
+
+    Raises:
+        UserError: if the model has no classes, an argument is out of range, or the classifier does
+            not give a number for each class.
+    """
+    num_classes = generator.conditioning.num_classes
+    if num_classes is None:
+        raise UserError(
+            "rejection sampling keeps what a classifier takes for the asked-for class, and this "
+            "model was not trained on classes."
+        )
+    if num_images < 1 or batch_size < 1 or num_candidates < 1:
+        raise UserError(
+            f"num_images is {num_images}, batch_size {batch_size} and num_candidates "
+            f"{num_candidates}: all must be at least 1."
+        )
+    if first_image + num_images > NUMBERS_A_CANDIDATE:
+        raise UserError(f"there are {NUMBERS_A_CANDIDATE} images in a series, and no more.")
+    if condition.shape != (num_images,):
+        raise UserError(
+            f"condition has the shape {tuple(condition.shape)}: give a class label for each of "
+            f"{num_images} images."
+        )
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+
+    parts = []
+    with tqdm(
+        total=num_images * num_candidates, unit="image", desc="sampling", disable=not progress
+    ) as bar:
+        for start in range(0, num_images, batch_size):
+            labels = condition[start : start + batch_size]
+            best: BestSamples | None = None
+            for candidate in range(num_candidates):
+                images = generator.sample(
+                    len(labels),
+                    labels,
+                    seed=seed,
+                    batch_size=batch_size,
+                    first_image=first_image + start + candidate * NUMBERS_A_CANDIDATE,
+                    **sampling,
+                )
+                probabilities = _probabilities(classifier, images, labels, num_classes)
+                numbers = torch.full_like(probabilities, candidate, dtype=torch.int64)
+                drawn = BestSamples(images, probabilities, numbers)
+                best = drawn if best is None else _better(best, drawn)
+                bar.update(len(labels))
+            parts.append(best)
+    return BestSamples(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _probabilities(
+    classifier: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, num_classes: int
+) -> Tensor:
+    """`(b,)` float32: of each image's own class."""
+    if isinstance(classifier, torch.nn.Module):
+        with evaluation_mode(classifier):
+            logits = classifier(images)
+    else:
+        logits = classifier(images)
+    if logits.shape != (len(images), num_classes):
+        raise UserError(
+            f"the classifier gives {tuple(logits.shape)} for {len(images)} images, and the model "
+            f"has {num_classes} classes: it must give ({len(images)}, {num_classes}), a logit for "
+            "each."
+        )
+    own = labels.to(logits.device)[:, None]
+    probabilities = logits.float().softmax(dim=-1).gather(1, own).squeeze(1)
+    if probabilities.isnan().any():
+        raise UserError("the classifier's logits are not numbers (NaN).")
+    return probabilities.to(images.device)
+
+
+def _better(first: BestSamples, second: BestSamples) -> BestSamples:
+    """Of each pair of images the more probable; the first of equal ones."""
+    take = second.probabilities > first.probabilities  # (b,)
+    return BestSamples(
+        torch.where(take[:, None, None, None], second.images, first.images),
+        torch.where(take, second.probabilities, first.probabilities),
+        torch.where(take, second.candidates, first.candidates),
+    )

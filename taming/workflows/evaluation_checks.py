@@ -1,0 +1,108 @@
+"""What can be wrong with an evaluation, found before anything takes time."""
+
+import torch
+
+from taming.data import ImageDataModule
+from taming.errors import UserError
+from taming.evaluation import ImageClassifier, ReconstructionMetrics
+from taming.generation import ImageGenerator
+from taming.vqgan import VQGAN
+from taming.workflows.evaluation_settings import EvaluationSettings
+
+__all__ = ["check_classifier", "check_data", "check_sampling"]
+
+
+def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
+    """The model's tokenizer.
+
+    Raises:
+        UserError: if the model has none, or the data are not what it was trained for.
+    """
+    tokenizer = model if isinstance(model, VQGAN) else model.tokenizer
+    if tokenizer is None:
+        raise UserError(
+            "this generator has no tokenizer, so it can neither encode images nor show any: save "
+            "it with the VQGAN it was trained on."
+        )
+    if tokenizer.label_maps:
+        raise UserError("the model's images are label maps, and evaluate measures pictures only.")
+    if data.channels != tokenizer.image_channels:
+        raise UserError(
+            f"data.channels={data.channels}, but the model was trained on images of "
+            f"{tokenizer.image_channels}."
+        )
+    if min(data.resolution) < ReconstructionMetrics.MIN_SIDE:
+        raise UserError(
+            f"images of {data.resolution[0]}×{data.resolution[1]} are too small: SSIM needs "
+            f"{ReconstructionMetrics.MIN_SIDE} pixels or more a side."
+        )
+    grid_size = tokenizer.grid_size_for(data.resolution)
+    if isinstance(model, ImageGenerator):
+        _check_generator(model, data, grid_size)
+    return tokenizer
+
+
+def _check_generator(
+    generator: ImageGenerator, data: ImageDataModule, grid_size: tuple[int, int]
+) -> None:
+    if grid_size != generator.grid_size:
+        raise UserError(
+            f"images of {data.resolution[0]}×{data.resolution[1]} are {grid_size[0]}×"
+            f"{grid_size[1]} codes, and the generator's grid is {generator.grid_size[0]}×"
+            f"{generator.grid_size[1]}: leave data.resolution out."
+        )
+    conditioning = generator.conditioning
+    if conditioning.takes_images and "conditions" not in data.val_dataset[0]:
+        raise UserError(
+            "the generator makes images from condition images, and the data have none: give "
+            "data=paired and the pairs it was trained on."
+        )
+    if conditioning.num_classes is None:
+        return
+    if data.num_classes != conditioning.num_classes:
+        raise UserError(
+            f"the images have {data.num_classes or 'no'} classes, and the generator "
+            f"{conditioning.num_classes}: give the data it was trained on."
+        )
+    names = conditioning.class_names
+    if names is not None and list(names) != list(data.class_names):
+        raise UserError(
+            f"the images' classes are {_list(data.class_names)}, and the generator's "
+            f"{_list(names)}: give the data it was trained on."
+        )
+
+
+def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:
+    """Raises a `UserError` if the classifier is not of the data's classes and channels."""
+    if classifier.image_channels != data.channels:
+        raise UserError(
+            f"the classifier takes images of {classifier.image_channels} channels, and the data's "
+            f"have {data.channels}: classifier=null trains another."
+        )
+    names = classifier.class_names
+    if classifier.num_classes != data.num_classes or (
+        names is not None and list(names) != list(data.class_names)
+    ):
+        known = _list(names) if names else f"{classifier.num_classes} without names"
+        raise UserError(
+            f"the classifier's classes are {known}, and the data's "
+            f"{_list(data.class_names) or 'none'}: classifier=null trains another."
+        )
+
+
+def check_sampling(
+    generator: ImageGenerator, data: ImageDataModule, settings: EvaluationSettings
+) -> None:
+    """Draws an image with each guidance scale, so that what cannot be done is said now."""
+    condition = None
+    if generator.conditioning.takes_images:
+        condition = data.val_dataset[0]["conditions"][None]
+    elif generator.conditioning.num_classes is not None:
+        condition = torch.zeros(1, dtype=torch.int64)
+    for scale in settings.guidance_scales:
+        generator.sample(1, condition, **settings.sampling(scale))
+
+
+def _list(names: object) -> str:
+    assert isinstance(names, list | tuple)
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")

@@ -1,0 +1,200 @@
+"""An evaluation for people: tables, and samples under what a classifier took them for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from taming.evaluation import image_grid, to_uint8
+
+__all__ = ["Verdicts", "report_text"]
+
+SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
+FRAME, GOOD, BAD = 1, (60, 170, 90), (220, 50, 40)  # pixels of a sample; colours
+MIN_SIDE = 96  # pixels of a sample in the grid, so that a class name fits above it
+MAX_TABLE_CLASSES = 30
+
+
+class Verdicts:
+    """The first samples of each class and what a classifier took them for.
+
+    Args:
+        class_names: by label; empty without classes.
+    """
+
+    def __init__(self, class_names: Sequence[str]) -> None:
+        self._names = class_names
+        self._shown: dict[int | None, list[tuple[torch.Tensor, int | None]]] = {}
+
+    def update(
+        self, samples: torch.Tensor, labels: torch.Tensor | None, named: Sequence[int] | None
+    ) -> None:
+        """Adds samples `(b c H W)`, the classes asked for and those the classifier named."""
+        for number, sample in enumerate(samples):
+            label = None if labels is None else int(labels[number])
+            if label not in self._shown and len(self._shown) == SHOWN_CLASSES:
+                continue
+            shown = self._shown.setdefault(label, [])
+            if len(shown) < (SHOWN_WITHOUT_CLASSES if label is None else SHOWN_A_CLASS):
+                shown.append((sample.cpu().clone(), None if named is None else named[number]))
+
+    def grid(self) -> Image.Image:
+        """A row a class: recognised ones framed green, others red under what they were taken for.
+
+        Without classes the samples as they are.
+        """
+        pictures, captions = [], []
+        columns = max(len(shown) for shown in self._shown.values())
+        for label in sorted(self._shown, key=lambda label: -1 if label is None else label):
+            shown = self._shown[label]
+            for sample, named in shown:
+                pictures.append(_framed(sample, label, named))
+                captions.append(self._caption(label, named))
+            for _ in range(columns - len(shown) if label is not None else 0):
+                pictures.append(torch.ones_like(pictures[0]))
+                captions.append("")
+        return image_grid(
+            torch.stack(pictures),
+            num_columns=None if None in self._shown else columns,
+            captions=captions if any(captions) else None,
+            min_side=MIN_SIDE,
+        )
+
+    def _caption(self, label: int | None, named: int | None) -> str:
+        if label is None:
+            return ""
+        if named is None or named == label:
+            return self._names[label]
+        return f"seen: {self._names[named]}"
+
+
+def _framed(sample: torch.Tensor, label: int | None, named: int | None) -> torch.Tensor:
+    """`(c H W)` to `(3 H+2 W+2)` with a frame, unless there is no verdict."""
+    picture = torch.from_numpy(to_uint8(sample[None])[0]).permute(2, 0, 1) / 127.5 - 1
+    if label is None or named is None:
+        return picture
+    color = torch.tensor(GOOD if named == label else BAD) / 127.5 - 1
+    framed = F.pad(picture, (FRAME,) * 4)
+    outside = F.pad(torch.zeros(picture.shape[1:]), (FRAME,) * 4, value=1.0).bool()
+    return torch.where(outside, color[:, None, None], framed)
+
+
+def report_text(numbers: dict[str, Any]) -> str:
+    """The numbers as Markdown."""
+    parts = ["# Evaluation", _likelihood(numbers), _images(numbers), _classes(numbers)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _likelihood(numbers: dict[str, Any]) -> str:
+    rows = []
+    for name, what in (
+        ("likelihood", "tokens of the validation images"),
+        ("likelihood_without_condition", "the same, without their condition"),
+    ):
+        if name in numbers:
+            found = numbers[name]
+            rows.append(
+                [
+                    what,
+                    f"{found['num_tokens']:,}",
+                    f"{found['nats_per_token']:.4f}",
+                    f"{found['bits_per_token']:.4f}",
+                    f"{found['perplexity']:.2f}",
+                ]
+            )
+    return _table(["", "tokens", "nats per token", "bits per token", "perplexity"], rows)
+
+
+def _images(numbers: dict[str, Any]) -> str:
+    sets = [
+        (
+            f"samples, guidance {row['guidance_scale']:g}"
+            + (" (off)" if row["guidance_scale"] == 1 else ""),
+            row,
+        )
+        for row in numbers.get("samples", [])
+    ]
+    sets += [
+        (what, numbers[name])
+        for name, what in (
+            ("reconstructions", "reconstructions of the validation images"),
+            ("training_images", "training images"),
+            ("validation_images", "validation images"),
+        )
+        if name in numbers
+    ]
+    header, keys = ["", "images"], []
+    if any("agreement" in row for _, row in sets):
+        header, keys = [*header, "classifier names their class"], ["agreement"]
+    if "frechet_features" in numbers:
+        header = [*header, "Fréchet distance to the validation images"]
+        keys = [*keys, "frechet_distance"]
+    formats = {"agreement": "{:.1%}", "frechet_distance": "{:.4g}"}
+    rows = [
+        [what, f"{row['num_images']:,}"]
+        + [formats[key].format(row[key]) if key in row else "" for key in keys]
+        for what, row in sets
+    ]
+    lines = [_table(header, rows)]
+    if "frechet_features" in numbers:
+        lines.append(
+            f"The distance is that of features of {numbers['frechet_features']}: not FID. It falls "
+            "with the number of images: compare rows of equally many."
+        )
+    lines.append(_tokenizer(numbers["reconstructions"]))
+    lines += numbers.get("notes", [])
+    return "\n\n".join(lines)
+
+
+def _tokenizer(found: dict[str, Any]) -> str:
+    return (
+        f"The tokenizer on the validation images: PSNR {found['psnr']:.2f} dB, SSIM "
+        f"{found['ssim']:.4f}, {found['codebook_usage']:.1%} of its codes used, perplexity "
+        f"{found['codebook_perplexity']:.1f}."
+    )
+
+
+def _classes(numbers: dict[str, Any]) -> str:
+    """Agreement class by class; of many classes those that samples show worst."""
+    sampled = [row for row in numbers.get("samples", []) if "by_class" in row]
+    if not sampled:
+        return ""
+    real = numbers["validation_images"]["by_class"]
+    order = list(range(len(real)))
+    title = ""
+    if len(order) > MAX_TABLE_CLASSES:
+        shares = [row["agreement"] for row in sampled[0]["by_class"]]
+        order.sort(key=lambda label: 2.0 if shares[label] is None else shares[label])
+        order = order[:MAX_TABLE_CLASSES]
+        title = f"The {MAX_TABLE_CLASSES} classes that samples show worst:\n\n"
+    header = ["class", "real images"]
+    for row in sampled:
+        header += [f"samples, guidance {row['guidance_scale']:g}", "most often taken for"]
+    rows = []
+    for label in order:
+        cells = [real[label]["class"], _share(real[label])]
+        for row in sampled:
+            found = row["by_class"][label]
+            cells += [f"{_share(found)} of {found['num_images']}", found["instead"] or ""]
+        rows.append(cells)
+    return title + _table(header, rows)
+
+
+def _share(row: dict[str, Any]) -> str:
+    return "–" if row["agreement"] is None else f"{row['agreement']:.1%}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its columns aligned so that it reads as plain text too; empty if it is."""
+    if not rows:
+        return ""
+    widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
+        for line in lines
+    )

@@ -1,0 +1,235 @@
+"""Evaluating, as a user runs it, with small models."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from tiny_commands import TINY_TRANSFORMER, Outcome, Run, write_images
+from torchvision.models import squeezenet1_1
+
+import taming
+from taming.conditioning import CellClasses, ImageCondition
+from taming.data import sets
+from taming.evaluation import load_classifier
+from taming.generation import ImageGenerator
+from taming.sequence import to_tokens
+from taming.transformer import GPT
+
+SMALL = (
+    "num_samples=6",
+    "batch_size=4",
+    "classifier_training.num_steps=2",
+    "classifier_training.batch_size=4",
+    "classifier_training.base_channels=4",
+    "data.num_workers=0",
+    "data.batch_size=4",
+    "output_dir=out",
+)
+
+
+@pytest.fixture
+def evaluate(run: Run, images: Path) -> Run:
+    def call(*overrides: str) -> Outcome:
+        return run("evaluate", f"data.path={images}", "data.val_fraction=0.25", *SMALL, *overrides)
+
+    return call
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
+    return tmp_path / "squeezenet.pth"
+
+
+def good(outcome: Outcome) -> dict[str, Any]:
+    assert outcome.status == 0, outcome.err
+    return json.loads(Path("out/metrics.json").read_text())
+
+
+def fails(outcome: Outcome, *parts: str) -> None:
+    assert outcome.status == 2, outcome.err
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "Traceback" not in outcome.err
+    for part in parts:
+        assert part in last, last
+    assert not Path("out").exists()
+
+
+def test_a_generator_of_classes(
+    evaluate: Run, transformer_run: Path, images: Path, weights: Path
+) -> None:
+    arguments = (
+        f"checkpoint={transformer_run}",
+        f"frechet.weights={weights}",
+        "frechet.resolution=32",
+    )
+    outcome = evaluate(*arguments)
+    found = good(outcome)
+
+    # the likelihood is worked out anew, image by image
+    generator = taming.ImageGenerator.from_pretrained(transformer_run)
+    data = sets.image_folder(images, resolution=16, batch_size=4, val_fraction=0.25)
+    nats = []
+    for item in [data.val_dataset[number] for number in range(len(data.val_dataset))]:
+        tokens = to_tokens(generator.tokenizer.encode(item["images"][None]))
+        logits = generator.logits(tokens, torch.tensor([item["labels"]]))
+        nats.append(F.cross_entropy(logits[0].double(), tokens[0]).item())
+    mean = sum(nats) / len(nats)
+    assert found["likelihood"]["nats_per_token"] == pytest.approx(mean, rel=1e-6)
+    assert found["likelihood"]["bits_per_token"] == pytest.approx(mean / math.log(2), rel=1e-6)
+    assert found["likelihood"]["num_tokens"] == len(nats) * generator.num_tokens == 4 * 4
+    assert "likelihood_without_condition" not in found  # it has not learned to do without
+
+    assert found["validation_images"]["num_images"] == 4
+    assert found["training_images"]["num_images"] == 6
+    assert found["training_images"]["frechet_distance"] > 0
+    (samples,) = found["samples"]
+    assert [row["num_images"] for row in samples["by_class"]] == [3, 3]
+    shares = [row["agreement"] for row in samples["by_class"]]
+    assert samples["agreement"] == pytest.approx(sum(shares) / 2)
+    assert samples["frechet_distance"] > 0
+    assert found["sampling"]["temperature"] == 1.0
+    assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
+
+    # what the classifier says of samples is what it says of those that `sample` draws
+    classifier = load_classifier("out/classifier")
+    assert classifier.class_names == ("cats", "dogs")
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    named = classifier(generator.sample(6, labels, seed=0)).argmax(1)
+    assert samples["agreement"] == pytest.approx((named == labels).double().mean().item())
+
+    for part in ("bits per token", "samples, guidance 1 (off)", "training images", "not FID",
+                 "wrote out/report.md", "classifier=out/classifier", "sample"):  # fmt: skip
+        assert part in outcome.out, outcome.out
+    assert Path("out/report.md").read_text() in outcome.out
+    with Image.open("out/grid.png") as grid:
+        assert grid.width == 3 * (18 * 6 + 2) + 2  # three samples a class, framed, enlarged
+
+    again = good(evaluate(*arguments, "classifier=out/classifier", "batch_size=3"))
+    assert again["samples"][0]["agreement"] == samples["agreement"]
+    assert again["samples"][0]["frechet_distance"] == pytest.approx(
+        samples["frechet_distance"], rel=1e-3
+    )
+
+
+def test_without_classes_agreement_is_left_out(
+    evaluate: Run, run: Run, transformer_run: Path, vqgan_run: Path, images: Path
+) -> None:
+    outcome = run(
+        "train_transformer", f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25",
+        *TINY_TRANSFORMER, "conditioning=none", "run_dir=plain",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    outcome = evaluate("checkpoint=plain", "max_images=2")
+    found = good(outcome)
+    assert found["likelihood"]["num_tokens"] == 2 * 4
+    assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
+    assert any("asked for no classes" in note for note in found["notes"])
+    assert any("frechet.weights" in note for note in found["notes"])
+    assert not Path("out/classifier").exists()
+    assert Path("out/grid.png").is_file()
+
+
+def test_several_guidance_scales(evaluate: Run, run: Run, vqgan_run: Path, images: Path) -> None:
+    outcome = run(
+        "train_transformer", f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25",
+        *TINY_TRANSFORMER, "label_dropout=0.3", "run_dir=free",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    found = good(
+        evaluate("checkpoint=free", "guidance_scales=[1.0,4.0]", "guidance_schedule=linear")
+    )
+    assert [row["guidance_scale"] for row in found["samples"]] == [1.0, 4.0]
+    assert found["sampling"]["guidance_schedule"] == "linear"
+    with_class, without = (found[name] for name in ("likelihood", "likelihood_without_condition"))
+    assert with_class["num_tokens"] == without["num_tokens"]
+    assert with_class["nats_per_token"] != without["nats_per_token"]
+    # a grid each, of the same seeds: only the guidance is another
+    generator, classifier = taming.ImageGenerator.from_pretrained("free"), "out/classifier"
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    guided = generator.sample(6, labels, seed=0, guidance_scale=4.0, guidance_schedule="linear")
+    named = load_classifier(classifier)(guided).argmax(1)
+    agreement = (named == labels).double().mean().item()
+    assert found["samples"][1]["agreement"] == pytest.approx(agreement)
+    assert {path.name for path in Path("out").glob("*.png")} == {
+        "grid_guidance_1.png",
+        "grid_guidance_4.png",
+    }
+
+
+def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Path) -> None:
+    write_images(tmp_path / "pairs" / "image", 8)
+    (tmp_path / "pairs" / "label").mkdir()
+    for index in range(8):
+        classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
+        Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
+    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
+    cells = CellClasses(3, 8, 16)
+    conditioning = ImageCondition(3, cells.grid_size)
+    shape = conditioning.transformer_config(tokenizer.grid_size)
+    transformer = GPT(
+        codebook_size=tokenizer.codebook_size, num_layers=1, num_heads=2, embed_dim=16, **shape
+    )
+    generator = ImageGenerator(
+        tokenizer, transformer, conditioning, tokenizer.grid_size, condition_tokenizer=cells
+    ).eval()
+    generator.save_pretrained(tmp_path / "generator")
+    arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
+                 "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
+    paired = ("data=paired", "data.path=pairs", "data.num_classes=3", "data.unlabelled=null")
+    found = good(run(*arguments, *paired))
+    data = sets.paired(
+        tmp_path / "pairs", resolution=16, batch_size=4, num_classes=3, unlabelled=None,
+        val_fraction=0.5,
+    )  # fmt: skip
+    items = [data.val_dataset[number] for number in range(4)]
+    conditions = torch.stack([item["conditions"] for item in items])
+    tokens = to_tokens(tokenizer.encode(torch.stack([item["images"] for item in items])))
+    logits = generator.logits(tokens, conditions)
+    nats = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten()).item()
+    assert found["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-6)
+    assert found["samples"][0]["num_images"] == 6  # of four conditions
+    assert found["samples"][0]["frechet_distance"] > 0
+    assert "agreement" not in found["samples"][0]
+    outcome = run(*arguments, "data=image_folder", "data.path=pairs/image", "output_dir=other")
+    assert outcome.status == 2
+    assert "data=paired" in outcome.err
+    assert not Path("other").exists()
+
+
+def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
+    outcome = evaluate(f"checkpoint={vqgan_run}")
+    found = good(outcome)
+    metrics = json.loads((vqgan_run / "result.json").read_text())["metrics"]
+    for name in ("psnr", "ssim", "codebook_usage", "codebook_perplexity"):
+        assert found["reconstructions"][name] == pytest.approx(metrics[f"val/{name}"], rel=1e-4)
+    assert "samples" not in found
+    assert not Path("out/grid.png").exists()
+    assert "reconstruct" in outcome.out
+
+
+def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
+    evaluate: Run, run: Run, transformer_run: Path, images: Path
+) -> None:
+    checkpoint = f"checkpoint={transformer_run}"
+    fails(run("evaluate"), "checkpoint", "data.path")
+    fails(evaluate("checkpoint=nowhere"), "nowhere", "does not exist")
+    fails(evaluate(checkpoint, "frechet.weights=nowhere.pth"), "nowhere.pth")
+    fails(evaluate(checkpoint, "classifier=nowhere"), "nowhere")
+    fails(evaluate(checkpoint, f"classifier={transformer_run}"), "generator", "classifier")
+    fails(evaluate(checkpoint, "data.channels=1"), "data.channels=1")
+    fails(evaluate(checkpoint, "data.resolution=32"), "32×32", "leave data.resolution out")
+    fails(evaluate(checkpoint, "data.labels=none"), "no classes", "2")
+    fails(evaluate(checkpoint, "temperature=0"), "temperature")
+    fails(evaluate(checkpoint, "num_samples=0"), "num_samples=0")
+    fails(evaluate(checkpoint, "guidance_scales=[2.0]"), "dropout")
+    fails(evaluate(checkpoint, "guidance_schedule=steep"), "guidance_schedule", "steep")
+    (images / "dogs").rename(images / "wolves")
+    fails(evaluate(checkpoint), "cats, wolves", "cats, dogs")
