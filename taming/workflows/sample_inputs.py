@@ -54,6 +54,7 @@ class InputImages:
         group: str,
     ) -> None:
         assert given.path is not None
+        self.grid_size = tuple(grid_size)
         self.source: ImageFolder | ImageFile
         self.transform: ImageTransform
         frame: dict[str, Any] = {
@@ -159,11 +160,15 @@ class SampleInputs:
     def notes(self) -> list[str]:
         """What is given, a sentence each."""
         given = {"conditions": self.conditions, "images to complete": self.complete}
-        return [
+        notes = [
             images.describe(noun, self.num_images) + "."
             for noun, images in given.items()
             if images is not None
         ]
+        if self.complete is not None:
+            rows, height = self.keep_rows, self.complete.grid_size[0]
+            notes.append(f"{rows} of {height} rows of codes are the given images' own.")
+        return notes
 
 
 def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleInputs:
