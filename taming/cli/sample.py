@@ -56,12 +56,14 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
 
 def next_steps(plain: dict[str, Any], generator: ImageGenerator) -> str:
     """What can be done now, as a command."""
-    checkpoint = plain["checkpoint"]
+    checkpoint, conditions = plain["checkpoint"], plain["conditions"]
     if generator.conditioning.takes_images:
+        path, subfolder = conditions["path"] or "MY_CONDITIONS", conditions["subfolder"]
+        where = f"{path} conditions.subfolder={subfolder}" if subfolder else path
         return (
-            "other images from the same conditions:\n"
-            f"  {program('sample')} checkpoint={checkpoint} conditions.path="
-            f"{plain['conditions']['path'] or 'MY_CONDITIONS'} seed={plain['seed'] + 1}"
+            "draw others from the same conditions:\n"
+            f"  {program('sample')} checkpoint={checkpoint} conditions.path={where} "
+            f"seed={plain['seed'] + 1}"
         )
     return (
         "measure the model on real images:\n"
