@@ -9,13 +9,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import build, command, resolved
 from taming.cli.sample import device
+from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.errors import UserError
 from taming.workflows.benchmark import (
+    CASES,
+    AutoencoderCase,
     BenchmarkCase,
     Comparison,
     OurSide,
+    TransformerCase,
+    autoencoder_build,
     comparison_table,
     run_benchmark,
+    transformer_build,
 )
 
 __all__ = ["main"]
@@ -23,16 +29,14 @@ __all__ = ["main"]
 
 @command("benchmark")
 def main(config: DictConfig) -> None:
-    """Times training steps, encoding and decoding; prints a table and writes JSON lines."""
+    """Times training steps, encoding, decoding, sampling; prints a table, writes JSON lines."""
     plain = resolved(config)
     settings = build(
         config.settings,
         device=str(device(plain["device"])),
         threads=torch.get_num_threads() if plain["threads"] is None else plain["threads"],
     )
-    cases = [
-        _typed("BenchmarkCase", {"name": name, **case}) for name, case in plain["cases"].items()
-    ]
+    cases = [_case(name, case) for name, case in plain["cases"].items()]
     peers = {name: _typed("PeerConfig", peer) for name, peer in plain["peers"].items()}
     if not cases:
         raise UserError("there is nothing to time: `cases` is empty.")
@@ -48,14 +52,22 @@ def main(config: DictConfig) -> None:
             file.write(json.dumps(comparison.record(), ensure_ascii=False) + "\n")
 
     ours = OurSide(
-        lambda case, start: make_training(config, case, start), channels_last=config.channels_last
+        {
+            AutoencoderCase.KIND: autoencoder_build(
+                lambda case, start: make_training(config, case, start),
+                channels_last=config.channels_last,
+            ),
+            TransformerCase.KIND: transformer_build(
+                lambda case: make_transformer_training(config, case)
+            ),
+        }
     )
     comparisons = run_benchmark(ours, cases, peers, settings, report)
     print(comparison_table(comparisons))
     print(f"wrote {output}")
 
 
-def make_training(config: DictConfig, case: BenchmarkCase, start: int | None) -> Any:
+def make_training(config: DictConfig, case: AutoencoderCase, start: int | None) -> Any:
     """The stage-1 training module of a case.
 
     Args:
@@ -89,6 +101,53 @@ def make_training(config: DictConfig, case: BenchmarkCase, start: int | None) ->
         )
     chosen = {name: True for name in ("compile", "channels_last") if config[name]}
     return build(config.training, vqgan=vqgan, perceptual=perceptual, adversary=adversary, **chosen)
+
+
+def make_transformer_training(config: DictConfig, case: TransformerCase) -> Any:
+    """The stage-2 training module of a case.
+
+    With guidance it is a model of one class, trained without it now and then.
+    """
+    conditioning: Conditioning = Unconditional()
+    if case.with_guidance:
+        conditioning = ClassLabel(1, dropout=0.1)
+    transformer = build(
+        config.gpt,
+        codebook_size=case.codebook_size,
+        num_prefix_ids=conditioning.num_prefix_ids,
+        context_length=case.num_tokens,
+        num_layers=case.num_layers,
+        num_heads=case.num_heads,
+        embed_dim=case.embed_dim,
+    )
+    tokenizer = build(  # of the smallest size: the tokens are there already
+        config.model,
+        resolution=2,
+        base_channels=8,
+        channel_multipliers=[1],
+        num_residual_blocks=1,
+        attention_resolutions=[],
+        latent_channels=8,
+        quantizer={"codebook_size": case.codebook_size, "codebook_dim": 1},
+    )
+    return build(
+        config.gpt_training,
+        transformer=transformer,
+        tokenizer=tokenizer,
+        conditioning=conditioning,
+        grid_size=case.grid_size,
+        **({"compile": True} if config.compile else {}),
+    )
+
+
+def _case(name: str, values: dict[str, Any]) -> BenchmarkCase:
+    """A case of the kind that it names."""
+    kind = values.get("kind")
+    if kind not in CASES:
+        raise UserError(f"cases.{name}.kind is one of {', '.join(CASES)}, not {kind!r}.")
+    others = {key: value for key, value in values.items() if key != "kind"}
+    case: BenchmarkCase = _typed(CASES[kind].__name__, {"name": name, **others})
+    return case
 
 
 def _typed(name: str, values: dict[str, Any]) -> Any:

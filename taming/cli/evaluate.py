@@ -38,6 +38,11 @@ def main(config: DictConfig) -> None:
         classifier=classifier,
         classifier_training=training,
         features=features,
+        about={
+            "checkpoint": plain["checkpoint"],
+            "classifier": plain["classifier"],
+            "data": resolved(config)["data"],  # with the tokenizer's resolution
+        },
     )
     print(f"\n{report.text}")
     for path in report.written:

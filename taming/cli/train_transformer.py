@@ -17,10 +17,17 @@ from taming.cli.app import (
     set_seed,
 )
 from taming.cli.training import finish, start_trackers
-from taming.conditioning import ClassLabel, Conditioning, Unconditional
-from taming.data import ImageDataModule, TokenDataModule
+from taming.conditioning import (
+    CellClasses,
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Unconditional,
+)
+from taming.data import ImageDataModule, PairedDataModule, TokenDataModule
 from taming.errors import UserError
-from taming.serialization import find_model, load_training_checkpoint
+from taming.generation import load_condition_tokenizer
+from taming.serialization import SavedModel, find_model, load_training_checkpoint
 from taming.training import check_resume, train
 from taming.vqgan import VQGAN
 from taming.workflows import encode_dataset
@@ -51,32 +58,32 @@ def main(config: DictConfig) -> int:
     with_tokenizer_shape(config, tokenizer)
     check_conditioning(config)
     images = build(config.data)
+    condition_tokenizer = build_condition_tokenizer(config, images, tokenizer, saved)
     images.setup()
-    conditioning = build_conditioning(config, images)
+    grid_size = tokenizer.grid_size_for(images.resolution)
+    conditioning = build_conditioning(config, images, condition_tokenizer)
     if saved is not None and conditioning.config() != saved.config["conditioning"]:
         raise UserError(
-            f"the classes of the images are no longer those that the run in {config.resume} was "
-            "begun with: resume it with the same images, or start a new run."
+            f"the classes or conditions of the images are no longer those that the run in "
+            f"{config.resume} was begun with: resume it with the same data, or start a new run."
         )
-    grid_size = tokenizer.grid_size_for(images.resolution)
     module = build(
         config.training,
         transformer=build(
             config.model,
             codebook_size=tokenizer.codebook_size,
-            num_prefix_ids=conditioning.num_prefix_ids,
-            # the last token is predicted but never an input
-            context_length=conditioning.prefix_length + grid_size[0] * grid_size[1] - 1,
+            **conditioning.transformer_config(grid_size),
         ),
         tokenizer=tokenizer,
         conditioning=conditioning,
         grid_size=grid_size,
+        condition_tokenizer=condition_tokenizer,
         max_steps=trainer.max_steps,
         accumulate=trainer.accumulate,
         gradient_clip=trainer.gradient_clip,
     )
     run_dir = begin_run(config)
-    tokens = encode(config, tokenizer, images, where)
+    tokens = encode(config, tokenizer, condition_tokenizer, images, where)
     result = train(
         module,
         tokens,
@@ -127,23 +134,84 @@ def _size(resolution: int | ListConfig) -> tuple[int, int]:
 
 def check_conditioning(config: DictConfig) -> None:
     """Raises a `UserError` for settings of the condition that no images could fit."""
-    if config.conditioning not in ("auto", "class", "none"):
-        raise UserError(f"conditioning is auto, class or none, not {config.conditioning!r}.")
-    if not 0 <= config.label_dropout < 1:
+    if config.conditioning not in ("auto", "class", "image", "none"):
+        raise UserError(f"conditioning is auto, class, image or none, not {config.conditioning!r}.")
+    if not 0 <= config.condition_dropout < 1:
         raise UserError(
-            f"label_dropout must be at least 0 and less than 1, not {config.label_dropout}."
+            f"condition_dropout must be at least 0 and less than 1, not {config.condition_dropout}."
         )
+    if config.condition_as not in ("prefix", "context"):
+        raise UserError(f"condition_as is prefix or context, not {config.condition_as!r}.")
     for name in ("num_views", "batch_size"):
         if config.tokens[name] < 1:
             raise UserError(f"tokens.{name} must be at least 1, not {config.tokens[name]}.")
 
 
-def build_conditioning(config: DictConfig, images: ImageDataModule) -> Conditioning:
+def build_condition_tokenizer(
+    config: DictConfig, images: ImageDataModule, tokenizer: VQGAN, saved: SavedModel | None
+) -> VQGAN | CellClasses | None:
+    """What makes tokens of condition images; None where they are not asked for.
+
+    Args:
+        config: of the command.
+        images: the data, not yet set up.
+        tokenizer: of the images.
+        saved: the run that goes on.
+
+    Raises:
+        UserError: if it does not fit the conditions, or there is none that could.
+    """
+    if not isinstance(images, PairedDataModule):
+        if config.conditioning == "image":
+            raise UserError("conditioning=image needs images with condition images: data=paired.")
+        return None
+    if config.conditioning not in ("auto", "image"):
+        return None
+    if saved is not None:
+        return load_condition_tokenizer(saved)
+    channels, resolution = images.condition_channels, images.condition_resolution
+    if config.condition_tokenizer is not None:
+        chosen = VQGAN.from_pretrained(config.condition_tokenizer)
+        kinds = "label maps", "pictures"
+        if chosen.label_maps != images.conditions_are_label_maps:
+            raise UserError(
+                f"condition_tokenizer={config.condition_tokenizer} is of "
+                f"{kinds[not chosen.label_maps]}, and the conditions of the data are "
+                f"{kinds[chosen.label_maps]}: give one trained on such conditions."
+            )
+        if chosen.image_channels != channels:
+            raise UserError(
+                f"condition_tokenizer={config.condition_tokenizer} takes {chosen.image_channels} "
+                f"channels or classes, and the conditions of the data have {channels}."
+            )
+        chosen.grid_size_for(resolution)
+        return chosen
+    if not images.conditions_are_label_maps:
+        raise UserError(
+            "condition images that are pictures need a condition_tokenizer: a stage-1 run on them. "
+            "Only label maps can do without."
+        )
+    cell = config.condition_cell
+    return CellClasses(channels, tokenizer.downsample_factor if cell is None else cell, resolution)
+
+
+def build_conditioning(
+    config: DictConfig, images: ImageDataModule, condition_tokenizer: VQGAN | CellClasses | None
+) -> Conditioning:
     """What can be asked of the model, by `config.conditioning`.
 
     Raises:
         UserError: for classes that the images do not have.
     """
+    if condition_tokenizer is not None:
+        assert isinstance(images, PairedDataModule)
+        return ImageCondition(
+            condition_tokenizer.codebook_size,
+            condition_tokenizer.grid_size_for(images.condition_resolution),
+            config.condition_dropout,
+            as_context=config.condition_as == "context",
+            palette=images.palette,
+        )
     kind = config.conditioning
     if kind == "none" or (kind == "auto" and images.num_classes is None):
         return Unconditional()
@@ -152,13 +220,19 @@ def build_conditioning(config: DictConfig, images: ImageDataModule) -> Condition
             "conditioning=class needs images with classes: one folder a class, or "
             "data.labels=folders."
         )
-    return ClassLabel(images.num_classes, config.label_dropout, images.class_names)
+    return ClassLabel(images.num_classes, config.condition_dropout, images.class_names)
 
 
 def encode(
-    config: DictConfig, tokenizer: VQGAN, images: ImageDataModule, where: torch.device
+    config: DictConfig,
+    tokenizer: VQGAN,
+    condition_tokenizer: VQGAN | CellClasses | None,
+    images: ImageDataModule,
+    where: torch.device,
 ) -> TokenDataModule:
-    """The images as tokens, from the cache or encoded now."""
+    """The images, and their conditions, as tokens: from the cache, or encoded now."""
+    if isinstance(images, PairedDataModule) and condition_tokenizer is None:
+        images = images.images_alone()
     train, val = (
         encode_dataset(
             tokenizer,
@@ -169,6 +243,7 @@ def encode(
             num_workers=images.num_workers_for(dataset),
             device=where,
             name=name,
+            condition_tokenizer=condition_tokenizer,
         )
         for name, dataset, num_views in (
             ("training images", images.train_dataset, config.tokens.num_views),

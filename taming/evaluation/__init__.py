@@ -9,7 +9,14 @@ from taming.evaluation.frechet import FrechetDistance, frechet_distance
 from taming.evaluation.label_maps import LabelMapMetrics
 from taming.evaluation.likelihood import TokenLikelihood
 from taming.evaluation.perceptual import LPIPSMetric
-from taming.evaluation.pictures import as_palette, image_grid, reconstruction_grid, to_uint8
+from taming.evaluation.pictures import (
+    as_palette,
+    condition_grid,
+    image_grid,
+    pixel_grid,
+    reconstruction_grid,
+    to_uint8,
+)
 from taming.evaluation.reconstruction import ReconstructionMetrics
 
 __all__ = [
@@ -24,9 +31,11 @@ __all__ = [
     "ReconstructionMetrics",
     "TokenLikelihood",
     "as_palette",
+    "condition_grid",
     "frechet_distance",
     "image_grid",
     "load_classifier",
+    "pixel_grid",
     "reconstruction_grid",
     "to_uint8",
 ]

@@ -5,11 +5,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
 from taming.errors import UserError
 
-__all__ = ["as_palette", "image_grid", "reconstruction_grid", "to_uint8"]
+__all__ = [
+    "as_palette",
+    "condition_grid",
+    "image_grid",
+    "pixel_grid",
+    "reconstruction_grid",
+    "to_uint8",
+]
 
 GAP = 2
 INK, PAPER = (30, 30, 30), (255, 255, 255)
@@ -72,7 +80,16 @@ def image_grid(
     `images` `(b c H W)` and `palette` are as for `to_uint8`. Small images are enlarged by a whole
     factor to at least `min_side` pixels, to be seen.
     """
-    pixels = to_uint8(images, palette)
+    return pixel_grid(to_uint8(images, palette), num_columns, captions, min_side)
+
+
+def pixel_grid(
+    pixels: np.ndarray,
+    num_columns: int | None = None,
+    captions: Sequence[str] | None = None,
+    min_side: int = 48,
+) -> Image.Image:
+    """`image_grid` of uint8 `(b H W 3)`."""
     height, width = pixels.shape[1:3]
     factor = max(1, math.ceil(min_side / min(height, width)))
     pixels = pixels.repeat(factor, axis=1).repeat(factor, axis=2)
@@ -90,6 +107,29 @@ def image_grid(
             draw.text((left + 1, top), captions[index][: max(1, width // 6)], fill=INK)
         canvas.paste(Image.fromarray(picture), (left, top + caption_height))
     return canvas
+
+
+def condition_grid(
+    conditions: torch.Tensor,
+    samples: torch.Tensor,
+    images: torch.Tensor | None = None,
+    palette: np.ndarray | None = None,
+) -> Image.Image:
+    """Each condition, what was made of it and, where it is known, the real image, side by side.
+
+    Args:
+        conditions: `(b c H W)`, resized to the samples' size; as for `to_uint8`, with the palette.
+        samples: `(b c H' W')`.
+        images: likewise; or None.
+        palette: of conditions that are label maps.
+    """
+    size = samples.shape[2], samples.shape[3]
+    shown = F.interpolate(conditions.float(), size, mode="nearest-exact")
+    columns = [to_uint8(shown, palette), to_uint8(samples)]
+    columns += [] if images is None else [to_uint8(images)]
+    pixels = np.stack(columns, 1).reshape(-1, *size, 3)
+    groups_a_row = 1 if len(samples) < 4 else 2
+    return pixel_grid(pixels, num_columns=len(columns) * groups_a_row)
 
 
 def reconstruction_grid(

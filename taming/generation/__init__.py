@@ -3,7 +3,7 @@
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
-from taming.generation.generator import ImageGenerator
+from taming.generation.generator import ImageGenerator, load_condition_tokenizer
 from taming.generation.guidance import Guidance, guide
 from taming.generation.rejection import BestSamples, sample_best
 from taming.generation.window import WindowRun, plan_windows
@@ -20,6 +20,7 @@ __all__ = [
     "guide",
     "keep_top_k",
     "keep_top_p",
+    "load_condition_tokenizer",
     "plan_windows",
     "random_numbers",
     "sample_best",

@@ -27,7 +27,7 @@ from taming.serialization import SavedModel, load_saved_model, save_model_direct
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["ImageGenerator"]
+__all__ = ["ImageGenerator", "load_condition_tokenizer"]
 
 
 CONDITION_TOKENIZERS: dict[str, type[VQGAN | CellClasses]] = {
@@ -92,8 +92,8 @@ class ImageGenerator(nn.Module):
 
         Args:
             tokens: `(b n)` int64, n at most `num_tokens`.
-            condition: `(b,)` int64 class labels, or `(b c H W)` condition images; None asks for
-                nothing in particular.
+            condition: `(b,)` int64 class labels, or `(b c H W)` condition images, or their codes
+                `(b h w)` int64; None asks for nothing in particular.
 
         Returns:
             `(b n v)` on the model's device, with gradients where they are enabled.
@@ -132,8 +132,8 @@ class ImageGenerator(nn.Module):
 
         Args:
             num_images: number of images.
-            condition: `(num_images,)` int64 class labels, or `(num_images c H W)` condition images;
-                None asks for nothing in particular.
+            condition: `(num_images,)` int64 class labels, or `(num_images c H W)` condition images,
+                or their codes `(num_images h w)` int64; None asks for nothing in particular.
             temperature: more than 0; below 1 is more of the probable, above 1 less.
             top_k: draw among this many most probable tokens; None for all.
             top_p: draw among the most probable tokens that have this probability together.
@@ -302,18 +302,12 @@ class ImageGenerator(nn.Module):
             tokenizer = VQGAN.from_saved(saved.parts["tokenizer"].require("vqgan", where))
         transformer = GPT.from_saved(saved.parts["transformer"], where)
         conditioning = conditioning_from_config(saved.config["conditioning"])
-        condition_tokenizer = None
-        if "condition_tokenizer" in saved.parts:
-            part = saved.parts["condition_tokenizer"]
-            if part.kind not in CONDITION_TOKENIZERS:
-                raise UserError(f"the condition tokenizer in {where} is of no known kind.")
-            condition_tokenizer = CONDITION_TOKENIZERS[part.kind].from_saved(part)
         return cls(
             tokenizer,
             transformer,
             conditioning,
             saved.config["grid_size"],
-            condition_tokenizer=condition_tokenizer,
+            condition_tokenizer=load_condition_tokenizer(saved),
         ).eval()
 
     def save_pretrained(self, directory: str | Path) -> Path:
@@ -339,22 +333,24 @@ class ImageGenerator(nn.Module):
         return self.tokenizer
 
     def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
-        """A condition image as its code grid `(b h w)`; class labels and None as they are."""
+        """A condition image as its codes `(b h w)`; codes, class labels and None as they are."""
         if condition is None or not self.conditioning.takes_images:
             return condition
-        if self.condition_tokenizer is None:
-            raise UserError(
-                "this generator has no tokenizer for condition images: save it with the one it "
-                "was trained with."
-            )
-        with torch.no_grad():
-            indices = self.condition_tokenizer.encode(condition.to(self.device))  # (b h w)
+        indices = condition
+        if condition.is_floating_point():
+            if self.condition_tokenizer is None:
+                raise UserError(
+                    "this generator has no tokenizer for condition images: save it with the one it "
+                    "was trained with."
+                )
+            with torch.no_grad():
+                indices = self.condition_tokenizer.encode(condition.to(self.device))  # (b h w)
         needed = self._condition_grid_size(grid_size)
         if indices.shape[1:] != needed:
             raise UserError(
-                f"the condition images are {condition.shape[2]}×{condition.shape[3]}, which gives "
-                f"{indices.shape[1]} × {indices.shape[2]} codes, and images of {grid_size[0]} × "
-                f"{grid_size[1]} codes need {needed[0]} × {needed[1]} of them."
+                f"the condition images have {indices.shape[1]} × {indices.shape[2]} codes, and "
+                f"images of {grid_size[0]} × {grid_size[1]} codes need {needed[0]} × {needed[1]} "
+                "of them: give condition images of another size."
             )
         return indices
 
@@ -404,10 +400,10 @@ class ImageGenerator(nn.Module):
         """Refuses now what would be refused in a later batch."""
         if condition is None or not self.conditioning.takes_images:
             self.conditioning.prompt(condition, num_images)
-        elif condition.ndim != 4 or len(condition) != num_images:
+        elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
             raise UserError(
-                f"the condition is a tensor of shape {tuple(condition.shape)}, where "
-                f"{num_images} condition images, ({num_images}, c, H, W), are needed."
+                f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
+                f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
             )
 
     def _check_guidance(self, guidance: Guidance, condition: Tensor | None) -> None:
@@ -467,6 +463,19 @@ class ImageGenerator(nn.Module):
                 f"most {num_tokens}, the tokens of an image."
             )
         self._check_tokens(given_tokens)
+
+
+def load_condition_tokenizer(saved: SavedModel) -> VQGAN | CellClasses | None:
+    """A generator's tokenizer of condition images, in eval mode; None if it has none."""
+    part = saved.parts.get("condition_tokenizer")
+    if part is None:
+        return None
+    if part.kind not in CONDITION_TOKENIZERS:
+        raise UserError(
+            f"the condition tokenizer is a {part.kind}, and there are "
+            f"{', '.join(CONDITION_TOKENIZERS)}."
+        )
+    return CONDITION_TOKENIZERS[part.kind].from_saved(part)
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

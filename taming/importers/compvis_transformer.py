@@ -1,27 +1,28 @@
 """CompVis/taming-transformers, second stage: `Net2NetTransformer` with the stages it contains."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
+from taming.conditioning import Conditioning
 from taming.errors import UserError
+from taming.importers.compvis_condition import (
+    codebook_size_of,
+    find_condition,
+    grid_size_of,
+    import_stage,
+)
 from taming.importers.compvis_vqgan import COMPVIS_VQGAN, model_and_params, target_of
 from taming.importers.interface import Imported, Source, find_weights
-from taming.importers.transformer import build_gpt, generator
+from taming.importers.transformer import build_gpt, generator, integer
 from taming.importers.weights import ForeignWeights
-from taming.serialization import SavedModel
 from taming.serialization.foreign_names import shown, shown_names
 from taming.transformer import GPT
 
 __all__ = ["COMPVIS_TRANSFORMER"]
 
 FIRST_STAGE = "first_stage_model."
-CONDITION_STAGE = "cond_stage_model."
-UNCONDITIONAL = "__is_unconditional__"
-IS_FIRST_STAGE = "__is_first_stage__"
 # our layers in a block
 BLOCK_NAMES = {
     "attention_norm": "ln1",
@@ -110,10 +111,13 @@ def convert(
     arguments = _transformer_arguments(params)
     _check_order(params, weights, where)
 
-    first = _stage(weights.hand_over(FIRST_STAGE), params.get("first_stage_config"),
-                   f"the first stage in {where}")  # fmt: skip
-    condition = _condition(params, arguments["vocab_size"], first, weights, where, num_classes)
-    gpt = _gpt(arguments, _codebook_size(first.model), condition.conditioning)
+    first = import_stage(
+        weights.hand_over(FIRST_STAGE),
+        params.get("first_stage_config"),
+        f"the first stage in {where}",
+    )
+    condition = find_condition(params, arguments, first, weights, where, num_classes)
+    gpt = _gpt(arguments, codebook_size_of(first.model), condition.conditioning)
     _drop_masks(weights, arguments, where)
     state, notes = _state(weights, gpt, arguments, condition.ids)
     weights.finish()
@@ -126,132 +130,11 @@ def convert(
     notes += condition.notes
     if entries:
         notes.append(f"left out beside the weights: {shown_names(entries)}")
-    saved = generator(gpt, state, condition.conditioning, _grid_size(first.model), parts)
+    saved = generator(gpt, state, condition.conditioning, grid_size_of(first.model), parts)
     return Imported(saved, notes)
 
 
 COMPVIS_TRANSFORMER = Source(convert, PUBLISHED, ("num_classes",))
-
-
-@dataclass(frozen=True)
-class _Condition:
-    """What can be asked for, the ids it has in their table, and its autoencoder if it has one."""
-
-    conditioning: Conditioning
-    ids: range
-    stage: Imported | None = None
-    notes: tuple[str, ...] = ()
-
-
-def _stage(weights: dict[str, torch.Tensor], config: Any, where: str) -> Imported:
-    if not isinstance(config, Mapping):
-        raise UserError(f"the config describes no autoencoder for {where}: it is {config!r}.")
-    if not weights:
-        raise UserError(
-            f"{where} has no weights: give the checkpoint of the transformer, which contains it."
-        )
-    return COMPVIS_VQGAN.convert({"state_dict": weights}, config, where)
-
-
-def _codebook_size(stage: SavedModel) -> int:
-    return int(stage.config["quantizer"]["codebook_size"])
-
-
-def _grid_size(stage: SavedModel) -> tuple[int, int]:
-    """Of the resolution it was trained at: the block size may be larger than this needs."""
-    height, width = stage.config["resolution"]
-    factor = 2 ** (len(stage.config["channel_multipliers"]) - 1)
-    return height // factor, width // factor
-
-
-# --- the condition ------------------------------------------------------------------------------
-
-
-def _condition(
-    params: Mapping[str, Any],
-    vocab_size: int,
-    first: Imported,
-    weights: ForeignWeights,
-    where: str,
-    num_classes: int | None,
-) -> _Condition:
-    config = params.get("cond_stage_config")
-    target = target_of(config) if isinstance(config, Mapping) else ""
-    settings = config.get("params") if isinstance(config, Mapping) else None
-    settings = settings if isinstance(settings, Mapping) else {}
-    is_class = target == "Labelator" or (
-        target == "DummyCondStage" and settings.get("conditional_key") == "class_label"
-    )
-    if num_classes is not None and not is_class:
-        raise UserError("num_classes is a setting for class-conditional models, and this is none.")
-    if config == UNCONDITIONAL or params.get("unconditional", False) or target == "SOSProvider":
-        start = _integer("sos_token", settings.get("sos_token", params.get("sos_token", 0)))
-        condition = _Condition(Unconditional(), range(start, start + 1))
-    elif is_class:
-        condition = _class_label(settings, vocab_size, num_classes)
-    elif config == IS_FIRST_STAGE or target in ("VQModel", "VQNoDiscModel", "VQSegmentationModel",
-                                                "GumbelVQ"):  # fmt: skip
-        condition = _image(params, config, first, weights, where)
-    else:
-        raise UserError(
-            f"the config's cond_stage_config is {shown(target or str(config))}, a kind of "
-            "condition that this program does not have: there are classes, images with a VQ model "
-            "of their own, and none."
-        )
-    wanted = condition.ids
-    if not 0 <= wanted.start < wanted.stop <= vocab_size:
-        raise UserError(
-            f"the condition's ids are {wanted.start} to {wanted.stop - 1}, and the vocabulary of "
-            f"the config's transformer has {vocab_size}."
-        )
-    unmasked = _transformer_arguments(params)["n_unmasked"]
-    if unmasked not in (0, condition.conditioning.prefix_length):
-        raise UserError(
-            f"n_unmasked of the config is {unmasked} and the condition's length "
-            f"{condition.conditioning.prefix_length}: this program has bidirectional attention "
-            "among all ids of the condition, or none."
-        )
-    return condition
-
-
-def _class_label(
-    settings: Mapping[str, Any], vocab_size: int, num_classes: int | None
-) -> _Condition:
-    note: tuple[str, ...] = ()
-    stated = _integer("n_classes", settings.get("n_classes", vocab_size))
-    if num_classes is None and "n_classes" not in settings:
-        note = (
-            f"the config does not say how many classes there are: all {vocab_size} ids can be "
-            "asked for; num_classes=… says it",
-        )
-    num_classes = stated if num_classes is None else _integer("num_classes", num_classes)
-    if num_classes > stated:
-        raise UserError(f"num_classes is {num_classes}, and the model has at most {stated}.")
-    return _Condition(ClassLabel(num_classes), range(num_classes), notes=note)
-
-
-def _image(
-    params: Mapping[str, Any], config: Any, first: Imported, weights: ForeignWeights, where: str
-) -> _Condition:
-    if params.get("downsample_cond_size", -1) != -1:
-        raise UserError(
-            "downsample_cond_size of the config makes the condition's images smaller before they "
-            "are encoded, which this program does not do."
-        )
-    if config == IS_FIRST_STAGE:  # its weights are in the file once more
-        weights.drop(CONDITION_STAGE, "the first stage again")
-        model = first.model
-        stage = Imported(SavedModel(model.kind, model.config, model.state), ["the first stage"])
-    else:
-        stage = _stage(
-            weights.hand_over(CONDITION_STAGE), config, f"the condition stage in {where}"
-        )
-    num_codes = _codebook_size(stage.model)
-    conditioning = ImageCondition(num_codes, _grid_size(stage.model))
-    return _Condition(conditioning, range(num_codes), stage)
-
-
-# --- the transformer ----------------------------------------------------------------------------
 
 
 def _transformer_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,16 +151,13 @@ def _transformer_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     absent = [name for name in ("vocab_size", "block_size") if name not in arguments]
     if absent:
         raise UserError(f"the config lacks {', '.join(absent)} of the transformer.")
+    unknown = sorted(set(arguments) - set(TRANSFORMER_DEFAULTS) - {"vocab_size", "block_size"})
+    if unknown:  # a mistyped n_head would change what the weights mean, and not their shapes
+        raise UserError(f"their transformer has no arguments {shown_names(unknown)}.")
     arguments = {**TRANSFORMER_DEFAULTS, **arguments}
-    for name in ("vocab_size", "block_size", "n_unmasked"):
-        _integer(name, arguments[name])
+    for name, least in (("vocab_size", 1), ("block_size", 1), ("n_unmasked", 0)):
+        integer(name, arguments[name], least)
     return arguments
-
-
-def _integer(name: str, value: Any) -> int:
-    if not isinstance(value, int):
-        raise UserError(f"the config describes no model: {name} is {value!r}, and no integer.")
-    return value
 
 
 def _gpt(arguments: Mapping[str, Any], codebook_size: int, conditioning: Conditioning) -> GPT:

@@ -172,8 +172,8 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
         params.get("image_key") == "segmentation" or "colorize_nlabels" in params
     )
     return {
-        **({"label_maps": True} if label_maps else {}),
         "image_channels": shape["in_channels"],
+        "label_maps": label_maps,
         "resolution": shape["resolution"],
         "base_channels": shape["ch"],
         "channel_multipliers": shape.get("ch_mult", [1, 2, 4, 8]),

@@ -10,7 +10,7 @@ import torch
 from taming.conditioning import ClassLabel
 from taming.errors import UserError
 from taming.importers.interface import Imported, Source, find_weights
-from taming.importers.transformer import build_gpt, generator
+from taming.importers.transformer import build_gpt, generator, integer
 from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
 from taming.serialization.foreign_names import shown, shown_names
@@ -129,12 +129,12 @@ def _arguments(config: Mapping[str, Any], weights: ForeignWeights, where: str) -
         raise UserError(f"gpt_model {shown(size)} is unknown; known: {', '.join(SIZES)}.")
     arguments = {**DEFAULTS, **PUBLISHED.get(str(size), {})}
     if "image_size" in config:
-        factor = _count("downsample_size", config.get("downsample_size", 16))
-        arguments["block_size"] = (_count("image_size", config["image_size"]) // factor) ** 2
+        factor = integer("downsample_size", config.get("downsample_size", 16), 1)
+        arguments["block_size"] = (integer("image_size", config["image_size"], 1) // factor) ** 2
     arguments["model_type"] = config.get("gpt_type", "c2i")
     arguments |= config
     for name in COUNTS:
-        _count(name, arguments[name])
+        integer(name, arguments[name], 1)
     if arguments["model_type"] != "c2i" or weights.names("cls_embedding.cap_proj."):
         raise UserError(
             f"{where} is a text-conditional model (t2i): it reads features of a language model, "
@@ -168,12 +168,6 @@ def _arguments(config: Mapping[str, Any], weights: ForeignWeights, where: str) -
             f"for the class and {block_size} (block_size) for the codes are needed."
         )
     return arguments
-
-
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise UserError(f"the config describes no model: {name} is {value!r}, and no count.")
-    return value
 
 
 def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:

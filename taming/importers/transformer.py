@@ -10,7 +10,21 @@ from taming.errors import UserError
 from taming.serialization import SavedModel
 from taming.transformer import GPT
 
-__all__ = ["build_gpt", "generator"]
+__all__ = ["build_gpt", "generator", "integer"]
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """The value of an argument, if it is an integer of at least `least`.
+
+    Raises:
+        UserError: if it is not.
+    """
+    if not isinstance(value, int) or value < least:
+        raise UserError(
+            f"the config describes no model: {name} is {value!r}, and must be an integer from "
+            f"{least}."
+        )
+    return value
 
 
 def build_gpt(arguments: Mapping[str, Any]) -> GPT:

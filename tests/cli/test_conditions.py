@@ -38,8 +38,7 @@ def data(pairs: Path, *more: str) -> list[str]:
 @pytest.fixture
 def tokenizer(run: Run, pairs: Path) -> str:
     outcome = run(
-        "train_vqgan", *data(pairs), *TINY_VQGAN, "perceptual=none", "adversary=none",
-        "run_dir=tokenizer",
+        "train_vqgan", *data(pairs), *TINY_VQGAN, "perceptual=none", "run_dir=tokenizer"
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     return "vqgan=tokenizer"

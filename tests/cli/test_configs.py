@@ -208,6 +208,39 @@ def test_model_builds_at_full_size(composed: object) -> None:
     assert sum(p.numel() for p in model.blocks.parameters()) == 12 * (12 * 512**2 + 13 * 512)
 
 
+# codes, prefix ids, context, positions, weights in all
+SIZES = {
+    "gpt": (1024, 1, 256, None, 38_878_720),
+    "gpt_nano": (1024, 1, 256, None, 183_264),
+    "gpt_micro": (1024, 1, 256, None, 1_055_616),
+    "gpt_mini": (1024, 1, 256, None, 3_062_976),
+    # minGPT has one table for prefix and tokens: without the start id's row of its own here it is
+    # 304,932,864; and the one for ImageNet without its 1001 rows 1,410,640,896
+    "gpt_305m": (1024, 1, 512, "learned", 304_932_864 + 1024),
+    "gpt_1410m": (16384, 1001, 256, "learned", 1_410_640_896 + 1001 * 1536),
+    # LlamaGen's own, the class rows included
+    "llamagen_111m": (16384, 1001, 256, None, 110_888_448),
+    "llamagen_343m": (16384, 1001, 256, None, 342_910_976),
+    "llamagen_775m": (16384, 1001, 256, None, 774_699_520),
+}
+
+
+@pytest.mark.parametrize("option", [name for name in options("model") if name != "vqgan"])
+def test_size_presets(composed: object, option: str) -> None:
+    codes, ids, context, positions, expected = SIZES[option]
+    chosen = [] if positions is None else [f"model.positions={positions}"]
+    model = composed("train_transformer", "data.path=x", f"model={option}", *chosen).model
+    with torch.device("meta"):
+        gpt = build(
+            model,
+            codebook_size=codes,
+            num_prefix_ids=ids,
+            context_length=context,
+            grid_size=[16, 16],
+        )
+    assert sum(p.numel() for p in gpt.parameters()) == expected
+
+
 @pytest.mark.parametrize("name", ["train_vqgan", "train_transformer"])
 @pytest.mark.parametrize("option", options("trainer"))
 def test_trainers(composed: object, name: str, option: str) -> None:

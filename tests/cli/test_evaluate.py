@@ -96,6 +96,8 @@ def test_a_generator_of_classes(
     assert samples["agreement"] == pytest.approx(sum(shares) / 2)
     assert samples["frechet_distance"] > 0
     assert found["sampling"]["temperature"] == 1.0
+    assert found["checkpoint"] == str(transformer_run)
+    assert found["data"]["resolution"] == 16
     assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
 
     # what the classifier says of samples is what it says of those that `sample` draws

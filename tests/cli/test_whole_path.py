@@ -129,7 +129,7 @@ def test_unconditional(
         assert list(arrays) == ["arr_0"]
 
 
-def test_label_dropout_allows_no_condition(
+def test_condition_dropout_allows_no_condition(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]
 ) -> None:
     outcome = run(
@@ -137,7 +137,7 @@ def test_label_dropout_allows_no_condition(
         f"vqgan={vqgan_run}",
         *folder_overrides,
         *TINY_TRANSFORMER,
-        "label_dropout=0.5",
+        "condition_dropout=0.5",
         "run_dir=dropped",
     )
     assert outcome.status == 0, outcome.err

@@ -121,7 +121,7 @@ def test_the_number_of_classes(shared: Path) -> None:
     assert not any("how many classes" in note for note in imported.notes)
     with pytest.raises(UserError, match="num_classes is 13, and the model has at most 12"):
         convert(content, params, "last.ckpt", num_classes=13)
-    with pytest.raises(UserError, match="num_classes is 'ten', and no integer"):
+    with pytest.raises(UserError, match="num_classes is 'ten', and must be an int"):
         convert(content, params, "last.ckpt", num_classes="ten")
     content, params = content_and_config(shared, "unconditional")
     with pytest.raises(UserError, match="for class-conditional models, and this is none"):
@@ -370,8 +370,9 @@ def test_params_of_no_such_generator_are_named(
         ({"n_layer": 3}, r"missing in the file: transformer\.blocks\.2\.ln1\.weight"),
         ({"n_embd": 32}, "pos_emb is .* and not"),
         ({"n_head": 5}, "cannot be split into 5|multiple"),
+        ({"n_heads": 2}, "their transformer has no arguments n_heads"),
         ({"n_layer": "two"}, "describes no model"),
-        ({"vocab_size": "64"}, "vocab_size is '64', and no integer"),
+        ({"vocab_size": "64"}, "vocab_size is '64', and must be an int"),
         ({"block_size": 66}, r"attn\.mask is not the causal mask of block_size 66"),
         ({"block_size": 63}, "needs a block_size of 64, and it is 63"),
     ],

@@ -128,6 +128,22 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     assert counts == NUM_PARAMETERS[size]
 
 
+def test_a_model_of_label_maps_is_told_by_its_config() -> None:
+    shapes = foreign_keys.compvis_vqgan(*SIZES["f16-1024"])
+    published = SOURCES["compvis_vqgan"].published["f16-1024"]["params"]
+    for config, label_maps in (
+        ({"target": "VQModel", "params": published}, False),
+        ({"target": "VQSegmentationModel", "params": published}, True),
+        ({**published, "image_key": "image"}, False),
+        ({**published, "image_key": "segmentation"}, True),
+        ({**published, "colorize_nlabels": 3}, True),
+    ):
+        with torch.device("meta"):
+            weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+            imported = convert({"state_dict": weights}, config, "last.ckpt")
+        assert imported.model.config["label_maps"] is label_maps
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_a_missing_or_unexpected_key_is_named(size: str) -> None:
     shapes = foreign_keys.compvis_vqgan(*SIZES[size])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_training import run_training, token_data, trainer_config, transformer_training
 
+from taming.conditioning import ImageCondition
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
@@ -68,6 +69,77 @@ def test_a_transformer_learns_what_repeats(tmp_path: Path) -> None:
     assert recorder.column("val/loss")[-1][1] < 0.5
 
 
+def test_pkeep_replaces_inputs_and_never_targets() -> None:
+    torch.manual_seed(0)
+    module = transformer_training(pkeep=0.75)
+    tokens = torch.full((200, 64), 3)
+    seen: list[torch.Tensor] = []
+    logits = module._token_logits
+    module._token_logits = lambda *args: seen.append(args[1]) or logits(*args)  # type: ignore
+    module.manual_backward = lambda loss: loss.backward()  # type: ignore[method-assign]
+    labels = torch.zeros(200, dtype=torch.int64)
+    batch = {"indices": tokens.unflatten(1, (8, 8)), "labels": labels}
+    losses = module.backward_losses(batch)
+    changed = (seen[0] != tokens).float().mean().item()
+    assert changed == pytest.approx(0.25 * 7 / 8, abs=0.01)  # one in eight is what it was
+    assert len(seen[0].unique()) == 8
+    # all targets are 3: the loss is that of predicting 3
+    with torch.no_grad():
+        prompt = module.conditioning.prompt(labels, 200)
+        module.eval()
+        expected = -logits(prompt.prefix, seen[0]).log_softmax(-1)[..., 3].mean()
+    assert losses["loss"].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert transformer_training()._disturbed(tokens) is tokens
+
+
+@pytest.mark.parametrize("as_context", [False, True])
+def test_conditions_that_are_images(tmp_path: Path, as_context: bool) -> None:
+    torch.manual_seed(0)
+    condition = ImageCondition(4, (8, 8), as_context=as_context)
+    module = transformer_training(
+        max_steps=2, num_samples=2, condition=condition, positions="sinusoidal_2d", ema_decay=None
+    )
+    data = token_data()
+    for items in (data.items, data.val_items):
+        items.tensors["condition_indices"] = torch.randint(4, (len(items), 8, 8))
+    result, recorder = run_training(tmp_path, module, data, trainer_config(max_steps=2))
+    assert recorder.images == [("val/samples", 2)]
+    model = ImageGenerator.from_pretrained(tmp_path / "model")
+    cells = data.val_items.tensors["condition_indices"]
+    maps = model.condition_tokenizer.decode(cells)
+    assert model.sample(2, maps[:2], seed=0).shape == (2, 3, 16, 16)
+    # the validation loss is that of these conditions, and not of others
+    tokens = data.val_items.tensors["indices"].flatten(1)
+    with torch.no_grad():
+        losses = [
+            -model.logits(tokens, asked_for).log_softmax(-1).gather(2, tokens[..., None]).mean()
+            for asked_for in (maps, cells, cells.flip(0))
+        ]
+    assert result.metrics["val/loss"] == pytest.approx(losses[0].item(), rel=1e-5)
+    assert losses[0] == losses[1] and abs(losses[0] - losses[2]) > 1e-6
+
+
+@pytest.mark.compile
+def test_compiled_training_takes_the_same_steps() -> None:
+    gradients = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = transformer_training(compile=compiled, ema_decay=None)
+        module.manual_backward = lambda loss: loss.backward()  # type: ignore[method-assign]
+        module.eval()  # no dropout, which compiled code draws differently
+        batch = {"indices": torch.arange(128).reshape(2, 8, 8) % 8, "labels": torch.tensor([0, 1])}
+        module.backward_losses(batch)
+        gradients.append(module.transformer.head.weight.grad)
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_checkpointing_is_a_switch() -> None:
+    assert transformer_training(checkpointing=True).transformer.checkpointing
+    assert not transformer_training().transformer.checkpointing
+
+
 def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="pkeep must be more than 0 and at most 1, not 0"):
+        transformer_training(pkeep=0.0)
     with pytest.raises(UserError, match="num_samples must be at least 0, and patience at least 1"):
         transformer_training(patience=0)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from taming.conditioning import ClassLabel
+from taming.conditioning import CellClasses, ClassLabel, Conditioning
 from taming.data import EndlessDataModule
 from taming.discriminators import PatchDiscriminator
 from taming.training import (
@@ -149,25 +149,32 @@ def image_data(batch_size: int = 4) -> FakeData:
     return FakeData(Items(images=images[:10]), Items(images=images[10:]), batch_size)
 
 
-def transformer_training(**changes: Any) -> TransformerTraining:
+def transformer_training(
+    condition: Conditioning | None = None, positions: str = "sinusoidal", **changes: Any
+) -> TransformerTraining:
     settings: dict[str, Any] = {
         "optimizer": OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine"),
         "max_steps": 8,
         "num_samples": 3,
         "ema_decay": 0.9,
     }
-    conditioning = ClassLabel(3, dropout=0.3)
+    condition = condition or ClassLabel(3, dropout=0.3)
     transformer = GPT(
         codebook_size=8,
-        num_prefix_ids=4,
-        context_length=64,
+        **condition.transformer_config((8, 8)),
         num_layers=1,
         num_heads=2,
         embed_dim=8,
+        positions=positions,
         dropout=0.2,
     )
     return TransformerTraining(
-        transformer, tiny_vqgan().eval(), conditioning, (8, 8), **{**settings, **changes}
+        transformer,
+        tiny_vqgan().eval(),
+        condition,
+        (8, 8),
+        CellClasses(4, 2, 16) if condition.takes_images else None,
+        **{**settings, **changes},
     )
 
 

@@ -13,20 +13,22 @@ from taming.errors import UserError
 from taming.training import Adversary, OptimizerConfig, VQGANTraining
 from taming.vqgan import VQGAN
 from taming.workflows.benchmark import (
-    BenchmarkCase,
+    AutoencoderCase,
     BenchmarkSettings,
     Comparison,
     OurSide,
     PeerConfig,
+    autoencoder_build,
     comparison_table,
     run_benchmark,
 )
-from taming.workflows.benchmark.compare import Timing, compare
+from taming.workflows.benchmark.compare import compare
 from taming.workflows.benchmark.flops import count_flops
 from taming.workflows.benchmark.peer import PeerError, PeerProcess
 from taming.workflows.benchmark.peers.serve import Session
+from taming.workflows.benchmark.timing import Timing
 
-CASE = BenchmarkCase(
+CASE = AutoencoderCase(
     name="tiny",
     batch_size=2,
     resolution=16,
@@ -55,7 +57,7 @@ def timing(seconds: list[float], **facts: Any) -> Timing:
         "versions": {"program": "1.0"},
         "parameters": {"autoencoder": 1234},
     }
-    return Timing(settings().for_side(CASE), {**known, **facts}, 7.0, seconds)
+    return Timing(settings().for_side(CASE), {**known, **facts}, CASE.work("step"), 7.0, seconds)
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def test_the_ratio_is_of_pairs_in_the_same_round() -> None:
     assert ratio is not None
     # the rounds' ratios are 3, 1 and 2; the medians' would be 3 / 2
     assert (ratio.median, ratio.least, ratio.greatest) == (2.0, 1.0, 3.0)
-    assert comparison.ours.images_per_second == 1.0  # two images in the median's 2 s
+    assert comparison.ours.per_second == {"images": 1.0}  # two images in the median's 2 s
     assert comparison.share_of_peak is None
 
 
@@ -88,6 +90,7 @@ def test_a_record_is_a_line_of_json() -> None:
         "rounds": [1.0, 2.0],
     }
     assert record["ours"]["first_seconds"] == 7.0
+    assert record["ours"]["images_per_second"] == 2 / 1.5
     assert record["ratio"] == {"median": 2.25, "least": 1.5, "greatest": 3.0}
     assert record["peer"]["dtype"] == "float32"
 
@@ -153,7 +156,7 @@ class Watched:
     def __init__(self) -> None:
         self.discriminator_calls = 0
 
-    def __call__(self, case: BenchmarkCase, start: int | None) -> VQGANTraining:
+    def __call__(self, case: AutoencoderCase, start: int | None) -> VQGANTraining:
         vqgan = VQGAN(
             quantizer={
                 "kind": "vector",
@@ -197,13 +200,17 @@ class Watched:
         self.discriminator_calls += 1
 
 
+def our_side(make: Watched, **options: bool) -> OurSide:
+    return OurSide({"autoencoder": autoencoder_build(make, **options)})
+
+
 @pytest.mark.parametrize(
     ("measurement", "calls"), [("step", 3), ("step_before_start", 0), ("autoencoder_step", 0)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "bf16"])
 def test_our_side_trains(measurement: str, calls: int, dtype: str) -> None:
     make = Watched()
-    side = OurSide(make)
+    side = our_side(make)
     facts = side.begin(settings(dtype=dtype).for_side(CASE), measurement)
     assert facts is not None
     answer = side.run(2)
@@ -228,7 +235,7 @@ def test_our_side_trains(measurement: str, calls: int, dtype: str) -> None:
     ("measurement", "dtype"), [("encode", torch.int64), ("decode", torch.float32)]
 )
 def test_our_side_encodes_and_decodes(measurement: str, dtype: torch.dtype) -> None:
-    side = OurSide(Watched(), channels_last=True)
+    side = our_side(Watched(), channels_last=True)
     side.begin(settings().for_side(CASE), measurement)
     assert side.call is not None
     result = side.call()
@@ -254,7 +261,7 @@ def test_operations_are_counted_with_the_backward_pass() -> None:
 
 def test_our_share_of_the_peak_is_counted_in_the_comparison() -> None:
     peak = 1e-3
-    comparison = compare(OurSide(Watched()), CASE, "encode", settings(rounds=1, peak_tflops=peak))
+    comparison = compare(our_side(Watched()), CASE, "encode", settings(rounds=1, peak_tflops=peak))
     assert comparison is not None
     assert comparison.flops is not None
     # one 3×3 convolution of the encoder's first level alone has this many

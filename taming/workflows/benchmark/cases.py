@@ -1,38 +1,92 @@
-"""What is measured: architectures, measurements, and how they are timed."""
+"""What is measured: architectures, batches, and what is done with them."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from taming.errors import UserError
 
-__all__ = ["MEASUREMENTS", "BenchmarkCase", "BenchmarkSettings", "check_dtype"]
+__all__ = [
+    "CASES",
+    "MEASUREMENTS",
+    "AutoencoderCase",
+    "BenchmarkCase",
+    "TransformerCase",
+    "case_of",
+    "check_measurements",
+]
 
-MEASUREMENTS = {
-    "step": "training step, discriminator on",
-    "step_before_start": "training step before its start",
-    "autoencoder_step": "autoencoder's training step",
-    "encode": "encode",
-    "decode": "decode",
-}
 
-
-@dataclass(frozen=True)
-class BenchmarkCase:
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkCase(ABC):
     """One architecture and batch, the same on all sides.
 
     Attributes:
         name: of the case.
         batch_size: images at once.
-        resolution: their height and width.
+        measurements: which of `MEASUREMENTS` are made of it; None: all.
+        KIND: which stage it is of.
+        MEASUREMENTS: what can be measured, and its title in the table.
+    """
+
+    KIND: ClassVar[str]
+    MEASUREMENTS: ClassVar[Mapping[str, str]]
+
+    name: str
+    batch_size: int
+    measurements: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_measurements(self.measurements, self.MEASUREMENTS, f"cases.{self.name}.measurements")
+
+    def chosen(self, measurements: Sequence[str] | None) -> list[str]:
+        """Those of its measurements that are also among the given ones; None: of all."""
+        return [
+            name
+            for name in self.MEASUREMENTS
+            if all(some is None or name in some for some in (self.measurements, measurements))
+        ]
+
+    @abstractmethod
+    def work(self, measurement: str) -> dict[str, int]:
+        """What one call of a measurement gets done, by unit."""
+
+    @abstractmethod
+    def passes_over_weights(self, measurement: str) -> int:
+        """How often one call reads all weights for a single token a sequence; 0: for many.
+
+        That is what the memory's bandwidth limits, and no other call.
+        """
+
+    @property
+    @abstractmethod
+    def shape(self) -> str:
+        """The batch in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoencoderCase(BenchmarkCase):
+    """Stage 1.
+
+    Attributes:
+        resolution: height and width of the images.
         base_channels, channel_multipliers, num_residual_blocks, attention_resolutions,
             latent_channels: of encoder and decoder, see `VQGAN`.
         codebook_size, codebook_dim: of the quantizer.
         discriminator_channels, discriminator_layers: of the patch discriminator.
     """
 
-    name: str
-    batch_size: int
+    KIND = "autoencoder"
+    MEASUREMENTS: ClassVar[Mapping[str, str]] = {
+        "step": "training step, discriminator on",
+        "step_before_start": "training step before its start",
+        "autoencoder_step": "autoencoder's training step",
+        "encode": "encode",
+        "decode": "decode",
+    }
+
     resolution: int
     base_channels: int
     channel_multipliers: Sequence[int]
@@ -44,65 +98,102 @@ class BenchmarkCase:
     discriminator_channels: int = 64
     discriminator_layers: int = 3
 
+    def work(self, measurement: str) -> dict[str, int]:
+        """Images."""
+        return {"images": self.batch_size}
 
-@dataclass(frozen=True)
-class BenchmarkSettings:
-    """How things are timed.
+    def passes_over_weights(self, measurement: str) -> int:
+        """None: computing is the limit."""
+        return 0
+
+    @property
+    def shape(self) -> str:
+        """Of the images."""
+        return f"images {self.batch_size}×3×{self.resolution}×{self.resolution}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerCase(BenchmarkCase):
+    """Stage 2: a GPT with LayerNorm, GELU, learned positions and a head of its own.
+
+    That is what GPT-2 and CompVis' minGPT are, too. A sequence is one start id and `num_tokens`
+    tokens, of which the last is never an input: as many inputs as tokens.
+
+    Sampling draws all tokens of `batch_size` images from the start id, at temperature 1, with the
+    keys and values of earlier tokens cached. With guidance each image is two sequences for our
+    transformer. Programs that know no guidance draw twice as many sequences instead: the same work
+    of the transformer, and only `batch_size` images counted.
 
     Attributes:
-        device: `"cpu"`, `"cuda"`, `"cuda:1"` …
-        threads: on both sides.
-        dtype: ours, and the peers' where they name none: `"float32"`, or `"bf16"` autocast.
-        tf32: whether float32 products may use TF32, likewise.
-        measurements: which of `MEASUREMENTS`.
-        rounds: turns of each side.
-        warmup: calls before the first round that are not counted, besides the very first one.
-        steps: least number of calls in a turn.
-        turn_seconds: a turn is about this long where `steps` calls are shorter.
-        peak_tflops: of the device, in 10¹² operations per second; None: its share is not reported.
+        num_tokens: of an image.
+        num_layers, num_heads, embed_dim: see `GPT`.
+        codebook_size: number of codes.
+        top_k: most probable tokens that are drawn among.
+        guidance_scale: of sampling; 1: none.
     """
 
-    device: str
-    threads: int
-    dtype: str = "float32"
-    tf32: bool = False
-    measurements: Sequence[str] = tuple(MEASUREMENTS)
-    rounds: int = 5
-    warmup: int = 2
-    steps: int = 3
-    turn_seconds: float = 1.0
-    peak_tflops: float | None = None
+    KIND = "transformer"
+    MEASUREMENTS: ClassVar[Mapping[str, str]] = {
+        "gpt_step": "training step of the transformer",
+        "sample": "sampling",
+        "sample_compiled": "sampling, ours compiled",
+    }
 
-    def __post_init__(self) -> None:
-        check_dtype(self.dtype)
-        for name in ("threads", "rounds", "steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if min(self.warmup, self.turn_seconds) < 0:
-            raise UserError("warmup and turn_seconds must not be negative.")
-        unknown = [name for name in self.measurements if name not in MEASUREMENTS]
-        if unknown or not self.measurements:
-            raise UserError(
-                f"measurements must be some of {', '.join(MEASUREMENTS)}, not "
-                f"{', '.join(unknown) or 'none'}."
-            )
-        if self.peak_tflops is not None and self.peak_tflops <= 0:
-            raise UserError(f"peak_tflops must be positive, or null, not {self.peak_tflops}.")
+    num_tokens: int
+    num_layers: int
+    num_heads: int
+    embed_dim: int
+    codebook_size: int
+    top_k: int = 100
+    guidance_scale: float = 1.0
 
-    def for_side(
-        self, case: BenchmarkCase, dtype: str | None = None, tf32: bool | None = None
-    ) -> dict[str, Any]:
-        """What one side is told, as plain data; `dtype` and `tf32` if they are its own."""
-        return {
-            **asdict(case),
-            "device": self.device,
-            "threads": self.threads,
-            "dtype": self.dtype if dtype is None else dtype,
-            "tf32": self.tf32 if tf32 is None else tf32,
-        }
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(height, width): a square if the tokens fill one, else a row."""
+        side = math.isqrt(self.num_tokens)
+        return (side, side) if side * side == self.num_tokens else (1, self.num_tokens)
+
+    @property
+    def with_guidance(self) -> bool:
+        """Whether sampling goes through the transformer with and without a condition."""
+        return self.guidance_scale != 1
+
+    def work(self, measurement: str) -> dict[str, int]:
+        """Tokens of images, and steps of training."""
+        tokens = {"tokens": self.batch_size * self.num_tokens}
+        return {"steps": 1, **tokens} if measurement == "gpt_step" else tokens
+
+    def passes_over_weights(self, measurement: str) -> int:
+        """One for each token of an image that is sampled."""
+        return 0 if measurement == "gpt_step" else self.num_tokens
+
+    @property
+    def shape(self) -> str:
+        """Of the tokens."""
+        guided = f", guidance {self.guidance_scale:g}" if self.with_guidance else ""
+        return f"tokens {self.batch_size}×{self.num_tokens}{guided}"
 
 
-def check_dtype(dtype: str | None) -> None:
-    """Raises a `UserError` if it is not a name of a dtype."""
-    if dtype not in ("float32", "bf16", None):
-        raise UserError(f"dtype is float32 or bf16, not {dtype!r}.")
+CASES: dict[str, type[BenchmarkCase]] = {
+    case.KIND: case for case in (AutoencoderCase, TransformerCase)
+}
+MEASUREMENTS = {name: text for case in CASES.values() for name, text in case.MEASUREMENTS.items()}
+
+
+def case_of(settings: Mapping[str, Any]) -> BenchmarkCase:
+    """The case that a side is told of; see `BenchmarkSettings.for_side`."""
+    kind = CASES[settings["kind"]]
+    return kind(**{field.name: settings[field.name] for field in fields(kind)})
+
+
+def check_measurements(
+    measurements: Sequence[str] | None, known: Mapping[str, str], where: str
+) -> None:
+    """Raises a `UserError` if there are none, or unknown ones; None is all of them."""
+    if measurements is None:
+        return
+    unknown = [name for name in measurements if name not in known]
+    if unknown or not measurements:
+        raise UserError(
+            f"{where} must be some of {', '.join(known)}, not {', '.join(unknown) or 'none'}."
+        )

@@ -1,148 +1,20 @@
-"""Rounds in which two programs take turns, and what comes out of them."""
+"""Rounds in which two programs take turns."""
 
 import logging
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self
 
-from taming.workflows.benchmark.cases import BenchmarkCase, BenchmarkSettings
+from taming.errors import UserError
+from taming.workflows.benchmark.cases import BenchmarkCase
 from taming.workflows.benchmark.flops import count_flops
 from taming.workflows.benchmark.peer import PeerConfig, PeerError, PeerProcess
 from taming.workflows.benchmark.peers.serve import Session
+from taming.workflows.benchmark.settings import BenchmarkSettings
+from taming.workflows.benchmark.timing import Comparison, Side, Timing
 
-__all__ = ["Comparison", "Spread", "Timing", "run_benchmark"]
+__all__ = ["compare", "run_benchmark"]
 
 log = logging.getLogger("taming")
-
-
-class Side(Protocol):
-    """What can be timed: a `Session` here, or a `PeerProcess` that has one."""
-
-    def begin(self, settings: dict[str, Any], measurement: str) -> dict[str, Any] | None:
-        """See `Session.begin`."""
-
-    def run(self, steps: int) -> dict[str, Any]:
-        """See `Session.run`."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median, least and greatest of one number a round."""
-
-    median: float
-    least: float
-    greatest: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
-        """The spread of these values, of which there is at least one."""
-        return cls(statistics.median(values), min(values), max(values))
-
-
-@dataclass
-class Timing:
-    """One side of a comparison.
-
-    Attributes:
-        settings: what it was told.
-        facts: versions, and numbers of parameters by part.
-        first_seconds: its very first call, in which things are compiled and chosen.
-        seconds: of a call, one mean for each round.
-        peak_memory_gib: of the device, in the rounds; None on the CPU.
-    """
-
-    settings: dict[str, Any]
-    facts: dict[str, Any]
-    first_seconds: float
-    seconds: list[float] = field(default_factory=list)
-    peak_memory_gib: float | None = None
-
-    @property
-    def spread(self) -> Spread:
-        """Seconds of a call."""
-        return Spread.of(self.seconds)
-
-    @property
-    def images_per_second(self) -> float:
-        """By the median."""
-        return self.settings["batch_size"] / self.spread.median
-
-    def take(self, side: Side, steps: int) -> None:
-        """Adds a turn."""
-        answer = side.run(steps)
-        self.seconds.append(answer["seconds"] / steps)
-        peak = answer["peak_memory_gib"]
-        if peak is not None:
-            self.peak_memory_gib = max(peak, self.peak_memory_gib or 0.0)
-
-    def record(self) -> dict[str, Any]:
-        """As plain data."""
-        names = ("device", "threads", "dtype", "tf32")
-        return {
-            **{name: self.settings[name] for name in names},
-            **self.facts,
-            "seconds": {**vars(self.spread), "rounds": self.seconds},
-            "first_seconds": self.first_seconds,
-            "images_per_second": self.images_per_second,
-            "peak_memory_gib": self.peak_memory_gib,
-        }
-
-
-@dataclass
-class Comparison:
-    """A measurement of ours, and beside it a peer's.
-
-    Attributes:
-        case: the architecture and batch.
-        measurement: one of `MEASUREMENTS`.
-        ours: our side.
-        peer_name: the peer; None: we were timed alone.
-        peer: its side.
-        steps: calls in a turn, of either side.
-        flops: floating-point operations of one call of ours, if they were counted.
-        peak_tflops: of the device, likewise.
-    """
-
-    case: BenchmarkCase
-    measurement: str
-    ours: Timing
-    peer_name: str | None = None
-    peer: Timing | None = None
-    steps: int = 1
-    flops: int | None = None
-    peak_tflops: float | None = None
-
-    @property
-    def ratio(self) -> Spread | None:
-        """The peer's time over ours, round by round: above 1, ours is faster."""
-        if self.peer is None:
-            return None
-        pairs = zip(self.peer.seconds, self.ours.seconds, strict=True)
-        return Spread.of([theirs / ours for theirs, ours in pairs])
-
-    @property
-    def share_of_peak(self) -> float | None:
-        """Operations per second of ours over the device's peak."""
-        if self.flops is None or self.peak_tflops is None:
-            return None
-        return self.flops / self.ours.spread.median / (self.peak_tflops * 1e12)
-
-    def record(self) -> dict[str, Any]:
-        """As plain data: a line of the results file."""
-        ratio = self.ratio
-        return {
-            "case": asdict(self.case),
-            "measurement": self.measurement,
-            "steps_per_round": self.steps,
-            "ours": self.ours.record(),
-            "peer_name": self.peer_name,
-            "peer": None if self.peer is None else self.peer.record(),
-            "ratio": None if ratio is None else vars(ratio),
-            "flops": self.flops,
-            "share_of_peak": self.share_of_peak,
-        }
 
 
 def run_benchmark(
@@ -162,12 +34,19 @@ def run_benchmark(
         peers: by name.
         settings: how.
         report: called with each comparison as it is made.
+
+    Raises:
+        UserError: if there is nothing to measure.
     """
+    chosen = {case.name: case.chosen(settings.measurements) for case in cases}
+    if not any(chosen.values()):
+        raise UserError("there is nothing to time: no case has any of these measurements.")
     comparisons: list[Comparison] = []
     told: set[tuple[str, str]] = set()
 
     def keep(comparison: Comparison | None) -> None:
         if comparison is not None:
+            comparison.eager = eager_side(comparison, comparisons)
             comparisons.append(comparison)
             report(comparison)
 
@@ -179,20 +58,21 @@ def run_benchmark(
         told.add((name, reason))
 
     for case in cases:
-        for name, config in peers.items():
+        measurements = chosen[case.name]
+        for name, config in peers.items() if measurements else ():
             try:
                 process = PeerProcess(name, config)
             except PeerError as error:
                 leave_out(name, error)
                 continue
             with process:
-                for measurement in settings.measurements:
+                for measurement in measurements:
                     try:
                         keep(compare(ours, case, measurement, settings, name, config, process))
                     except PeerError as error:
                         leave_out(name, error)
         done = {c.measurement for c in comparisons if c.case is case}
-        for measurement in settings.measurements:  # what no peer was timed beside
+        for measurement in measurements:  # what no peer was timed beside
             if measurement not in done:
                 keep(compare(ours, case, measurement, settings))
     return comparisons
@@ -215,19 +95,26 @@ def compare(
     Raises:
         PeerError: if the peer fails, or is not the same architecture.
     """
+    work = case.work(measurement)
     sides: list[tuple[Side, Timing]] = []
     if peer is not None and config is not None:
         their_settings = settings.for_side(case, config.dtype, config.tf32)
         facts = peer.begin(their_settings, measurement)
         if facts is None:
             return None
-        sides.append((peer, Timing(their_settings, facts, 0.0)))
+        sides.append((peer, Timing(their_settings, facts, work)))
     our_settings = settings.for_side(case)
     facts = ours.begin(our_settings, measurement)
     assert facts is not None
-    our_timing = Timing(our_settings, facts, 0.0)
+    our_timing = Timing(our_settings, facts, work)
     sides.insert(0, (ours, our_timing))
-    comparison = Comparison(case, measurement, our_timing, peak_tflops=settings.peak_tflops)
+    comparison = Comparison(
+        case,
+        measurement,
+        our_timing,
+        peak_tflops=settings.peak_tflops,
+        peak_bandwidth_gbs=settings.peak_bandwidth_gbs,
+    )
     if len(sides) == 2:
         comparison.peer_name, comparison.peer = peer_name, sides[1][1]
         check_same_architecture(comparison)
@@ -240,7 +127,7 @@ def compare(
     for round_number in range(settings.rounds):
         for side, timing in sides if round_number % 2 == 0 else reversed(sides):
             timing.take(side, comparison.steps)
-    if settings.peak_tflops is not None:
+    if settings.peak_tflops is not None and case.passes_over_weights(measurement) == 0:
         assert ours.call is not None
         comparison.flops = count_flops(ours.call)
     return comparison
@@ -256,3 +143,13 @@ def check_same_architecture(comparison: Comparison) -> None:
                 f"its {part} is not of the same architecture: it has {there[part]:,} parameters, "
                 f"and ours has {here[part]:,}."
             )
+
+
+def eager_side(comparison: Comparison, earlier: Sequence[Comparison]) -> Timing | None:
+    """Our side of the same measurement without its `_compiled`, timed beside the same peer."""
+    eager = comparison.measurement.removesuffix("_compiled")
+    if eager == comparison.measurement:
+        return None
+    sought = (comparison.case.name, eager, comparison.peer_name)
+    found = (c.ours for c in earlier if (c.case.name, c.measurement, c.peer_name) == sought)
+    return next(found, None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from taming.errors import UserError
-from taming.workflows.benchmark.cases import check_dtype
+from taming.workflows.benchmark.settings import check_dtype
 
 __all__ = ["PeerConfig", "PeerError", "PeerProcess", "how_to_install"]
 
@@ -133,7 +133,7 @@ def how_to_install(python: Path) -> str:
     """The commands that make the peers' environment, with our versions of PyTorch."""
     torch, torchvision = (version(package).split("+")[0] for package in ("torch", "torchvision"))
     environment = python.parent.parent
-    packages = "pytorch-lightning omegaconf einops requests tqdm diffusers"
+    packages = "pytorch-lightning omegaconf einops requests tqdm diffusers transformers"
     return (
         "The peers need an environment of their own, as CompVis' package is called `taming` too:\n"
         f"  python3 -m venv {environment}\n"

@@ -1,9 +1,10 @@
 """Comparisons as a table to read."""
 
+import math
 from collections.abc import Callable, Sequence
 
-from taming.workflows.benchmark.cases import MEASUREMENTS
-from taming.workflows.benchmark.compare import Comparison, Spread, Timing
+from taming.workflows.benchmark.cases import AutoencoderCase
+from taming.workflows.benchmark.timing import Comparison, Spread, Timing
 
 __all__ = ["comparison_table"]
 
@@ -36,13 +37,17 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 def precision(side: Timing) -> str:
     """In words."""
     if side.settings["dtype"] == "bf16":
-        return "bf16 autocast"
+        if side.settings["kind"] == AutoencoderCase.KIND:
+            return "bf16 autocast"
+        return "bf16, autocast in training, the weights' in sampling"
     return "float32" + (" with TF32" if side.settings["tf32"] else "")
 
 
 def versions(side: Timing) -> str:
-    """Of PyTorch and the programs."""
+    """Of PyTorch and the programs, and how they compute attention where it is a choice."""
     named = {"torch": side.facts["torch"], **side.facts["versions"]}
+    if "attention" in side.facts:
+        named["attention"] = side.facts["attention"]
     return ", ".join(f"{name} {version}" for name, version in named.items())
 
 
@@ -53,32 +58,49 @@ def title(comparisons: Sequence[Comparison]) -> str:
     for comparison in comparisons:
         parameters |= comparison.ours.facts["parameters"]
     numbers = ", ".join(f"{part} {number:,}" for part, number in parameters.items())
-    return (
-        f"{case.name}: images {case.batch_size}×3×{case.resolution}×{case.resolution}; "
-        f"parameters: {numbers}"
-    )
+    total = f" ({sum(parameters.values()):,})" if len(parameters) > 1 else ""
+    return f"{case.name}: {case.shape}; parameters{total}: {numbers}"
 
 
 def cells(comparison: Comparison) -> dict[str, str]:
     """A row, by heading."""
     ours, peer, ratio = comparison.ours, comparison.peer, comparison.ratio
-    share = comparison.share_of_peak
     on_gpu = ours.peak_memory_gib is not None
 
     def both(text: Callable[[Timing], str]) -> str:
         return text(ours) if peer is None else f"{text(ours)} : {text(peer)}"
 
     return {
-        "": MEASUREMENTS[comparison.measurement],
+        "": comparison.case.MEASUREMENTS[comparison.measurement],
         "peer": comparison.peer_name or "",
         "taming ms": in_milliseconds(ours.spread),
         "peer ms": "" if peer is None else in_milliseconds(peer.spread),
         "ratio": "" if ratio is None else spread_text(ratio, 2),
-        "images/s": both(lambda side: f"{side.images_per_second:.4g}"),
+        **{
+            f"{unit}/s": both(lambda side, u=unit: f"{side.per_second[u]:.4g}")  # type: ignore[misc]
+            for unit in ours.work
+        },
         "first call s": both(lambda side: f"{side.first_seconds:.2f}"),
         "peak GiB": both(lambda side: f"{side.peak_memory_gib:.1f}") if on_gpu else "",
-        "of peak": "" if share is None else f"{share:.1%}",
+        "pays after": break_even(comparison),
+        "of peak": percent(comparison.share_of_peak),
+        "of bandwidth": percent(comparison.share_of_bandwidth),
     }
+
+
+def break_even(comparison: Comparison) -> str:
+    """When compiling has saved the time it took, if it ever does."""
+    pays = comparison.break_even
+    if pays is None:
+        return ""
+    if not math.isfinite(pays["images"]):
+        return "never"
+    return ", ".join(f"{number:,.0f} {unit}" for unit, number in pays.items())
+
+
+def percent(share: float | None) -> str:
+    """With a decimal."""
+    return "" if share is None else f"{share:.1%}"
 
 
 def in_milliseconds(seconds: Spread) -> str:
@@ -96,7 +118,8 @@ def spread_text(spread: Spread, decimals: int) -> str:
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
     """Rows of cells as lines, headings first, without the columns that are empty in all."""
-    used = [name for name in rows[0] if any(row[name] for row in rows)]
-    table = [{name: name for name in used}, *rows]
+    longest = max(rows, key=len)
+    used = [name for name in longest if any(row.get(name) for row in rows)]
+    table = [{name: name for name in used}, *({n: row.get(n, "") for n in used} for row in rows)]
     widths = {name: max(len(row[name]) for row in table) for name in used}
     return ["  ".join(f"{row[name]:{widths[name]}s}" for name in used).rstrip() for row in table]

@@ -5,18 +5,18 @@ trainer (PyTorch Lightning 1.0) did around `training_step`, once for each optimi
 gradients of all weights but this optimizer's, clear them, `training_step`, backward, Adam. What it
 logs is computed and not kept.
 
-Two things are put in place of what is gone or must not happen: a function that Lightning has moved
-since, and the downloads of VGG's and LPIPS' weights, which stay random.
+The downloads of VGG's and LPIPS' weights must not happen: they stay random.
 """
 
-import importlib
-import sys
 import types
-from importlib.metadata import version
 from typing import Any
 
 import torch
 import torchvision
+from compvis_package import (  # type: ignore[import-not-found]  # beside this file
+    compvis_module,
+    compvis_versions,
+)
 from serve import autocast  # type: ignore[import-not-found]  # the file that runs this one
 
 START = 1  # the discriminator's first step
@@ -36,23 +36,15 @@ def build(settings: dict[str, Any], measurement: str, images: torch.Tensor) -> A
     else:
         call = _inference(model.eval(), settings, images, measurement)
     facts = {
-        "versions": {
-            name: version(name) for name in ("taming-transformers-rom1504", "pytorch-lightning")
-        },
+        "versions": compvis_versions(),
         "parameters": {name: sum(p.numel() for p in part) for name, part in parts.items()},
     }
     return call, facts
 
 
 def _model(settings: dict[str, Any], training: bool) -> Any:
-    import pytorch_lightning  # type: ignore[import-not-found, unused-ignore]
-
-    moved = types.ModuleType("pytorch_lightning.utilities.distributed")
-    moved.rank_zero_only = pytorch_lightning.utilities.rank_zero_only  # type: ignore[attr-defined]
-    sys.modules[moved.__name__] = moved
-    # its package has our package's name: imported by a string, it is no import of ours
-    vqgan: Any = importlib.import_module("taming.models.vqgan")
-    lpips: Any = importlib.import_module("taming.modules.losses.lpips")
+    vqgan: Any = compvis_module("models.vqgan")
+    lpips: Any = compvis_module("modules.losses.lpips")
     lpips.models = types.SimpleNamespace(
         vgg16=lambda pretrained: torchvision.models.vgg16(weights=None)
     )

@@ -25,7 +25,7 @@ import torch
 Settings = dict[str, Any]
 # what is timed, returning a tensor whose values show that it worked, and facts about it
 Built = tuple[Callable[[], torch.Tensor], dict[str, Any]]
-# settings, measurement and images (b 3 H W) to that; None: the program does no such thing
+# settings, measurement and inputs to that; None: the program does no such thing
 Build = Callable[[Settings, str, torch.Tensor], Built | None]
 
 
@@ -52,9 +52,7 @@ class Session:
         torch.set_float32_matmul_precision("high" if settings["tf32"] else "highest")
         torch.backends.cudnn.allow_tf32 = settings["tf32"]
         torch.manual_seed(0)
-        shape = (settings["batch_size"], 3, settings["resolution"], settings["resolution"])
-        images = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        built = self.build(settings, measurement, images.to(self.device))
+        built = self.build(settings, measurement, random_inputs(settings).to(self.device))
         if built is None:
             return None
         self.call, facts = built
@@ -87,6 +85,17 @@ class Session:
             raise FloatingPointError("it gave NaN or infinite numbers")
         peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None
         return {"seconds": seconds, "peak_memory_gib": peak}
+
+
+def random_inputs(settings: Settings) -> torch.Tensor:
+    """Images `(b 3 H W)` in [-1, 1], or for a transformer tokens `(b n)`; always the same ones."""
+    generator = torch.Generator().manual_seed(0)
+    batch_size = settings["batch_size"]
+    if settings["kind"] == "transformer":
+        shape = (batch_size, settings["num_tokens"])
+        return torch.randint(settings["codebook_size"], shape, generator=generator)
+    resolution = settings["resolution"]
+    return torch.rand(batch_size, 3, resolution, resolution, generator=generator) * 2 - 1
 
 
 def autocast(settings: Settings) -> torch.autocast:

@@ -1,0 +1,95 @@
+"""`GPT2LMHeadModel` of transformers, and its `generate`, with tokens of images for words.
+
+A head of its own and the exact GELU make it the architecture of the other programs. Training is
+its forward pass, cross-entropy, backward and AdamW in one kernel, the choice of its Trainer.
+"""
+
+import importlib
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from serve import autocast  # type: ignore[import-not-found]  # the file that runs this one
+
+
+def build(settings: dict[str, Any], measurement: str, tokens: torch.Tensor) -> Any:
+    """What is timed, and facts about it; see `serve.py`."""
+    if measurement not in ("gpt_step", "sample", "sample_compiled"):
+        return None
+    model = _model(settings).to(tokens.device)
+    gpt = model.transformer
+    parts = {
+        "blocks": gpt.h.parameters(),
+        "embeddings": [*gpt.wte.parameters(), *gpt.wpe.parameters()],
+        "head": [*gpt.ln_f.parameters(), *model.lm_head.parameters()],
+    }
+    facts = {
+        "versions": {"transformers": version("transformers")},
+        "parameters": {name: sum(p.numel() for p in part) for name, part in parts.items()},
+        "attention": model.config._attn_implementation,
+    }
+    if measurement == "gpt_step":
+        return _training_step(model, settings, tokens), facts
+    return _sampling(model, settings, tokens), facts
+
+
+def _model(settings: dict[str, Any]) -> Any:
+    transformers = importlib.import_module("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=settings["codebook_size"],
+        n_positions=settings["num_tokens"],
+        n_layer=settings["num_layers"],
+        n_head=settings["num_heads"],
+        n_embd=settings["embed_dim"],
+        activation_function="gelu",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=None,  # an image ends after all its tokens
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def _training_step(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    inputs = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], dim=1)  # (b n)
+
+    def step() -> torch.Tensor:
+        with autocast(settings):
+            logits = model(inputs, use_cache=False).logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _sampling(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
+    if settings["dtype"] == "bf16":
+        model.to(torch.bfloat16)
+    model.eval()
+    per_image = 1 if settings["guidance_scale"] == 1 else 2
+    start = tokens.new_zeros(len(tokens) * per_image, 1)
+    attention_mask = torch.ones_like(start)
+
+    def sample() -> torch.Tensor:
+        return model.generate(
+            start,
+            attention_mask=attention_mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=settings["top_k"],
+            use_cache=True,
+            min_new_tokens=settings["num_tokens"],
+            max_new_tokens=settings["num_tokens"],
+        )[:, 1:]
+
+    return sample
