@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
-from tiny_commands import TINY_TRAINER, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from tiny_commands import TINY_TRAINER, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images, write_pairs
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
@@ -45,13 +45,18 @@ def weights(tmp_path: Path) -> Path:
 # label maps are tested in test_label_map.py
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "label_map"])
 def test_experiment_runs_a_step(
-    run: Run, experiment: str, images: Path, weights: Path, vqgan_run: Path
+    run: Run, experiment: str, images: Path, weights: Path, vqgan_run: Path, tmp_path: Path
 ) -> None:
     name = primary(experiment)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
+    pairs = "data: paired" in text
+    if pairs:
+        write_pairs(tmp_path / "pairs", 8)
     if name == "train_vqgan":
         overrides = ["size=tiny", "logger=csv"]  # as the file says
-        if "data: digits" not in text:  # of the others no data is here: images of our own
+        if pairs:
+            overrides += [f"data.path={tmp_path / 'pairs'}", "data.val_fraction=0.25"]
+        elif "data: digits" not in text:  # of the others no data is here: images of our own
             overrides += ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
         if "data: fashion_mnist" in text:
             overrides += ["data.channels=1"]
@@ -64,6 +69,10 @@ def test_experiment_runs_a_step(
         if "data: digits" in text:
             run("train_vqgan", "experiment=digits", *TINY_VQGAN, "run_dir=tokenizer")
             overrides += ["vqgan=tokenizer"]
+        elif pairs:
+            overrides += [f"vqgan={vqgan_run}", f"data.path={tmp_path / 'pairs'}"]
+        elif "data: fashion_mnist" in text:  # with classes, as there
+            overrides += ["data=image_folder", f"vqgan={vqgan_run}", f"data.path={images}"]
         else:
             overrides += [f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25"]
     outcome = run(name, f"experiment={experiment}", *overrides, "run_dir=run")
@@ -81,7 +90,9 @@ def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
     with torch.device("meta"):
         vqgan = build(config.model)
         adversary = build(config.adversary, max_steps=config.trainer.max_steps)
-    assert vqgan.resolution == (config.data.resolution, config.data.resolution)
+    resolution = config.data.resolution
+    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
+    assert vqgan.resolution == (height, width)
     assert vqgan.quantizer.codebook_size == config.model.quantizer.codebook_size
     if experiment == "vqgan_f16_imagenet256":
         sizes = {
