@@ -15,6 +15,8 @@ from taming.workflows import sample_images
 
 __all__ = ["main"]
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 @command("sample")
 def main(config: DictConfig) -> None:
@@ -25,7 +27,10 @@ def main(config: DictConfig) -> None:
     classifier = build_classifier(config.rejection.classifier)
     if isinstance(classifier, torch.nn.Module):
         classifier.to(where)
+    if plain["dtype"] not in DTYPES:
+        raise UserError(f"dtype is one of {', '.join(DTYPES)}, not {plain['dtype']!r}.")
     generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(where)
+    generator.transformer.to(DTYPES[plain["dtype"]])
     report = sample_images(generator, settings, Path(plain["output_dir"]).expanduser(), classifier)
     for note in report.notes:
         print(f"note: {note}")

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from tiny_commands import Run, write_images
 
+from taming.cli import sample as sample_command
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
 from taming.data.label_maps import one_hot
 from taming.evaluation import ImageClassifier, to_uint8
@@ -96,6 +97,24 @@ def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> Non
     assert np.array_equal(drawn, to_uint8(expected))
     assert "wrote out/samples.npz" in out
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
+
+
+def test_dtype_of_the_transformer(
+    run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(generator: ImageGenerator, *args: object) -> None:
+        seen.append((generator.transformer.head.weight.dtype, generator.tokenizer.last_layer.dtype))
+        return original(generator, *args)
+
+    original = sample_command.sample_images
+    monkeypatch.setattr(sample_command, "sample_images", watched)
+    assert samples(run, "checkpoint=of_classes", "dtype=bfloat16")[0].shape[0] == 16
+    assert seen == [(torch.bfloat16, torch.float32)]
+    outcome = run("sample", "checkpoint=of_classes", "dtype=half")
+    assert outcome.status != 0
+    assert "dtype is one of float32, bfloat16, not 'half'" in outcome.err
 
 
 def test_conditions_and_images_to_complete(
