@@ -29,7 +29,7 @@ class Linear(nn.Linear):
         if num_rows == 1:
             columns = F.pad(columns, (0, 0, 0, 1))
         if self.bias is None:
-            product = self.weight @ columns.t()  # (out n)
+            product = self.weight @ columns.t()  # type: ignore[unreachable]  # (out n)
         else:
             product = torch.addmm(self.bias[:, None], self.weight, columns.t())
         return product[:, :num_rows].t().contiguous().view(*x.shape[:-1], self.out_features)

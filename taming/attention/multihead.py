@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from taming.attention.cache import LayerCache
@@ -15,6 +16,15 @@ __all__ = ["MultiHeadAttention", "Rotation"]
 
 Rotation = Callable[[Tensor], Tensor]
 """Turns queries or keys `(b heads n d_k)` by angles that depend on where they stand."""
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of each head's queries or keys, which keep their dtype: under autocast that of V."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(… d)` to the same."""
+        assert self.weight is not None
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class MultiHeadAttention(nn.Module):
@@ -70,8 +80,8 @@ class MultiHeadAttention(nn.Module):
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()
         if qk_norm:
-            self.query_norm = nn.RMSNorm(key_dim // num_heads, eps=1e-6)
-            self.key_norm = nn.RMSNorm(key_dim // num_heads, eps=1e-6)
+            self.query_norm = HeadNorm(key_dim // num_heads, eps=1e-6)
+            self.key_norm = HeadNorm(key_dim // num_heads, eps=1e-6)
 
     def forward(
         self,

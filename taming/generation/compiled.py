@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from taming.attention import KeyValueCache
+from taming.conditioning import Prompt
 from taming.generation.choice import TokenChoice
 from taming.transformer import GPT
 
@@ -25,32 +26,35 @@ class CompiledSteps:
     Args:
         transformer: in evaluation mode.
         choose: how a token is taken from its logits.
-        num_prefix: ids in front of the tokens.
+        prompt: of as many sequences as there will be, and as long.
         num_tokens: longest sequence of tokens.
     """
 
     def __init__(
-        self, transformer: GPT, choose: TokenChoice, num_prefix: int, num_tokens: int
+        self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int
     ) -> None:
         self.transformer = transformer
-        self.num_prefix = num_prefix
+        self.prefix_shape = prompt.prefix.shape
+        self.num_prefix = prompt.prefix.shape[1]
         self.num_tokens = num_tokens
-        self.cache = KeyValueCache(len(transformer.blocks), num_prefix + num_tokens)
+        self.cache = KeyValueCache(len(transformer.blocks), self.num_prefix + num_tokens)
         self.choose = choose.copied()
         self._places = torch.arange(num_tokens, device=transformer.head.weight.device)
         self._weights = transformer.head.weight.data_ptr()
+        self._modes = _modes(self._places.device)
         self._graphs: dict[int, _Graph] = {}
         dynamo = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_VARIANTS)
         self._compiled = torch.compile(_next_tokens, fullgraph=True, dynamic=False)
 
-    def fits(self, transformer: GPT, choose: TokenChoice, num_prefix: int, num_tokens: int) -> bool:
+    def fits(self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> bool:
         """Whether it was made for these, or such as these; see the constructor's arguments."""
         return (
             transformer is self.transformer
             and transformer.head.weight.data_ptr() == self._weights  # not moved or converted
-            and (num_prefix, num_tokens) == (self.num_prefix, self.num_tokens)
+            and (prompt.prefix.shape, num_tokens) == (self.prefix_shape, self.num_tokens)
             and choose.same_settings(self.choose)
+            and _modes(self._places.device) == self._modes
         )
 
     def begin(self, choose: TokenChoice) -> KeyValueCache:
@@ -102,20 +106,27 @@ def _next_tokens(
     return choose(logits, place)
 
 
+def _modes(device: torch.device) -> tuple[object, ...]:
+    """What else decides on the kind of memory that is set aside."""
+    kind = device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return torch.is_inference_mode_enabled(), autocast
+
+
 class _Graph:
     """A function of `latest` and `place`, recorded on the GPU with its memory and replayed."""
 
     def __init__(self, function: object, latest: Tensor, place: Tensor) -> None:
         assert callable(function)
         self.latest, self.place = latest.clone(), place.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        stream = torch.cuda.Stream(latest.device)  # which need not be the current device
+        stream.wait_stream(torch.cuda.current_stream(latest.device))
         with torch.cuda.stream(stream):  # compiles, and sets aside what kernels need
             for _ in range(3):  # each writes the same keys and values to the same place
                 function(self.latest, self.place)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(latest.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=stream):
             self.result = function(self.latest, self.place)
 
     def __call__(self, latest: Tensor, place: Tensor) -> Tensor:

@@ -70,9 +70,12 @@ def decode_tokens(
         return choose(logits, places[place : place + 1])
 
     step = eager_step if compiled is None else compiled.step
-    tokens[:, num_given] = choose(logits, places[num_given : num_given + 1])
+    latest = choose(logits, places[num_given : num_given + 1])  # (b)
+    tokens[:, num_given] = latest
     on_tokens(batch_size)
     for place in range(num_given + 1, num_tokens):
-        tokens[:, place] = step(tokens[:, place - 1 : place], place)
+        # not a part of `tokens`, whose strides differ from window to window: each would be compiled
+        latest = step(latest[:, None], place)
+        tokens[:, place] = latest
         on_tokens(batch_size)
     return tokens

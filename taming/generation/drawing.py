@@ -26,7 +26,7 @@ def draw_tokens(
     grid_size: tuple[int, int],
     window: tuple[int, int],
     on_tokens: Callable[[int], object] = lambda count: None,
-    compiled: Callable[[TokenChoice, int], CompiledSteps] | None = None,
+    compiled: Callable[[TokenChoice, Prompt], CompiledSteps] | None = None,
 ) -> Tensor:
     """Continues the given tokens of a grid until it is full.
 
@@ -39,7 +39,7 @@ def draw_tokens(
         grid_size: (height, width) of the grid.
         window: (height, width) of the window, the grid that the transformer was trained on.
         on_tokens: told the number of new tokens after each step.
-        compiled: from a choice and the prefix's length to compiled steps.
+        compiled: from a choice and a prompt to compiled steps.
 
     Returns:
         `(b n)` int64.
@@ -52,8 +52,10 @@ def draw_tokens(
         columns = slice(run.column, run.column + window[1])
         before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
         # the numbers in the grid of the tokens that this run draws, by their number in the window
-        places = torch.zeros(window[0] * window[1], dtype=torch.int64, device=tokens.device)
-        places[run.start : run.start + run.count] = torch.arange(done, done + run.count)
+        places = tokens.new_zeros(window[0] * window[1])
+        places[run.start : run.start + run.count] = torch.arange(
+            done, done + run.count, device=tokens.device
+        )
         choose_here, prompt = choose.at(places), prompt_for(run)
         drawn = decode_tokens(
             transformer,
@@ -62,7 +64,7 @@ def draw_tokens(
             run.start + run.count,
             choose_here,
             on_tokens,
-            None if compiled is None else compiled(choose_here, prompt.prefix.shape[1]),
+            None if compiled is None else compiled(choose_here, prompt),
         )
         tokens[:, done : done + run.count] = drawn[:, run.start :]
         done += run.count

@@ -99,6 +99,7 @@ class ImageGenerator(nn.Module):
             `(b n v)` on the model's device, with gradients where they are enabled.
         """
         self._check_tokens(tokens)
+        self._check_condition(condition, len(tokens))
         asked_for = self._encoded(condition, self.grid_size)
         prompt = self._prompt(asked_for, len(tokens))
         return self.transformer.token_logits(prompt.prefix, tokens.to(self.device), prompt.context)
@@ -237,9 +238,10 @@ class ImageGenerator(nn.Module):
             UserError: also if the images do not fit the tokenizer.
         """
         tokenizer = self._require_tokenizer()
+        batches = images.split(max(settings.get("batch_size", 64), 1))
         with torch.no_grad():
-            indices = tokenizer.encode(images.to(self.device))  # (b h w)
-        height, width = indices.shape[1:]
+            indices = torch.cat([tokenizer.encode(batch.to(self.device)) for batch in batches])
+        height, width = indices.shape[1:]  # of (b h w)
         if not 0 < keep_rows < height:
             raise UserError(
                 f"keep_rows is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
@@ -383,9 +385,9 @@ class ImageGenerator(nn.Module):
             prompt = prompt.and_then(self.conditioning.prompt(None, batch_size, self.device))
         return prompt
 
-    def _compiled_steps(self, choose: TokenChoice, num_prefix: int) -> CompiledSteps:
+    def _compiled_steps(self, choose: TokenChoice, prompt: Prompt) -> CompiledSteps:
         """Those of the last batch, if they will do."""
-        arguments = self.transformer, choose, num_prefix, self.num_tokens
+        arguments = self.transformer, choose, prompt, self.num_tokens
         if self._compiled is None or not self._compiled.fits(*arguments):
             self._compiled = CompiledSteps(*arguments)
         return self._compiled
@@ -423,12 +425,14 @@ class ImageGenerator(nn.Module):
 
     def _check_parts(self) -> None:
         transformer, conditioning = self.transformer, self.conditioning
-        for ids in ("num_prefix_ids", "num_context_ids"):
-            found, needed = getattr(transformer, ids), getattr(conditioning, ids)
-            if found != needed:
+        needed = {"num_context_ids": 0, **conditioning.transformer_config(self.grid_size)}
+        del needed["context_length"]  # it can be longer, see below
+        for name in (*needed, "prefix_grid_size", "context_grid_size"):
+            found = transformer.config[name]
+            if found not in (None, needed.get(name)):  # None: it does without
                 raise UserError(
-                    f"the transformer has {ids}={found} and the condition {needed}: they are not "
-                    "of the same model."
+                    f"the transformer has {name}={found}, and condition and grid need "
+                    f"{needed.get(name)}: they are not of the same model."
                 )
         for name, tokenizer, num_codes in (
             ("transformer", self.tokenizer, transformer.codebook_size),

@@ -231,3 +231,15 @@ def test_dropout_is_of_training_only() -> None:
 def test_heads_that_do_not_divide_the_width() -> None:
     with pytest.raises(ValueError, match="width of 8 cannot be split into 3"):
         MultiHeadAttention(8, 3)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_autocast_gives_queries_keys_and_values_one_dtype(qk_norm: bool) -> None:
+    module = MultiHeadAttention(8, 2, qk_norm=qk_norm)
+    x = torch.randn(1, 5, 8)
+    exact = module(x, causal=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        keys, values = module.keys_and_values(x)
+        rounded = module(x, causal=True)
+    assert keys.dtype == values.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=0.02, rtol=0.02)

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
-from tiny_commands import TINY_TRAINER, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images, write_pairs
+from tiny_commands import TINY_TRAINER, TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
@@ -42,22 +42,31 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    """Pairs of 16×16: eight pictures, and label maps of a class each."""
+    write_images(tmp_path / "scenes" / "image", 8)
+    (tmp_path / "scenes" / "label").mkdir()
+    for index in range(8):
+        one_class = Image.new("L", (16, 16), index)
+        one_class.save(tmp_path / "scenes" / "label" / f"{index:03d}.png")
+    return tmp_path / "scenes"
+
+
 # label maps are tested in test_label_map.py
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "label_map"])
 def test_experiment_runs_a_step(
-    run: Run, experiment: str, images: Path, weights: Path, vqgan_run: Path, tmp_path: Path
+    run: Run, experiment: str, images: Path, scenes: Path, weights: Path, vqgan_run: Path
 ) -> None:
     name = primary(experiment)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
-    pairs = "data: paired" in text
-    if pairs:
-        write_pairs(tmp_path / "pairs", 8)
+    data = ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+    if "data: paired" in text:
+        data = [f"data.path={scenes}", "data.val_fraction=0.25"]
     if name == "train_vqgan":
         overrides = ["size=tiny", "logger=csv"]  # as the file says
-        if pairs:
-            overrides += [f"data.path={tmp_path / 'pairs'}", "data.val_fraction=0.25"]
-        elif "data: digits" not in text:  # of the others no data is here: images of our own
-            overrides += ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+        if "data: digits" not in text:  # of the others no data is here: images of our own
+            overrides += data
         if "data: fashion_mnist" in text:
             overrides += ["data.channels=1"]
         if "perceptual: features" in text:
@@ -69,12 +78,8 @@ def test_experiment_runs_a_step(
         if "data: digits" in text:
             run("train_vqgan", "experiment=digits", *TINY_VQGAN, "run_dir=tokenizer")
             overrides += ["vqgan=tokenizer"]
-        elif pairs:
-            overrides += [f"vqgan={vqgan_run}", f"data.path={tmp_path / 'pairs'}"]
-        elif "data: fashion_mnist" in text:  # with classes, as there
-            overrides += ["data=image_folder", f"vqgan={vqgan_run}", f"data.path={images}"]
         else:
-            overrides += [f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25"]
+            overrides += [f"vqgan={vqgan_run}", *data]
     outcome = run(name, f"experiment={experiment}", *overrides, "run_dir=run")
     assert outcome.status == 0, outcome.err
     assert "2 steps done" in outcome.out
@@ -90,9 +95,8 @@ def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
     with torch.device("meta"):
         vqgan = build(config.model)
         adversary = build(config.adversary, max_steps=config.trainer.max_steps)
-    resolution = config.data.resolution
-    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-    assert vqgan.resolution == (height, width)
+    size = config.data.resolution
+    assert vqgan.resolution == ((size, size) if isinstance(size, int) else tuple(size))
     assert vqgan.quantizer.codebook_size == config.model.quantizer.codebook_size
     if experiment == "vqgan_f16_imagenet256":
         sizes = {

@@ -13,6 +13,7 @@ from taming.conditioning import (
     ImageCondition,
     Unconditional,
 )
+from taming.errors import UserError
 from taming.generation import ImageGenerator, TokenChoice, random_numbers
 from taming.sequence import to_tokens
 from taming.transformer import GPT
@@ -238,6 +239,13 @@ def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
         part = asked_for[:, :, 2 * row : 2 * row + 6, column : column + 4]
     logits = model.logits(window, part)
     assert torch.equal(logits[:, 6].argmax(-1), grid[:, i, j])
+
+
+def test_logits_refuse_what_is_no_condition_image() -> None:
+    tokens = torch.zeros(2, 12, dtype=torch.int64)
+    for asked_for in (torch.zeros(2, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.int64)):
+        with pytest.raises(UserError, match="where 2 condition images, float"):
+            build("image").logits(tokens, asked_for)
 
 
 def test_a_larger_grid_keeps_given_tokens_and_random_streams() -> None:

@@ -194,12 +194,37 @@ def test_what_cannot_be_asked_for() -> None:
 
 
 def test_parts_that_do_not_fit() -> None:
-    with pytest.raises(UserError, match="num_prefix_ids=5 and the condition 4"):
+    with pytest.raises(UserError, match="num_prefix_ids=5, and condition and grid need 4"):
         make(num_prefix_ids=5)
+    with pytest.raises(UserError, match=r"grid_size=\[3, 2\], and condition and grid need \[2, 3"):
+        upright = Unconditional().transformer_config((3, 2))
+        transformer = GPT(**upright, codebook_size=8, num_layers=1, num_heads=1, embed_dim=4)
+        ImageGenerator(None, transformer, Unconditional(), (2, 3))
     with pytest.raises(UserError, match="tokenizer has 8 codes and the transformer 16"):
         make(tokenizer=FakeTokenizer(), codebook_size=16)
     with pytest.raises(UserError, match=r"grid of 4 × 4 codes needs a context of 16, .* is 6"):
         make(grid_size=4)
+
+
+def test_completion_keeps_rows_and_encodes_a_batch_at_a_time() -> None:
+    tokenizer = FakeTokenizer()
+    encoded: list[int] = []
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        encoded.append(len(images))
+        return ((images[:, 0, ::2, ::2] + 2.0) / tokenizer.scale).long()
+
+    tokenizer.encode = encode  # type: ignore[attr-defined]
+    model = make(tokenizer=tokenizer)
+    tokens = torch.tensor([[2, 3, 4, 5, 6, 2]]).expand(5, -1)  # of shades that are not clamped
+    images = model.decode(tokens)
+    completed = model.complete(images, 1, LABELS[:5], seed=3, batch_size=2)
+    assert encoded == [2, 2, 1]
+    assert torch.equal(completed[:, :, :2], images[:, :, :2])
+    again = model.sample(5, LABELS[:5], seed=3, given_tokens=tokens[:, :3])
+    assert torch.equal(completed, again) and not torch.equal(completed, images)
+    with pytest.raises(UserError, match="keep_rows is 2: an image is 2 rows of codes, so keep 1"):
+        model.complete(images, 2, LABELS[:5])
 
 
 def test_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,79 @@
+"""What compiled steps are used again for; that they draw the same is in test_every_generator.py."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from taming.conditioning import ClassLabel, Prompt
+from taming.generation import ImageGenerator, TokenChoice, random_numbers
+from taming.generation.compiled import CompiledSteps
+from taming.transformer import GPT
+
+GRID = (3, 4)
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
+    """Stands for the compiler, and counts what it is given."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    return counter
+
+
+@pytest.fixture
+def model() -> ImageGenerator:
+    torch.manual_seed(0)
+    conditioning = ClassLabel(3)
+    transformer = GPT(
+        **conditioning.transformer_config(GRID),
+        codebook_size=8,
+        num_layers=1,
+        num_heads=2,
+        embed_dim=8,
+    )
+    return ImageGenerator(None, transformer, conditioning, GRID).eval()
+
+
+def prompt(batch_size: int) -> Prompt:
+    return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_compilation_is_enough_for_all_windows(
+    model: ImageGenerator, counter: CompileCounter, count: int
+) -> None:
+    labels = torch.arange(count)
+    eager = model.sample_tokens(count, labels, seed=1, grid_size=(5, 6))
+    compiled = model.sample_tokens(count, labels, seed=1, grid_size=(5, 6), compile=True)
+    assert torch.equal(compiled, eager)
+    assert counter.frame_count == 1
+
+
+def test_steps_fit_their_own_kind_of_batch_alone(
+    model: ImageGenerator, counter: CompileCounter
+) -> None:
+    transformer = model.transformer
+    drawn = TokenChoice(random_numbers(0, range(2), 12))
+    steps = CompiledSteps(transformer, drawn, prompt(2), 12)
+    assert steps.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), prompt(2), 12)
+    assert not steps.fits(transformer, TokenChoice(drawn.uniforms, top_k=2), prompt(2), 12)
+    assert not steps.fits(transformer, drawn, prompt(2), 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not steps.fits(transformer, drawn, prompt(2), 12)
+    greedy = CompiledSteps(transformer, TokenChoice(), prompt(2), 12)
+    assert greedy.fits(transformer, TokenChoice(), prompt(2), 12)
+    assert not greedy.fits(transformer, TokenChoice(), prompt(1), 12)  # no random numbers tell
+    transformer.bfloat16()
+    assert not steps.fits(transformer, drawn, prompt(2), 12)
+
+
+@pytest.mark.compile
+def test_memory_of_inference_mode_is_not_used_outside(
+    model: ImageGenerator, counter: CompileCounter
+) -> None:
+    with torch.inference_mode():
+        inside = model.sample_tokens(2, torch.arange(2), seed=1, compile=True)
+    assert torch.equal(model.sample_tokens(2, torch.arange(2), seed=1, compile=True), inside)
