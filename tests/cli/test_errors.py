@@ -205,7 +205,7 @@ def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
 def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: Path) -> None:
     (images / "cats").rename(images / "lions")
     outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3")
-    fails(outcome, "classes", "same images")
+    fails(outcome, "classes", "same data")
 
 
 @pytest.mark.parametrize("override", ["seed=-1", "trainer.save_every=0", "trainer.gradient_clip=0",
