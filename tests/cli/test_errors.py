@@ -62,6 +62,17 @@ def test_mistyped_override(run: Run, images: Path) -> None:
     fails(run("train_vqgan", "data.path=my=images"), "data.path=my=images", "two pairs of quotes")
 
 
+def test_a_setting_that_the_chosen_option_does_not_have(run: Run) -> None:
+    outcome = run("train_vqgan", "data.path=x", "adversary=none", "adversary.start=0")
+    fails(outcome, "adversary.start does not go with adversary=none: leave out one of them")
+    assert "Did you mean" not in outcome.err
+    # with two of them, too, and in an experiment's choice
+    two = ("adversary.start=0", "adversary.ramp=0")
+    fails(run("train_vqgan", "data.path=x", "adversary=none", *two), "go with adversary=none")
+    outcome = run("train_vqgan", "data.path=x", "experiment=label_map", "adversary.start=0")
+    fails(outcome, "adversary.start does not go with experiment=label_map")
+
+
 def test_mistyped_value(run: Run, images: Path) -> None:
     path = f"data.path={images}"
     fails(run("train_vqgan", path, *TRAIN, "trainer.export=bset"), "bset", "'best' or 'last'")
