@@ -10,6 +10,7 @@ from taming.attention.cache import LayerCache
 from taming.attention.equation import attention, attention_weights
 from taming.attention.fused import fused_attention
 from taming.errors import UserError
+from taming.linear import Linear
 
 __all__ = ["MultiHeadAttention", "Rotation"]
 
@@ -72,10 +73,10 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.attention = fused_attention if fused else attention
-        self.query = nn.Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
-        self.key = nn.Linear(source_dim, key_dim, bias=bias)  # W_K
-        self.value = nn.Linear(source_dim, value_dim, bias=bias)  # W_V
-        self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
+        self.query = Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
+        self.key = Linear(source_dim, key_dim, bias=bias)  # W_K
+        self.value = Linear(source_dim, value_dim, bias=bias)  # W_V
+        self.output = Linear(value_dim, embed_dim, bias=bias)  # W_O
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()
         if qk_norm:

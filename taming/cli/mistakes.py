@@ -4,6 +4,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -32,20 +33,31 @@ def explain(error: HydraException, config_directory: str, config_name: str) -> s
     if unknown is None:
         return text
     name = str(unknown[1])
-    close = difflib.get_close_matches(name, _settings(config_directory, config_name, name), n=3)
+    settings = partial(_settings, config_directory, config_name)
+    given = [o for o in sys.argv[1:] if "=" in o and _key(o) != name]
+    choices = [o for o in given if "." not in _key(o)]  # of an option or an experiment, mostly
+    known = settings([]) or []
+    against = [c for c in choices if name not in (settings([c]) or known)] if name in known else []
+    if against:
+        return f"{name} does not go with {' and '.join(against)}: leave out one of them."
+    there = next(filter(None, map(settings, (given, choices))), known)  # of what is right, the most
+    close = difflib.get_close_matches(name, there, n=3)
     meant = f" Did you mean {' or '.join(close)}?" if close else ""
     return f"there is no setting {name}.{meant} --help shows all of them."
 
 
-def _settings(config_directory: str, config_name: str, wrong: str) -> list[str]:
-    """The names of all settings, were the wrong one not given."""
-    overrides = [o for o in sys.argv[1:] if "=" in o and o.split("=", 1)[0].lstrip("+~") != wrong]
+def _key(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~")
+
+
+def _settings(config_directory: str, config_name: str, overrides: list[str]) -> list[str] | None:
+    """The names of all settings under these overrides; None if one of those is wrong."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_directory, version_base="1.3"):
         try:
             return list(_names(compose(config_name, overrides)))
-        except HydraException:  # another one is wrong, too
-            return list(_names(compose(config_name)))
+        except HydraException:
+            return None
 
 
 def _names(config: DictConfig, prefix: str = "") -> Iterator[str]:

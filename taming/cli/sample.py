@@ -1,14 +1,21 @@
 """`sample`: images from a generator."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
-from taming.cli.app import build, command, device, resolved
+from taming.cli.app import build, command, device, program, resolved
+from taming.errors import UserError
+from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
 from taming.workflows import sample_images
 
 __all__ = ["main"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @command("sample")
@@ -16,6 +23,54 @@ def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
     plain = resolved(config)
     settings = build(config.sampling)
-    generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(device(plain["device"]))
-    for path in sample_images(generator, settings, Path(plain["output_dir"]).expanduser()):
+    where = device(plain["device"])
+    classifier = build_classifier(config.rejection.classifier)
+    if isinstance(classifier, torch.nn.Module):
+        classifier.to(where)
+    if plain["dtype"] not in DTYPES:
+        raise UserError(f"dtype is one of {', '.join(DTYPES)}, not {plain['dtype']!r}.")
+    generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(where)
+    generator.transformer.to(DTYPES[plain["dtype"]])
+    report = sample_images(generator, settings, Path(plain["output_dir"]).expanduser(), classifier)
+    for note in report.notes:
+        print(f"note: {note}")
+    for path in report.written:
         print(f"wrote {path}")
+    print(next_steps(plain, generator))
+
+
+def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
+    """What a configuration names: a directory of ours, a `_target_`, or nothing.
+
+    Raises:
+        MissingPathError: if there is nothing at the path.
+        UserError: if what is there is not a classifier, or the target gives nothing to call.
+    """
+    if config is None:
+        return None
+    if not isinstance(config, DictConfig):
+        return load_classifier(config)
+    classifier = build(config)
+    if not callable(classifier):
+        raise UserError(
+            "rejection.classifier must be a directory that evaluate wrote, or have a _target_ that "
+            "gives what can be called with images (b c H W) and returns logits (b k)."
+        )
+    return classifier
+
+
+def next_steps(plain: dict[str, Any], generator: ImageGenerator) -> str:
+    """What can be done now, as a command."""
+    checkpoint, conditions = plain["checkpoint"], plain["conditions"]
+    if generator.conditioning.takes_images:
+        path, subfolder = conditions["path"] or "MY_CONDITIONS", conditions["subfolder"]
+        where = f"{path} conditions.subfolder={subfolder}" if subfolder else path
+        return (
+            "draw others from the same conditions:\n"
+            f"  {program('sample')} checkpoint={checkpoint} conditions.path={where} "
+            f"seed={plain['seed'] + 1}"
+        )
+    return (
+        "measure the model on real images:\n"
+        f"  {program('evaluate')} checkpoint={checkpoint} data.path=MY_IMAGES"
+    )

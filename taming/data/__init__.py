@@ -5,7 +5,7 @@
 
 from taming.data.builtin import ArraySource
 from taming.data.dataset import ImageDataset, Source
-from taming.data.image_file import ImageFile, open_images
+from taming.data.image_file import ImageFile, LabelMapFile, open_images, open_label_maps
 from taming.data.image_folder import ImageFolder
 from taming.data.images import BrokenImageError, load_image
 from taming.data.inspection import InspectionImages
@@ -33,6 +33,7 @@ __all__ = [
     "ImageFolder",
     "ImageTransform",
     "InspectionImages",
+    "LabelMapFile",
     "LabelMapFolder",
     "LabelMapReader",
     "LabelMapTransform",
@@ -51,4 +52,5 @@ __all__ = [
     "hold_out",
     "load_image",
     "open_images",
+    "open_label_maps",
 ]

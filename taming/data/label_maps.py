@@ -30,7 +30,8 @@ class LabelMapReader:
         unlabelled: pixel value of unlabelled pixels; None if there are none.
         unlabelled_class: the class they are given; None for one of their own, the last.
         key, folder_key: names of the settings that give `num_classes` and the folder the label maps
-            are in, for messages.
+            are in, for messages; a `key` of None: a model gives it.
+        group: the settings `unlabelled` and `unlabelled_class` are of, likewise.
 
     Raises:
         UserError: for values that make no sense together.
@@ -39,21 +40,25 @@ class LabelMapReader:
     num_classes: int
     unlabelled: int | None = 255
     unlabelled_class: int | None = None
-    key: str = field(default="data.channels", repr=False)
+    key: str | None = field(default="data.channels", repr=False)
     folder_key: str = field(default="data.subfolder", repr=False)
+    group: str = field(default="data", repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_classes, int) or not 2 <= self.num_classes <= MAX_CLASSES:
             raise UserError(
-                f"{self.key} is {self.num_classes}: of label maps it is the number of classes, "
-                f"2 to {MAX_CLASSES}, with the class of unlabelled pixels."
+                f"{self.key or 'num_classes'} is {self.num_classes}: of label maps it is the "
+                f"number of classes, 2 to {MAX_CLASSES}, with the class of unlabelled pixels."
             )
         if self.unlabelled is not None and self.unlabelled < 0:
-            raise UserError(f"data.unlabelled is {self.unlabelled}: give a pixel value, or null.")
-        if self.unlabelled_class is not None and not 0 <= self.unlabelled_class < self.num_classes:
             raise UserError(
-                f"data.unlabelled_class is {self.unlabelled_class}: with {self.key}="
-                f"{self.num_classes} there are the classes 0 to {self.num_classes - 1}."
+                f"{self.group}.unlabelled is {self.unlabelled}: give a pixel value, or null."
+            )
+        if self.unlabelled_class is not None and not 0 <= self.unlabelled_class < self.num_classes:
+            model = f"with {self.key}={self.num_classes}" if self.key else "in this model"
+            raise UserError(
+                f"{self.group}.unlabelled_class is {self.unlabelled_class}: {model} there are the "
+                f"classes 0 to {self.num_classes - 1}."
             )
 
     def __call__(self, file: str | Path | BinaryIO, name: str) -> Image.Image:
@@ -89,18 +94,21 @@ class LabelMapReader:
         if empty.any():
             their_own = self.unlabelled_class is None and self.unlabelled != last
             if their_own and (classes == last).any():
+                more = f"raise {self.key} by one, or " if self.key else ""
                 raise UserError(
-                    f"{name} has unlabelled pixels (data.unlabelled={self.unlabelled}), whose "
-                    f"class is the last, {last}, and other pixels of class {last} too. Raise "
-                    f"{self.key} by one, or choose a data.unlabelled_class."
+                    f"{name} has unlabelled pixels ({self.group}.unlabelled={self.unlabelled}), "
+                    f"whose class is the last, {last}, and other pixels of class {last} too: "
+                    f"{more}choose a {self.group}.unlabelled_class."
                 )
             classes[empty] = last if self.unlabelled_class is None else self.unlabelled_class
         for value in (classes.min(), classes.max()):
             if not 0 <= value <= last:
+                known = f"{self.key}={self.num_classes}" if self.key else "the model"
+                more = f"set {self.key} to the number of classes; " if self.key else ""
                 raise UserError(
-                    f"{name} has a pixel of value {value}, and {self.key}={self.num_classes} "
-                    f"has the classes 0 to {last}. Set {self.key} to the number of classes; if "
-                    f"{value} stands for unlabelled pixels, set data.unlabelled={value}."
+                    f"{name} has a pixel of value {value}, and {known} has the classes 0 to "
+                    f"{last}: {more}if {value} stands for unlabelled pixels, set "
+                    f"{self.group}.unlabelled={value}."
                 )
         return classes.astype(np.uint8)
 

@@ -269,6 +269,13 @@ class ImageGenerator(nn.Module):
             images = tokenizer.decode(indices)
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
+    def condition_grid_size(self, grid_size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) in codes of the condition image for an image of this (height, width)."""
+        assert isinstance(self.conditioning, ImageCondition)
+        sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
+        height, width = (condition * size // trained for condition, size, trained in sizes)
+        return height, width
+
     def to_saved(self) -> SavedModel:
         """The generator as plain data, each part with its own config and weights."""
         config: dict[str, Any] = {
@@ -347,7 +354,7 @@ class ImageGenerator(nn.Module):
                 )
             with torch.no_grad():
                 indices = self.condition_tokenizer.encode(condition.to(self.device))  # (b h w)
-        needed = self._condition_grid_size(grid_size)
+        needed = self.condition_grid_size(grid_size)
         if indices.shape[1:] != needed:
             raise UserError(
                 f"the condition images have {indices.shape[1]} × {indices.shape[2]} codes, and "
@@ -355,13 +362,6 @@ class ImageGenerator(nn.Module):
                 "of them: give condition images of another size."
             )
         return indices
-
-    def _condition_grid_size(self, grid_size: tuple[int, int]) -> tuple[int, int]:
-        """Of a condition for an image of a grid size."""
-        assert isinstance(self.conditioning, ImageCondition)
-        sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
-        height, width = (condition * size // trained for condition, size, trained in sizes)
-        return height, width
 
     def _prompt(
         self,

@@ -10,7 +10,7 @@ from PIL import Image
 
 from taming.conditioning import CellClasses, Conditioning, ImageCondition
 from taming.errors import UserError
-from taming.evaluation import as_palette, condition_grid, image_grid
+from taming.evaluation import TokenLikelihood, as_palette, condition_grid, image_grid
 from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
 from taming.modes import evaluation_mode
@@ -95,7 +95,7 @@ class TransformerTraining(TrainingModule):
         if compile:
             self._token_logits = torch.compile(transformer.token_logits)
         self.overfitting = OverfittingWatch(patience)
-        self._val_loss = torch.zeros(2, dtype=torch.float64)
+        self.likelihood = TokenLikelihood()
 
     @property
     def generator(self) -> ImageGenerator:
@@ -173,28 +173,27 @@ class TransformerTraining(TrainingModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
-        self._val_loss = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.likelihood.reset()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        """Adds a batch's cross-entropy; the first is kept to be shown."""
+        """Adds a batch's likelihood; the first is kept to be shown."""
         tokens = to_tokens(batch["indices"])
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
         logits = self.generator.transformer.token_logits(prompt.prefix, tokens, prompt.context)
-        loss = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten(), reduction="sum")
-        self._val_loss += torch.stack([loss, loss.new_tensor(tokens.numel())])
+        self.likelihood.update(logits, tokens)
         if batch_idx == 0:
             self._shown = {name: values[: self.num_samples] for name, values in batch.items()}
 
     def on_validation_epoch_end(self) -> None:
         """Reports nats, bits and perplexity over all tokens of all ranks, and draws samples."""
-        total, count = self.trainer.strategy.reduce(self._val_loss, reduce_op="sum").tolist()
-        nats = total / count
+        found = {name: value.item() for name, value in self.likelihood.compute().items()}
+        nats = found["nats_per_token"]
         train_loss = self.latest.get("train/loss", math.inf)
         self.report(
             {
                 "val/loss": nats,
-                "val/bits_per_token": nats / math.log(2),
-                "val/perplexity": math.exp(nats),
+                "val/bits_per_token": found["bits_per_token"],
+                "val/perplexity": found["perplexity"],
                 "val/gap": nats - train_loss if math.isfinite(train_loss) else math.nan,
             }
         )

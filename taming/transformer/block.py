@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from taming.attention import LayerCache, MultiHeadAttention, Rotation
 from taming.errors import UserError
+from taming.linear import Linear
 
 __all__ = ["NORMS", "FeedForward", "GatedFeedForward", "TransformerBlock"]
 
@@ -36,8 +37,8 @@ class FeedForward(nn.Module):
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
         super().__init__()
         hidden_dim = 4 * embed_dim if hidden_dim is None else hidden_dim
-        self.expand = nn.Linear(embed_dim, hidden_dim, bias=bias)
-        self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
+        self.expand = Linear(embed_dim, hidden_dim, bias=bias)
+        self.contract = Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(b n d)` to `(b n d)`."""
@@ -59,9 +60,9 @@ class GatedFeedForward(nn.Module):
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
         super().__init__()
         hidden_dim = -(-8 * embed_dim // (3 * 64)) * 64 if hidden_dim is None else hidden_dim
-        self.gate = nn.Linear(embed_dim, hidden_dim, bias=bias)
-        self.expand = nn.Linear(embed_dim, hidden_dim, bias=bias)
-        self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
+        self.gate = Linear(embed_dim, hidden_dim, bias=bias)
+        self.expand = Linear(embed_dim, hidden_dim, bias=bias)
+        self.contract = Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(b n d)` to `(b n d)`."""

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from taming.attention import KeyValueCache, Rotation, prefix_causal_mask
 from taming.errors import UserError
+from taming.linear import Linear
 from taming.positions import (
     LearnedPositions,
     RotaryPositions2D,
@@ -151,7 +152,7 @@ class GPT(nn.Module):
             for _ in range(num_layers)
         )
         self.norm = NORMS[norm](embed_dim, bias)
-        self.head = nn.Linear(embed_dim, codebook_size, bias=False)
+        self.head = Linear(embed_dim, codebook_size, bias=False)
         if tie_head:
             self.head.weight = self.token_embedding.weight
         self.init_weights()

@@ -7,15 +7,19 @@ from taming.workflows.evaluate import EvaluationReport, evaluate_model
 from taming.workflows.evaluation_settings import EvaluationSettings
 from taming.workflows.reconstruct import ReconstructionReport, reconstruct_images
 from taming.workflows.reconstruction_settings import ReconstructionSettings
-from taming.workflows.sample import SampleSettings, sample_images
+from taming.workflows.sample import SampleReport, sample_images
+from taming.workflows.sample_settings import GivenImages, ImagesToComplete, SampleSettings
 
 __all__ = [
     "ClassifierTraining",
     "DigitsReport",
     "EvaluationReport",
     "EvaluationSettings",
+    "GivenImages",
+    "ImagesToComplete",
     "ReconstructionReport",
     "ReconstructionSettings",
+    "SampleReport",
     "SampleSettings",
     "encode_dataset",
     "evaluate_model",

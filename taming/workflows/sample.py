@@ -1,161 +1,239 @@
 """Images from a generator, written to disk."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
 from taming.errors import UserError
-from taming.evaluation import image_grid, to_uint8
-from taming.generation import ImageGenerator
+from taming.evaluation import to_uint8
+from taming.generation import ImageGenerator, sample_best
+from taming.modes import evaluation_mode
+from taming.sequence import to_tokens
+from taming.workflows.sample_inputs import SampleInputs, find_inputs
+from taming.workflows.sample_pictures import (
+    MAX_GRID_IMAGES,
+    beside,
+    sample_grid,
+    sample_palette,
+)
+from taming.workflows.sample_settings import SampleSettings
 
-__all__ = ["SampleSettings", "sample_images"]
-
-MAX_GRID_IMAGES = 100
+__all__ = ["SampleReport", "sample_images"]
 
 
-@dataclass(frozen=True)
-class SampleSettings:
-    """What to sample.
+@dataclass
+class SampleReport:
+    """What came of it.
 
     Attributes:
-        num_images: how many.
-        classes: labels or class names (or one of them) that the images take in turn; a number is
-            always a label. None: all classes in turn, or none for an unconditional model.
-        temperature, top_k, top_p, greedy, seed, batch_size: see `ImageGenerator.sample_tokens`.
-        write_images: also write each image as a PNG into `images/`.
+        notes: what the images were made from and how they were chosen, a sentence each.
+        written: files and folders.
     """
 
-    num_images: int = 16
-    classes: Sequence[int | str] | int | str | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    greedy: bool = False
-    seed: int = 0
-    batch_size: int = 64
-    write_images: bool = False
+    notes: list[str] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
 
 
 def sample_images(
-    generator: ImageGenerator, settings: SampleSettings, output_dir: Path
-) -> list[Path]:
-    """Samples, and writes into `output_dir`; returns what was written.
+    generator: ImageGenerator,
+    settings: SampleSettings,
+    output_dir: Path,
+    classifier: Callable[[Tensor], Tensor] | None = None,
+) -> SampleReport:
+    """Samples, and writes into `output_dir`.
 
     `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are
-    classes. `samples.png` shows the first hundred images, with the class above each.
+    classes. `samples.png` shows the first images, with the class above each; left of each its
+    condition and the image to complete, where there are such. Label maps are shown in colours. No
+    more images than a batch are held as anything but bytes.
+
+    Args:
+        generator: on the device to use.
+        settings: see there.
+        output_dir: where to write.
+        classifier: chooses among `settings.candidates` for each image, see `sample_best`; None: the
+            first is taken.
 
     Raises:
+        MissingPathError: if images that are given are not there.
         UserError: for settings the model cannot do, or if the files cannot be written.
     """
-    labels = _labels(generator, settings)
+    if classifier is not None:
+        _check_classifier(generator, settings, classifier)
+    inputs = find_inputs(generator, settings)
     if settings.write_images and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{output_dir} cannot be written: {error}.") from error
-    pixels, shown = _sample_in_batches(generator, settings, labels)
-    captions = None
-    if labels is not None:
-        names = generator.class_names or [str(c) for c in range(int(labels.max()) + 1)]
-        captions = [names[label] for label in labels.tolist()]
-    grid = image_grid(
-        shown,
-        num_columns=_num_columns(generator, settings),
-        captions=captions[: len(shown)] if captions else None,
-    )
-    arrays = [pixels] + ([] if labels is None else [labels.numpy()])
-    written = [output_dir / "samples.npz", output_dir / "samples.png"]
+    drawn = _draw(generator, settings, inputs, classifier)
+    report = SampleReport(inputs.notes())
+    if drawn.probabilities:
+        report.notes.append(
+            f"of {settings.candidates} candidates for each image the one that the classifier finds "
+            "most probable was kept: on average it gives it "
+            f"{np.mean(drawn.probabilities):.0%} for its class."
+        )
     try:
-        np.savez_compressed(written[0], *arrays)
-        grid.save(written[1])
-        if settings.write_images:
-            written.append(output_dir / "images")
-            written[-1].mkdir(exist_ok=True)
-            for number, image in enumerate(pixels):
-                class_name = f"_{_file_name(captions[number])}" if captions else ""
-                Image.fromarray(image).save(written[-1] / f"{number:06d}{class_name}.png")
+        report.written = _write(generator, settings, inputs, drawn, output_dir)
     except OSError as error:
         raise UserError(f"{output_dir} cannot be written: {error}.") from error
+    return report
+
+
+@dataclass
+class _Drawn:
+    """Samples as bytes.
+
+    Attributes:
+        samples: `(n H W 3)`, by batch.
+        shown: the first images' pictures, for each batch `(b k H W 3)`: what an image was made
+            from, and last the sample.
+        probabilities: of each image's class, where a classifier chose.
+    """
+
+    samples: list[np.ndarray] = field(default_factory=list)
+    shown: list[np.ndarray] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+
+
+def _draw(
+    generator: ImageGenerator,
+    settings: SampleSettings,
+    inputs: SampleInputs,
+    classifier: Callable[[Tensor], Tensor] | None,
+) -> _Drawn:
+    """Batch after batch. The bar counts images; in a single batch, tokens or candidates."""
+    drawn = _Drawn()
+    single = inputs.num_images <= settings.batch_size
+    with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
+        for start in range(0, inputs.num_images, settings.batch_size):
+            numbers = range(start, min(start + settings.batch_size, inputs.num_images))
+            condition = inputs.condition(numbers)
+            arguments = {
+                **settings.sampling(),
+                "batch_size": len(numbers),
+                "first_image": start,
+                "progress": single,
+            }
+            given = None
+            if inputs.complete is not None:
+                given = inputs.complete.batch(numbers)
+                arguments["given_tokens"] = _first_tokens(generator, given, inputs.keep_rows)
+            if classifier is None:
+                images = generator.sample(len(numbers), condition, **arguments)
+            else:
+                assert condition is not None
+                best = sample_best(
+                    generator,
+                    classifier,
+                    len(numbers),
+                    condition,
+                    settings.candidates,
+                    **arguments,
+                )
+                images = best.images
+                drawn.probabilities += best.probabilities.tolist()
+            drawn.samples.append(to_uint8(images, sample_palette(generator)))
+            if start < MAX_GRID_IMAGES:
+                drawn.shown.append(beside(generator, condition, given, drawn.samples[-1]))
+            bar.update(len(numbers))
+    return drawn
+
+
+def _first_tokens(generator: ImageGenerator, images: Tensor, keep_rows: int) -> Tensor:
+    """`(b m)`: the first rows of images `(b c H W)`."""
+    assert generator.tokenizer is not None
+    with torch.no_grad():
+        indices = generator.tokenizer.encode(images.to(generator.device))  # (b h w)
+    return to_tokens(indices[:, :keep_rows])
+
+
+def _check_classifier(
+    generator: ImageGenerator, settings: SampleSettings, classifier: Callable[[Tensor], Tensor]
+) -> None:
+    """Raises a `UserError` unless the classifier can choose among samples."""
+    conditioning, tokenizer = generator.conditioning, generator.tokenizer
+    num_classes = conditioning.num_classes
+    if num_classes is None:
+        raise UserError(
+            "rejection.classifier chooses the candidate that looks most like the asked-for class, "
+            "and this model was not trained on classes: leave it out."
+        )
+    if settings.greedy:
+        raise UserError(
+            "greedy=true draws the same image each time, so that rejection.classifier has nothing "
+            "to choose from: leave one of them out."
+        )
+    names = getattr(classifier, "class_names", None)
+    known = conditioning.class_names
+    if names is not None and known is not None and list(names) != list(known):
+        raise UserError(
+            f"rejection.classifier knows the classes {', '.join(names[:10])}, and this model has "
+            f"{', '.join(known[:10])}: they must be the same, in the same order."
+        )
+    if tokenizer is None:
+        return  # which is said elsewhere
+    images = torch.zeros(1, tokenizer.image_channels, *tokenizer.resolution)
+    with torch.no_grad():
+        if isinstance(classifier, torch.nn.Module):
+            with evaluation_mode(classifier):
+                logits = classifier(images.to(generator.device))
+        else:
+            logits = classifier(images.to(generator.device))
+    if logits.shape != (1, num_classes):
+        raise UserError(
+            f"rejection.classifier gives {tuple(logits.shape)} for an image, and this model has "
+            f"{num_classes} classes: it must give (1, {num_classes}), a logit for each."
+        )
+
+
+def _write(
+    generator: ImageGenerator,
+    settings: SampleSettings,
+    inputs: SampleInputs,
+    drawn: _Drawn,
+    output_dir: Path,
+) -> list[Path]:
+    pixels = np.concatenate(drawn.samples)
+    class_names = _class_names(generator, inputs)
+    arrays = [pixels] + ([] if inputs.labels is None else [inputs.labels.numpy()])
+    written = [output_dir / "samples.npz", output_dir / "samples.png"]
+    np.savez_compressed(written[0], *arrays)
+    shown = np.concatenate(drawn.shown)
+    sample_grid(shown, class_names, _num_columns(generator, settings)).save(written[1])
+    if settings.write_images:
+        written.append(output_dir / "images")
+        written[-1].mkdir(exist_ok=True)
+        files = inputs.names()
+        names = class_names if files is None else [PurePosixPath(name).stem for name in files]
+        for number, image in enumerate(pixels):
+            name = f"_{_file_name(names[number])}" if names else ""
+            Image.fromarray(image).save(written[-1] / f"{number:06d}{name}.png")
     return written
 
 
-def _sample_in_batches(
-    generator: ImageGenerator, settings: SampleSettings, labels: torch.Tensor | None
-) -> tuple[np.ndarray, torch.Tensor]:
-    """All images as uint8 `(n H W 3)`, and the first ones `(b c H W)` to show.
-
-    No more than a batch is ever on the device. The bar counts images, in a single batch tokens.
-    """
-    num_images, batch_size = settings.num_images, settings.batch_size
-    if num_images < 1 or batch_size < 1:
-        raise UserError(
-            f"num_images={num_images}, batch_size={batch_size}: both must be 1 or more."
-        )
-    single = num_images <= batch_size
-    pixels, shown = [], []
-    with tqdm(total=num_images, unit="image", desc="sampling", disable=single) as bar:
-        for start in range(0, num_images, batch_size):
-            count = min(batch_size, num_images - start)
-            images = generator.sample(
-                count,
-                None if labels is None else labels[start : start + count],
-                settings.temperature,
-                settings.top_k,
-                settings.top_p,
-                settings.greedy,
-                settings.seed,
-                batch_size=batch_size,
-                first_image=start,
-                progress=single,
-            )
-            pixels.append(to_uint8(images))
-            if start < MAX_GRID_IMAGES:
-                shown.append(images.cpu())
-            bar.update(count)
-    return np.concatenate(pixels), torch.cat(shown)[:MAX_GRID_IMAGES]
-
-
-def _labels(generator: ImageGenerator, settings: SampleSettings) -> torch.Tensor | None:
-    num_classes = generator.conditioning.num_classes
-    if num_classes is None:
-        if settings.classes is not None:
-            raise UserError("this model was trained without classes: leave `classes` out.")
+def _class_names(generator: ImageGenerator, inputs: SampleInputs) -> list[str] | None:
+    """Of each image."""
+    if inputs.labels is None:
         return None
-    chosen = _chosen_classes(settings)
-    if chosen is None:
-        chosen = list(range(num_classes))
-    if not chosen:
-        raise UserError("`classes` is empty: name a class, or leave it out for all in turn.")
-    names = list(generator.class_names or [])
-    labels = [names.index(c) if isinstance(c, str) and c in names else c for c in chosen]
-    for label in labels:
-        if not isinstance(label, int) or not 0 <= label < num_classes:
-            known = f" ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})" if names else ""
-            raise UserError(
-                f"class {label!r} does not exist in this model: it has the labels 0 to "
-                f"{num_classes - 1}{known}."
-            )
-    return torch.tensor([int(labels[i % len(labels)]) for i in range(settings.num_images)])
-
-
-def _chosen_classes(settings: SampleSettings) -> list[int | str] | None:
-    if settings.classes is None:
-        return None
-    return [settings.classes] if isinstance(settings.classes, int | str) else list(settings.classes)
+    labels = inputs.labels.tolist()
+    names = generator.class_names or [str(c) for c in range(max(labels) + 1)]
+    return [names[label] for label in labels]
 
 
 def _num_columns(generator: ImageGenerator, settings: SampleSettings) -> int | None:
     """A column a class where that gives a readable grid."""
     count = generator.conditioning.num_classes
-    chosen = _chosen_classes(settings)
-    if chosen is not None:
-        count = len(chosen)
+    if settings.chosen_classes is not None:
+        count = len(settings.chosen_classes)
     return count if count is not None and 4 <= count <= 16 else None
 
 

@@ -1,5 +1,6 @@
 """Commands run in this process, on small folders of images."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +29,18 @@ COMMANDS = {
     "reconstruct": reconstruct.main,
     "evaluate": evaluate.main,
 }
+FOLDER_OVERRIDES = ("data.resolution=16", "data.val_fraction=0.25", "data.crop_scale=[1.0,1.0]")
+
+
+def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:
+    """Runs a command; its exit status."""
+    patch.setenv("WANDB_MODE", "offline")
+    patch.setattr(sys, "argv", [f"{name}.py", *overrides])
+    GlobalHydra.instance().clear()
+    with pytest.raises(SystemExit) as ended:
+        COMMANDS[name]()
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
 
 
 @pytest.fixture
@@ -39,21 +52,14 @@ def run(
 ) -> Run:
     """Runs a command with overrides, in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
 
     def call(name: str, *overrides: str) -> Outcome:
         capfd.readouterr()
         caplog.clear()
         caplog.set_level("INFO")
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *overrides])
-        GlobalHydra.instance().clear()
-        with pytest.raises(SystemExit) as ended:
-            COMMANDS[name]()
-        code = ended.value.code
+        code = status(monkeypatch, name, *overrides)
         captured = capfd.readouterr()
-        return Outcome(
-            code if isinstance(code, int) else 0, captured.out, caplog.text + captured.err
-        )
+        return Outcome(code, captured.out, caplog.text + captured.err)
 
     return call
 
@@ -61,48 +67,52 @@ def run(
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     """A folder of 16 images of 16×16 in two classes."""
-    write_images(tmp_path / "my_images" / "cats", 8, seed=1)
-    write_images(tmp_path / "my_images" / "dogs", 8, seed=2)
-    return tmp_path / "my_images"
+    return write_classes(tmp_path)
 
 
 @pytest.fixture
 def folder_overrides(images: Path) -> tuple[str, ...]:
     """What makes `data=image_folder` read them."""
-    return (
-        f"data.path={images}",
-        "data.resolution=16",
-        "data.val_fraction=0.25",
-        "data.crop_scale=[1.0,1.0]",
-    )
+    return (f"data.path={images}", *FOLDER_OVERRIDES)
 
 
 @pytest.fixture
-def vqgan_run(run: Run, folder_overrides: tuple[str, ...], tmp_path: Path) -> Path:
+def vqgan_run(run: Run, images: Path, finished_vqgan: Path, tmp_path: Path) -> Path:
     """A finished stage-1 run on them, with four codes an image."""
-    outcome = run(
-        "train_vqgan",
-        *folder_overrides,
-        *TINY_VQGAN,
-        "perceptual=none",
-        "run_dir=vqgan",
-    )
-    assert outcome.status == 0, outcome.err
-    return tmp_path / "vqgan"
+    return shutil.copytree(finished_vqgan, tmp_path / "vqgan")
 
 
 @pytest.fixture
-def transformer_run(
-    run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], tmp_path: Path
-) -> Path:
+def transformer_run(vqgan_run: Path, finished_transformer: Path, tmp_path: Path) -> Path:
     """A finished stage-2 run on it."""
-    outcome = run(
-        "train_transformer",
-        f"vqgan={vqgan_run}",
-        folder_overrides[0],
-        *folder_overrides[2:],
-        *TINY_TRANSFORMER,
-        "run_dir=transformer",
-    )
-    assert outcome.status == 0, outcome.err
-    return tmp_path / "transformer"
+    return shutil.copytree(finished_transformer, tmp_path / "transformer")
+
+
+# trained once, with paths relative to the folder, so that a copy is as if trained where it lies
+
+
+@pytest.fixture(scope="session")
+def finished_vqgan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    data = f"data.path={write_classes(folder).name}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        overrides = (data, *FOLDER_OVERRIDES, *TINY_VQGAN, "perceptual=none", "run_dir=vqgan")
+        assert status(patch, "train_vqgan", *overrides) == 0
+    return folder / "vqgan"
+
+
+@pytest.fixture(scope="session")
+def finished_transformer(finished_vqgan: Path) -> Path:
+    folder = finished_vqgan.parent
+    settings = ("vqgan=vqgan", "data.path=my_images", *FOLDER_OVERRIDES[1:], *TINY_TRANSFORMER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert status(patch, "train_transformer", *settings, "run_dir=transformer") == 0
+    return folder / "transformer"
+
+
+def write_classes(folder: Path) -> Path:
+    write_images(folder / "my_images" / "cats", 8, seed=1)
+    write_images(folder / "my_images" / "dogs", 8, seed=2)
+    return folder / "my_images"

@@ -36,16 +36,32 @@ def data(pairs: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture
-def tokenizer(run: Run, pairs: Path) -> str:
+def tokenizer(run: Run) -> str:
+    """An untrained one, of two by three codes."""
+    taming.VQGAN(
+        quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 8},
+        resolution=[16, 24],
+        base_channels=8,
+        channel_multipliers=[1, 2, 2, 2],
+        num_residual_blocks=1,
+        latent_channels=8,
+    ).save_pretrained("tokenizer")
+    return "vqgan=tokenizer"
+
+
+def test_stage_1_is_trained_on_the_images(run: Run, pairs: Path) -> None:
     outcome = run(
         "train_vqgan", *data(pairs), *TINY_VQGAN, "perceptual=none", "run_dir=tokenizer"
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
-    return "vqgan=tokenizer"
+    trained = taming.VQGAN.from_pretrained("tokenizer")
+    assert (trained.image_channels, trained.grid_size) == (3, (2, 3))
+    assert not trained.label_maps
 
 
-@pytest.mark.parametrize("condition_as", ["prefix", "context"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary_2d"])
+@pytest.mark.parametrize(
+    ("condition_as", "positions"), [("prefix", "rotary_2d"), ("context", "sinusoidal")]
+)
 def test_label_maps_by_their_cells(
     run: Run, pairs: Path, tokenizer: str, condition_as: str, positions: str, tmp_path: Path
 ) -> None:

@@ -62,6 +62,17 @@ def test_mistyped_override(run: Run, images: Path) -> None:
     fails(run("train_vqgan", "data.path=my=images"), "data.path=my=images", "two pairs of quotes")
 
 
+def test_a_setting_that_the_chosen_option_does_not_have(run: Run) -> None:
+    outcome = run("train_vqgan", "data.path=x", "adversary=none", "adversary.start=0")
+    fails(outcome, "adversary.start does not go with adversary=none: leave out one of them")
+    assert "Did you mean" not in outcome.err
+    # with two of them, too, and in an experiment's choice
+    two = ("adversary.start=0", "adversary.ramp=0")
+    fails(run("train_vqgan", "data.path=x", "adversary=none", *two), "go with adversary=none")
+    outcome = run("train_vqgan", "data.path=x", "experiment=label_map", "adversary.start=0")
+    fails(outcome, "adversary.start does not go with experiment=label_map")
+
+
 def test_mistyped_value(run: Run, images: Path) -> None:
     path = f"data.path={images}"
     fails(run("train_vqgan", path, *TRAIN, "trainer.export=bset"), "bset", "'best' or 'last'")
@@ -205,7 +216,7 @@ def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
 def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: Path) -> None:
     (images / "cats").rename(images / "lions")
     outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3")
-    fails(outcome, "classes", "same images")
+    fails(outcome, "classes", "same data")
 
 
 @pytest.mark.parametrize("override", ["seed=-1", "trainer.save_every=0", "trainer.gradient_clip=0",

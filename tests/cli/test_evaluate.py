@@ -9,11 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from tiny_commands import TINY_TRANSFORMER, Outcome, Run, write_images
+from tiny_commands import Outcome, Run, write_images
 from torchvision.models import squeezenet1_1
 
 import taming
-from taming.conditioning import CellClasses, ImageCondition
+from taming.conditioning import (
+    CellClasses,
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Unconditional,
+)
 from taming.data import sets
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
@@ -45,6 +51,25 @@ def weights(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
     return tmp_path / "squeezenet.pth"
+
+
+def untrained(
+    vqgan_run: Path, conditioning: Conditioning, cells: CellClasses | None = None
+) -> ImageGenerator:
+    """A generator in the directory `generator`."""
+    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
+    transformer = GPT(
+        codebook_size=tokenizer.codebook_size,
+        num_layers=1,
+        num_heads=2,
+        embed_dim=16,
+        **conditioning.transformer_config(tokenizer.grid_size),
+    )
+    generator = ImageGenerator(
+        tokenizer, transformer, conditioning, tokenizer.grid_size, condition_tokenizer=cells
+    ).eval()
+    generator.save_pretrained("generator")
+    return generator
 
 
 def good(outcome: Outcome) -> dict[str, Any]:
@@ -121,16 +146,9 @@ def test_a_generator_of_classes(
     )
 
 
-def test_without_classes_agreement_is_left_out(
-    evaluate: Run, run: Run, transformer_run: Path, vqgan_run: Path, images: Path
-) -> None:
-    outcome = run(
-        "train_transformer", f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25",
-        *TINY_TRANSFORMER, "conditioning=none", "run_dir=plain",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.err
-    outcome = evaluate("checkpoint=plain", "max_images=2")
-    found = good(outcome)
+def test_without_classes_agreement_is_left_out(evaluate: Run, vqgan_run: Path) -> None:
+    untrained(vqgan_run, Unconditional())
+    found = good(evaluate("checkpoint=generator", "max_images=2"))
     assert found["likelihood"]["num_tokens"] == 2 * 4
     assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
     assert any("asked for no classes" in note for note in found["notes"])
@@ -139,14 +157,10 @@ def test_without_classes_agreement_is_left_out(
     assert Path("out/grid.png").is_file()
 
 
-def test_several_guidance_scales(evaluate: Run, run: Run, vqgan_run: Path, images: Path) -> None:
-    outcome = run(
-        "train_transformer", f"vqgan={vqgan_run}", f"data.path={images}", "data.val_fraction=0.25",
-        *TINY_TRANSFORMER, "label_dropout=0.3", "run_dir=free",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.err
+def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
+    generator = untrained(vqgan_run, ClassLabel(2, 0.3, ("cats", "dogs")))
     found = good(
-        evaluate("checkpoint=free", "guidance_scales=[1.0,4.0]", "guidance_schedule=linear")
+        evaluate("checkpoint=generator", "guidance_scales=[1.0,4.0]", "guidance_schedule=linear")
     )
     assert [row["guidance_scale"] for row in found["samples"]] == [1.0, 4.0]
     assert found["sampling"]["guidance_schedule"] == "linear"
@@ -154,10 +168,9 @@ def test_several_guidance_scales(evaluate: Run, run: Run, vqgan_run: Path, image
     assert with_class["num_tokens"] == without["num_tokens"]
     assert with_class["nats_per_token"] != without["nats_per_token"]
     # a grid each, of the same seeds: only the guidance is another
-    generator, classifier = taming.ImageGenerator.from_pretrained("free"), "out/classifier"
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     guided = generator.sample(6, labels, seed=0, guidance_scale=4.0, guidance_schedule="linear")
-    named = load_classifier(classifier)(guided).argmax(1)
+    named = load_classifier("out/classifier")(guided).argmax(1)
     agreement = (named == labels).double().mean().item()
     assert found["samples"][1]["agreement"] == pytest.approx(agreement)
     assert {path.name for path in Path("out").glob("*.png")} == {
@@ -172,17 +185,8 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
     for index in range(8):
         classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
         Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
-    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
     cells = CellClasses(3, 8, 16)
-    conditioning = ImageCondition(3, cells.grid_size)
-    shape = conditioning.transformer_config(tokenizer.grid_size)
-    transformer = GPT(
-        codebook_size=tokenizer.codebook_size, num_layers=1, num_heads=2, embed_dim=16, **shape
-    )
-    generator = ImageGenerator(
-        tokenizer, transformer, conditioning, tokenizer.grid_size, condition_tokenizer=cells
-    ).eval()
-    generator.save_pretrained(tmp_path / "generator")
+    generator = untrained(vqgan_run, ImageCondition(3, cells.grid_size), cells)
     arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
                  "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
     paired = ("data=paired", "data.path=pairs", "data.num_classes=3", "data.unlabelled=null")
@@ -193,7 +197,7 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
     )  # fmt: skip
     items = [data.val_dataset[number] for number in range(4)]
     conditions = torch.stack([item["conditions"] for item in items])
-    tokens = to_tokens(tokenizer.encode(torch.stack([item["images"] for item in items])))
+    tokens = to_tokens(generator.tokenizer.encode(torch.stack([item["images"] for item in items])))
     logits = generator.logits(tokens, conditions)
     nats = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten()).item()
     assert found["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-6)

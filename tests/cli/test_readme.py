@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from tiny_commands import (
     TINY_BENCHMARK,
+    TINY_EVALUATION,
     TINY_TRANSFORMER,
     TINY_VQGAN,
     Run,
     write_compvis_checkpoint,
     write_images,
+    write_pairs,
 )
 from torchvision.models import squeezenet1_1
 
@@ -31,6 +33,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         write_images(tmp_path / "my images, size=64" / name, 8)
     torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
     write_compvis_checkpoint(tmp_path)
+    write_pairs(tmp_path / "my_scenes", 8)
     seen = set()
     for command in commands():
         python, script, *arguments = shlex.split(command)
@@ -43,6 +46,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             pass  # of the tiny checkpoint
         elif name == "benchmark":
             arguments += TINY_BENCHMARK
+        elif name == "evaluate":
+            arguments += TINY_EVALUATION
         elif name == "reconstruct":
             arguments.append("max_images=2")
         elif any(a.startswith("resume=") for a in arguments):
@@ -71,7 +76,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
 
 def test_settings_in_the_tables_exist() -> None:
     text = README.read_text()
-    table = text[text.index("## Settings that matter") : text.index("Sampling takes")]
+    table = text[text.index("## Settings that matter") : text.index("## Sampling")]
     names = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", table)
     assert len(names) > 15
     configs = "\n".join(p.read_text() for p in (README.parent / "configs").rglob("*.yaml"))

@@ -36,6 +36,16 @@ TINY_TRANSFORMER = (
     "model.embed_dim=16",
     "training.num_samples=4",
 )
+TINY_EVALUATION = (
+    "data.val_fraction=0.25",
+    "data.num_workers=0",
+    "data.batch_size=4",
+    "num_samples=4",
+    "batch_size=4",
+    "classifier_training.num_steps=2",
+    "classifier_training.batch_size=4",
+    "classifier_training.base_channels=4",
+)
 TINY_BENCHMARK = (
     "device=cpu",
     "threads=1",
@@ -69,6 +79,16 @@ def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> Non
     for index in range(count):
         pixels = rng.integers(0, 255, (side, side, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{index:03d}.png")
+
+
+def write_pairs(folder: Path, count: int, side: int = 16) -> None:
+    """`image/NAME.png` and `label/NAME.png`, maps of four classes."""
+    write_images(folder / "image", count, side)
+    (folder / "label").mkdir()
+    rng = np.random.default_rng(1)
+    for index in range(count):
+        classes = rng.integers(0, 4, (side, side), dtype=np.uint8)
+        Image.fromarray(classes).save(folder / "label" / f"{index:03d}.png")
 
 
 COMPVIS_CONFIG = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from taming.data import ImageDataModule, ImageTransform
+from taming.data import ImageDataModule, ImageTransform, open_label_maps
 from taming.data.images import BrokenImageError
 from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform, one_hot
 from taming.data.sets import label_maps
@@ -202,6 +202,21 @@ def test_validation_label_maps_of_their_own(pairs: Path, tmp_path: Path) -> None
     data = module(pairs, val_path=tmp_path / "val")
     assert (len(data.train_dataset), len(data.val_dataset)) == (8, 3)
     assert data.val_dataset[0]["images"].shape == (5, 12, 16)
+
+
+def test_label_maps_of_a_folder_and_a_single_one_for_a_model(pairs: Path) -> None:
+    reader = LabelMapReader(
+        num_classes=3, key=None, group="conditions", folder_key="conditions.subfolder"
+    )
+    where: dict[str, Any] = {"key": "conditions.path", "subfolder_key": "conditions.subfolder"}
+    folder = open_label_maps(pairs, reader=reader, subfolder="label", **where)
+    single = open_label_maps(pairs / folder.name(0), reader=reader, **where)
+    assert (len(single), single.name(0)) == (1, folder.name(0).removeprefix("label/"))
+    for source in (folder, single):  # of five classes: nothing says that a model has others
+        with pytest.raises(UserError, match=r"the model has .* 0 to 2: if .*conditions\.unl"):
+            source.load(0)
+    with pytest.raises(UserError, match=r"a single file.*conditions\.subfolder=label"):
+        open_label_maps(pairs / folder.name(0), reader=reader, subfolder="label", **where)
 
 
 def test_the_fingerprint_follows_how_label_maps_are_read(pairs: Path) -> None:

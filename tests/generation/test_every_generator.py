@@ -217,8 +217,11 @@ def test_checkpointing_changes_no_gradient(name: str) -> None:
 # --- larger grids ---------------------------------------------------------------------------------
 
 
-@every
-@pytest.mark.parametrize("stride", [1, 2, None])
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [(name, 2) for name in KINDS]
+    + [(name, None) for name in ("class", "image rotary_2d", "context")],  # 1 for such a window
+)
 def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
     name: str, stride: int | None
 ) -> None:

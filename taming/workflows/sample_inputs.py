@@ -1,0 +1,268 @@
+"""What samples are made from: classes, condition images, images to complete."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import torch
+
+from taming.conditioning import CellClasses
+from taming.data import (
+    BrokenImageError,
+    ImageFile,
+    ImageFolder,
+    ImageTransform,
+    LabelMapReader,
+    LabelMapTransform,
+    open_images,
+    open_label_maps,
+)
+from taming.errors import UserError
+from taming.generation import ImageGenerator, plan_windows
+from taming.vqgan import VQGAN
+from taming.workflows.sample_settings import GivenImages, SampleSettings
+
+__all__ = ["InputImages", "SampleInputs", "find_inputs"]
+
+NUM_IMAGES = 16  # where nothing says how many
+WHITE = (255, 255, 255)
+
+
+class InputImages:
+    """Images as a tokenizer takes them, read when they are needed; after the last comes the first.
+
+    Pictures and label maps are resized and cut in the middle, as for validation.
+
+    Args:
+        tokenizer: gives the kind of images.
+        grid_size: (height, width) in codes that they are cut to.
+        given: where they are.
+        group: name of the settings that say so, for messages.
+
+    Raises:
+        MissingPathError: if there is nothing at the path.
+        UserError: if there are no images.
+    """
+
+    def __init__(
+        self,
+        tokenizer: VQGAN | CellClasses,
+        grid_size: Sequence[int],
+        given: GivenImages,
+        group: str,
+    ) -> None:
+        assert given.path is not None
+        self.grid_size = tuple(grid_size)
+        self.source: ImageFolder | ImageFile
+        self.transform: ImageTransform
+        frame: dict[str, Any] = {
+            "resolution": [cells * tokenizer.downsample_factor for cells in grid_size],
+            "resize": "shorter_side",
+            "crop": "center",
+        }
+        where: dict[str, Any] = {
+            "key": f"{group}.path",
+            "subfolder": given.subfolder,
+            "subfolder_key": f"{group}.subfolder",
+        }
+        channels = tokenizer.image_channels
+        if tokenizer.label_maps:
+            reader = LabelMapReader(
+                num_classes=channels,
+                unlabelled=given.unlabelled,
+                unlabelled_class=given.unlabelled_class,
+                key=None,
+                folder_key=where["subfolder_key"],
+                group=group,
+            )
+            self.source = open_label_maps(given.path, reader=reader, **where)
+            self.transform = LabelMapTransform(**frame, num_classes=channels)
+        else:
+            self.source = open_images(
+                given.path, channels=1 if channels == 1 else 3, background=WHITE, **where
+            )
+            self.transform = ImageTransform(**frame)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        """`(c H W)`: a picture in [-1, 1], or a one-hot label map.
+
+        Raises:
+            UserError: if the file cannot be read, or is no label map of the model's classes.
+        """
+        index = number % len(self)
+        try:
+            return self.transform(self.source.load(index), name=self.name(number))
+        except BrokenImageError as error:
+            raise UserError(
+                f"{self.source.description}: {self.name(number)} cannot be read ({error}). Replace "
+                "it, or take it away."
+            ) from error
+
+    def batch(self, numbers: range) -> torch.Tensor:
+        """`(b c H W)`."""
+        return torch.stack([self[number] for number in numbers])
+
+    def name(self, number: int) -> str:
+        """Path below the folder or in the archive."""
+        return self.source.name(number % len(self))
+
+    def check(self, count: int) -> None:
+        """Reads the first `count` once, so that what is wrong with one of them is said now."""
+        with ThreadPool(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes outside the lock
+            for _ in pool.imap(self._check, range(min(count, len(self)))):
+                pass
+
+    def _check(self, number: int) -> None:
+        self[number]
+
+    def describe(self, noun: str, count: int) -> str:
+        """How many there are, and which `count` images take."""
+        there = f"{len(self)} {noun} in {self.source.description}"
+        if len(self) == count:
+            return there
+        return f"{there}, {f'the first {count}' if count < len(self) else f'{count} in turn'}"
+
+
+@dataclass(frozen=True)
+class SampleInputs:
+    """What each image is made from; image number i takes number i of everything.
+
+    Attributes:
+        num_images: how many images.
+        labels: `(num_images,)` int64, of models with classes.
+        conditions: of models that are asked for images.
+        complete: images whose first rows are kept.
+        keep_rows: rows of codes.
+    """
+
+    num_images: int
+    labels: torch.Tensor | None = None
+    conditions: InputImages | None = None
+    complete: InputImages | None = None
+    keep_rows: int = 0
+
+    def condition(self, numbers: range) -> torch.Tensor | None:
+        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing."""
+        if self.conditions is not None:
+            return self.conditions.batch(numbers)
+        return None if self.labels is None else self.labels[numbers.start : numbers.stop]
+
+    def names(self) -> list[str] | None:
+        """Of each image the file it is made from, if there is one."""
+        images = self.conditions or self.complete
+        return None if images is None else [images.name(i) for i in range(self.num_images)]
+
+    def notes(self) -> list[str]:
+        """What is given, a sentence each."""
+        given = {"conditions": self.conditions, "images to complete": self.complete}
+        notes = [
+            images.describe(noun, self.num_images) + "."
+            for noun, images in given.items()
+            if images is not None
+        ]
+        if self.complete is not None:
+            rows, height = self.keep_rows, self.complete.grid_size[0]
+            notes.append(f"{rows} of {height} rows of codes are the given images' own.")
+        return notes
+
+
+def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleInputs:
+    """Finds what the images are made from, and reads all of it once to see that it can be used.
+
+    Raises:
+        MissingPathError: if there is nothing at a path.
+        UserError: for settings that the model cannot do, or images that it cannot use.
+    """
+    if generator.tokenizer is None:
+        raise UserError(
+            "this generator has no tokenizer, so it draws tokens but no images: save it with the "
+            "VQGAN it was trained on."
+        )
+    height, width = settings.large_grid_size or generator.grid_size
+    plan_windows((height, width), generator.grid_size, settings.stride)  # whether it can
+    conditions = _conditions(generator, settings, (height, width))
+    complete, keep_rows = None, 0
+    if settings.complete.path is not None:
+        keep_rows = _keep_rows(settings.complete.keep_rows, height)
+        complete = InputImages(
+            generator.tokenizer, (height, width), settings.complete, group="complete"
+        )
+    given = [images for images in (conditions, complete) if images is not None]
+    num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
+    labels = _labels(generator, settings, num_images)
+    for images in given:
+        images.check(num_images)
+    return SampleInputs(num_images, labels, conditions, complete, keep_rows)
+
+
+def _conditions(
+    generator: ImageGenerator, settings: SampleSettings, grid_size: tuple[int, int]
+) -> InputImages | None:
+    given, conditioning = settings.conditions, generator.conditioning
+    if not conditioning.takes_images:
+        if given.path is not None:
+            raise UserError(
+                "conditions.path: this model was not trained on condition images; it is asked for "
+                f"{'nothing' if conditioning.num_classes is None else 'classes'}. To continue "
+                "images from their first rows, give them as complete.path."
+            )
+        return None
+    if given.path is None:
+        if conditioning.can_do_without:
+            return None
+        raise UserError(
+            "this model makes images from condition images and was not trained to do without: give "
+            "a folder, a .zip file or an image of them as conditions.path."
+        )
+    if generator.condition_tokenizer is None:
+        raise UserError(
+            "this generator has no tokenizer for condition images: save it with the one it was "
+            "trained with."
+        )
+    return InputImages(
+        generator.condition_tokenizer,
+        generator.condition_grid_size(grid_size),
+        given,
+        group="conditions",
+    )
+
+
+def _keep_rows(keep_rows: int | None, height: int) -> int:
+    if keep_rows is None:
+        keep_rows = height // 2
+    if not 0 < keep_rows < height:
+        raise UserError(
+            f"complete.keep_rows={keep_rows}: an image is {height} rows of codes, so keep 1 to "
+            f"{height - 1} of them."
+        )
+    return keep_rows
+
+
+def _labels(
+    generator: ImageGenerator, settings: SampleSettings, num_images: int
+) -> torch.Tensor | None:
+    num_classes = generator.conditioning.num_classes
+    if num_classes is None:
+        if settings.classes is not None:
+            raise UserError("this model was trained without classes: leave `classes` out.")
+        return None
+    chosen = settings.chosen_classes
+    if chosen is None:
+        chosen = list(range(num_classes))
+    if not chosen:
+        raise UserError("`classes` is empty: name a class, or leave it out for all in turn.")
+    names = list(generator.class_names or [])
+    labels = [names.index(c) if isinstance(c, str) and c in names else c for c in chosen]
+    for label in labels:
+        if not isinstance(label, int) or not 0 <= label < num_classes:
+            known = f" ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})" if names else ""
+            raise UserError(
+                f"class {label!r} does not exist in this model: it has the labels 0 to "
+                f"{num_classes - 1}{known}."
+            )
+    return torch.tensor([int(labels[i % len(labels)]) for i in range(num_images)])

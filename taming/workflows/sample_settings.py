@@ -1,0 +1,140 @@
+"""What `sample_images` can be told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from taming.errors import UserError
+
+__all__ = ["GivenImages", "ImagesToComplete", "SampleSettings"]
+
+
+@dataclass(frozen=True)
+class GivenImages:
+    """Where images are that sampling is given.
+
+    Attributes:
+        path: a folder, a `.zip` file or a single image; None: there are none.
+        subfolder: only the images below this folder of it; None for all.
+        unlabelled, unlabelled_class: of label maps, see `taming.data.LabelMapReader`; the classes
+            are the model's.
+    """
+
+    path: str | Path | None = None
+    subfolder: str | None = None
+    unlabelled: int | None = 255
+    unlabelled_class: int | None = None
+
+    def unused(self, group: str) -> str | None:
+        """Of the settings of `group`, what has no meaning without `path` and is given."""
+        if self.path is not None:
+            return None
+        for setting in fields(self):
+            if getattr(self, setting.name) != setting.default:
+                return f"{group}.{setting.name}"
+        return None
+
+
+@dataclass(frozen=True)
+class ImagesToComplete(GivenImages):
+    """Images of which the first rows are kept.
+
+    Attributes:
+        keep_rows: rows of codes that are kept; None: half of them.
+    """
+
+    keep_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """What to sample.
+
+    Attributes:
+        num_images: how many; None: as many as there are conditions or images to complete, of both
+            the larger number, and 16 where there are neither.
+        classes: labels or class names (or one of them) that the images take in turn; a number is
+            always a label. None: all classes in turn, or none for an unconditional model.
+        temperature, top_k, top_p, greedy, seed, guidance_scale, guidance_schedule, guidance_power,
+            guidance_interval, stride, compile, batch_size: see `ImageGenerator.sample_tokens`.
+        grid_size: (height, width) of larger images, in codes, one number for a square; None: as
+            trained.
+        conditions: images for the model to be asked for, taken in turn.
+        complete: images to complete, taken in turn, in the same order.
+        candidates: images drawn for each one that is kept, where a classifier chooses.
+        write_images: also write each image as a PNG into `images/`.
+
+    Raises:
+        UserError: for values that have no meaning. What a model cannot do shows when it is asked.
+    """
+
+    num_images: int | None = None
+    classes: Sequence[int | str] | int | str | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    greedy: bool = False
+    seed: int = 0
+    guidance_scale: float = 1.0
+    guidance_schedule: str = "constant"
+    guidance_power: float = 1.0
+    guidance_interval: Sequence[float] = (0.0, 1.0)
+    grid_size: int | Sequence[int] | None = None
+    stride: int | None = None
+    compile: bool = False
+    conditions: GivenImages = field(default_factory=GivenImages)
+    complete: ImagesToComplete = field(default_factory=ImagesToComplete)
+    candidates: int = 10
+    batch_size: int = 64
+    write_images: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_images", "batch_size", "candidates"):
+            value = getattr(self, name)
+            if value is None and name == "num_images":
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name}={value}: give a whole number, 1 or more.")
+        size = self.large_grid_size
+        if size is not None and not (len(size) == 2 and all(isinstance(n, int) for n in size)):
+            raise UserError(
+                f"grid_size={self.grid_size}: give rows and columns of codes, [height, width], or "
+                "one number."
+            )
+        for group in ("conditions", "complete"):
+            unused = getattr(self, group).unused(group)
+            if unused is not None:
+                raise UserError(f"{unused} is of images, and there are none: give {group}.path.")
+
+    @property
+    def chosen_classes(self) -> list[int | str] | None:
+        """`classes` as a list."""
+        if self.classes is None or isinstance(self.classes, int | str):
+            return None if self.classes is None else [self.classes]
+        return list(self.classes)
+
+    @property
+    def large_grid_size(self) -> tuple[int, ...] | None:
+        """`grid_size` as (height, width)."""
+        if self.grid_size is None or isinstance(self.grid_size, int):
+            return None if self.grid_size is None else (self.grid_size, self.grid_size)
+        return tuple(self.grid_size)
+
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of `ImageGenerator.sample` that are the same for all images."""
+        names = (
+            "temperature",
+            "top_k",
+            "top_p",
+            "greedy",
+            "seed",
+            "guidance_scale",
+            "guidance_schedule",
+            "guidance_power",
+            "guidance_interval",
+            "stride",
+            "compile",
+        )
+        same = {name: getattr(self, name) for name in names}
+        return {**same, "grid_size": self.large_grid_size}

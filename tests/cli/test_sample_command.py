@@ -1,0 +1,195 @@
+"""Every setting of `sample`, on generators that nobody trained."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_commands import Run, write_images
+
+from taming.cli import sample as sample_command
+from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
+from taming.data.label_maps import one_hot
+from taming.evaluation import ImageClassifier, to_uint8
+from taming.generation import ImageGenerator, sample_best
+from taming.transformer import GPT
+from taming.vqgan import VQGAN
+
+
+def save(conditioning: Conditioning, path: Path, cells: CellClasses | None = None) -> None:
+    """A generator of 4×4 pictures from 2×2 codes."""
+    torch.manual_seed(0)
+    vqgan = VQGAN(
+        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
+        resolution=4,
+        base_channels=8,
+        channel_multipliers=[1, 2],
+        num_residual_blocks=1,
+        attention_resolutions=[],
+        latent_channels=8,
+    )
+    transformer = GPT(
+        **conditioning.transformer_config((2, 2)),
+        codebook_size=8,
+        num_layers=1,
+        num_heads=2,
+        embed_dim=16,
+    )
+    with torch.no_grad():
+        for parameter in (*vqgan.parameters(), *transformer.parameters()):
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    generator = ImageGenerator(vqgan, transformer, conditioning, (2, 2), condition_tokenizer=cells)
+    generator.save_pretrained(path)
+
+
+@pytest.fixture
+def of_classes(tmp_path: Path) -> ImageGenerator:
+    save(ClassLabel(2, dropout=0.1, class_names=["cats", "dogs"]), tmp_path / "of_classes")
+    return ImageGenerator.from_pretrained(tmp_path / "of_classes")
+
+
+@pytest.fixture
+def of_maps(tmp_path: Path) -> ImageGenerator:
+    save(ImageCondition(3, (2, 2)), tmp_path / "of_maps", CellClasses(3, 2, 4))
+    return ImageGenerator.from_pretrained(tmp_path / "of_maps")
+
+
+def samples(run: Run, *overrides: str) -> tuple[np.ndarray, str]:
+    outcome = run("sample", "output_dir=out", "device=cpu", *overrides)
+    assert outcome.status == 0, outcome.err
+    with np.load("out/samples.npz") as arrays:
+        return arrays["arr_0"], outcome.out
+
+
+def test_every_setting_reaches_the_generator(
+    run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: dict[str, Any] = {}
+
+    def sample(self: ImageGenerator, count: int, condition: Any, **named: Any) -> torch.Tensor:
+        heard.update(named, condition=condition.tolist())
+        return torch.zeros(count, 3, 8, 6)
+
+    monkeypatch.setattr(ImageGenerator, "sample", sample)
+    expected = {
+        "temperature": 0.9, "top_k": 4, "top_p": 0.8, "greedy": True, "seed": 7, "compile": True,
+        "guidance_scale": 2.5, "guidance_schedule": "linear", "guidance_power": 1.5,
+        "guidance_interval": [0.25, 0.75], "grid_size": (4, 3), "stride": 2,
+    }  # fmt: skip
+    overrides = [f"{name}={value}".replace(" ", "") for name, value in expected.items()]
+    overrides = [text.replace("(", "[").replace(")", "]") for text in overrides]
+    samples(run, "checkpoint=of_classes", "num_images=3", "batch_size=3", *overrides)
+    assert heard == {
+        **expected, "batch_size": 3, "first_image": 0, "progress": True, "condition": [0, 1, 0],
+    }  # fmt: skip
+    samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
+    assert (heard["grid_size"], heard["condition"]) == ((4, 4), [1])
+
+
+def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> None:
+    drawn, out = samples(
+        run, "checkpoint=of_classes", "num_images=3", "guidance_scale=3", "grid_size=[4,6]"
+    )
+    labels = torch.tensor([0, 1, 0])
+    expected = of_classes.sample(3, labels, seed=0, guidance_scale=3.0, grid_size=(4, 6))
+    assert np.array_equal(drawn, to_uint8(expected))
+    assert "wrote out/samples.npz" in out
+    assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
+
+
+def test_dtype_of_the_transformer(
+    run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(generator: ImageGenerator, *args: object) -> None:
+        seen.append((generator.transformer.head.weight.dtype, generator.tokenizer.last_layer.dtype))
+        return original(generator, *args)
+
+    original = sample_command.sample_images
+    monkeypatch.setattr(sample_command, "sample_images", watched)
+    assert samples(run, "checkpoint=of_classes", "dtype=bfloat16")[0].shape[0] == 16
+    assert seen == [(torch.bfloat16, torch.float32)]
+    outcome = run("sample", "checkpoint=of_classes", "dtype=half")
+    assert outcome.status != 0
+    assert "dtype is one of float32, bfloat16, not 'half'" in outcome.err
+
+
+def test_conditions_and_images_to_complete(
+    run: Run, of_maps: ImageGenerator, tmp_path: Path
+) -> None:
+    maps = np.random.default_rng(0).integers(0, 3, (2, 4, 4), dtype=np.uint8)
+    maps[:, 0, 0] = 9
+    write_images(tmp_path / "scenes" / "image", 2, side=4)
+    (tmp_path / "scenes" / "label").mkdir()
+    for index, values in enumerate(maps):
+        Image.fromarray(values).save(tmp_path / "scenes" / "label" / f"{index:03d}.png")
+    drawn, out = samples(
+        run, "checkpoint=of_maps", "num_images=3", "conditions.path=scenes",
+        "conditions.subfolder=label", "conditions.unlabelled=9", "conditions.unlabelled_class=1",
+        "complete.path=scenes", "complete.subfolder=image", "complete.keep_rows=1",
+    )  # fmt: skip
+    maps[:, 0, 0] = 1
+    conditions = one_hot(torch.from_numpy(maps[[0, 1, 0]]), 3)
+    files = [tmp_path / "scenes" / "image" / f"{index:03d}.png" for index in (0, 1, 0)]
+    pixels = torch.from_numpy(np.stack([np.asarray(Image.open(file)) for file in files]))
+    images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    expected = of_maps.complete(images, 1, conditions, seed=0)
+    assert np.array_equal(drawn, to_uint8(expected))
+    assert "note: 2 conditions in scenes, 3 in turn." in out
+    assert "checkpoint=of_maps conditions.path=scenes conditions.subfolder=label seed=1" in out
+    refused = run("sample", "checkpoint=of_maps", "conditions.path=scenes", "output_dir=refused")
+    assert refused.status == 2
+    assert "conditions.subfolder" in refused.err
+    assert not Path("refused").exists()
+
+
+class Darkest:
+    """A classifier of one's own: the darker, the more of every class but the last."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        light = images.mean((1, 2, 3))
+        return torch.stack([*[-light] * (self.num_classes - 1), light], 1)
+
+
+def test_rejection(run: Run, of_classes: ImageGenerator, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    classifier = ImageClassifier(
+        num_classes=2, image_channels=3, resolution=4, class_names=["cats", "dogs"]
+    ).eval()
+    classifier.save_pretrained(tmp_path / "evaluation" / "classifier")
+    fixed = ("checkpoint=of_classes", "num_images=4", "rejection.candidates=3")
+    labels = torch.tensor([0, 1, 0, 1])
+    drawn, out = samples(run, *fixed, "rejection.classifier=evaluation/classifier")
+    best = sample_best(of_classes, classifier, 4, labels, 3, seed=0)
+    assert np.array_equal(drawn, to_uint8(best.images))
+    assert "note: of 3 candidates" in out
+    target = f"{{_target_: {__name__}.Darkest, num_classes: 2}}"
+    drawn, _ = samples(run, *fixed, f"rejection.classifier={target}")
+    best = sample_best(of_classes, Darkest(2), 4, labels, 3, seed=0)
+    assert np.array_equal(drawn, to_uint8(best.images))
+
+
+@pytest.mark.parametrize(
+    ("classifier", "message"),
+    [
+        ("nowhere", "nowhere does not exist"),
+        ("of_classes", "classifier"),
+        ("{_target_: pathlib.Path}", "rejection.classifier must be a directory"),
+        ("other", "knows the classes dogs, cats, and this model has cats, dogs"),
+    ],
+)
+def test_what_is_no_classifier_of_the_model(
+    run: Run, of_classes: ImageGenerator, tmp_path: Path, classifier: str, message: str
+) -> None:
+    ImageClassifier(
+        num_classes=2, image_channels=3, resolution=4, class_names=["dogs", "cats"]
+    ).save_pretrained(tmp_path / "other")
+    outcome = run("sample", "checkpoint=of_classes", f"rejection.classifier={classifier}")
+    assert outcome.status == 2
+    assert message in outcome.err

@@ -1,0 +1,45 @@
+import pytest
+import torch
+from torch import nn
+
+from taming.linear import FEW_ROWS, Linear
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "shape", [(1,), (1, 1), (2, 1), (3, 4), (FEW_ROWS,), (FEW_ROWS + 1,), (0,), (2, 0), ()]
+)
+def test_it_equals_that_of_pytorch(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(*shape, 24)
+    ours = Linear(24, 40, bias=bias)
+    theirs = nn.Linear(24, 40, bias=bias)
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x))
+        assert ours(x).is_contiguous()
+        half = ours.bfloat16()(x.bfloat16())
+        assert half.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert ours(x).dtype == torch.bfloat16
+
+
+def test_gradients_are_those_of_pytorch() -> None:
+    torch.manual_seed(0)
+    ours = Linear(24, 40)
+    x = torch.randn(2, 24, requires_grad=True)
+    ours(x).square().sum().backward()
+    output = x.detach() @ ours.weight.detach().mT + ours.bias.detach()
+    torch.testing.assert_close(x.grad, 2 * output @ ours.weight.detach())
+    torch.testing.assert_close(ours.weight.grad, 2 * output.mT @ x.detach())
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, FEW_ROWS])
+def test_few_rows_take_the_other_order(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *args: called.append(args))
+    with torch.no_grad():
+        Linear(24, 40)(torch.randn(num_rows, 24))
+        assert called == []
+        Linear(24, 40)(torch.randn(FEW_ROWS + 1, 24))
+    assert len(called) == 1

@@ -1,0 +1,362 @@
+"""Sampling to disk, held to what the generator itself draws."""
+
+import inspect
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from taming.conditioning import (
+    CellClasses,
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Unconditional,
+)
+from taming.data.label_maps import one_hot
+from taming.errors import MissingPathError, UserError
+from taming.evaluation import as_palette, to_uint8
+from taming.generation import ImageGenerator, sample_best
+from taming.transformer import GPT
+from taming.vqgan import VQGAN
+from taming.workflows import GivenImages, ImagesToComplete, SampleSettings, sample_images
+
+GRID = (2, 3)  # of images of 4×6
+COLOURS = [[10, 20, 30], [200, 0, 0], [0, 200, 0]]
+
+
+def vqgan(image_channels: int = 3, seed: int = 0) -> VQGAN:
+    torch.manual_seed(seed)
+    model = VQGAN(
+        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
+        image_channels=image_channels,
+        resolution=(4, 6),
+        base_channels=8,
+        channel_multipliers=[1, 2],
+        num_residual_blocks=1,
+        attention_resolutions=[],
+        latent_channels=8,
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():  # or every image would be nearly the same grey
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def generator(
+    conditioning: Conditioning,
+    condition_tokenizer: VQGAN | CellClasses | None = None,
+    image_channels: int = 3,
+) -> ImageGenerator:
+    tokenizer = vqgan(image_channels)
+    torch.manual_seed(1)
+    transformer = GPT(
+        **conditioning.transformer_config(GRID),
+        codebook_size=8,
+        num_layers=1,
+        num_heads=2,
+        embed_dim=16,
+    )
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return ImageGenerator(
+        tokenizer, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
+    ).eval()
+
+
+def of_label_maps(dropout: float = 0.0, palette: Any = COLOURS) -> ImageGenerator:
+    """Three classes, cells of a pixel: label maps of 2×3."""
+    return generator(ImageCondition(3, GRID, dropout, palette=palette), CellClasses(3, 1, GRID))
+
+
+@pytest.fixture
+def maps(tmp_path: Path) -> Path:
+    """Three label maps of 2×5: the model sees the three columns in the middle."""
+    (tmp_path / "maps").mkdir()
+    for index in range(3):
+        values = np.random.default_rng(index).integers(0, 3, (2, 5), dtype=np.uint8)
+        Image.fromarray(values).save(tmp_path / "maps" / f"map{index}.png")
+    return tmp_path / "maps"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two photos of 4×6."""
+    (tmp_path / "photos").mkdir()
+    for index in range(2):
+        pixels = np.random.default_rng(index).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"photo{index}.png")
+    return tmp_path / "photos"
+
+
+def in_turn(folder: Path, numbers: list[int]) -> np.ndarray:
+    files = sorted(folder.iterdir())
+    return np.stack([np.asarray(Image.open(files[i])) for i in numbers])
+
+
+def one_hot_of(maps: Path, numbers: list[int]) -> Tensor:
+    return one_hot(torch.from_numpy(in_turn(maps, numbers)[:, :, 1:4]), 3)
+
+
+def as_images(photos: Path, numbers: list[int]) -> Tensor:
+    pixels = torch.from_numpy(in_turn(photos, numbers)).permute(0, 3, 1, 2)
+    return pixels.float() / 127.5 - 1
+
+
+def written(output_dir: Path) -> dict[str, np.ndarray]:
+    with np.load(output_dir / "samples.npz") as arrays:
+        return dict(arrays)
+
+
+def draw(model: ImageGenerator, path: Path, classifier: Any = None, **settings: Any) -> np.ndarray:
+    """The samples of a run in `path/out`."""
+    sample_images(model, SampleSettings(**settings), path / "out", classifier)
+    return written(path / "out")["arr_0"]
+
+
+def test_the_settings_are_all_that_a_generator_can_be_told() -> None:
+    ours = set(SampleSettings().sampling()) | {"num_images", "condition", "given_tokens"}
+    ours |= {"batch_size", "first_image", "progress"}  # which the workflow gives
+    theirs = inspect.signature(ImageGenerator.sample_tokens).parameters
+    assert ours == set(theirs) - {"self"}
+
+
+def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
+    maps: Path, tmp_path: Path
+) -> None:
+    model = of_label_maps()
+    settings = SampleSettings(
+        num_images=5, conditions=GivenImages(maps), batch_size=2, seed=3, write_images=True
+    )
+    report = sample_images(model, settings, tmp_path / "out")
+    conditions = one_hot_of(maps, [0, 1, 2, 0, 1])
+    expected = to_uint8(model.sample(5, conditions, seed=3))
+    assert len(np.unique(expected.reshape(5, -1), axis=0)) == 5
+    arrays = written(tmp_path / "out")
+    assert list(arrays) == ["arr_0"]
+    assert np.array_equal(arrays["arr_0"], expected)
+    names = sorted(path.name for path in (tmp_path / "out" / "images").iterdir())
+    assert names[:4] == [f"00000{i}_map{i % 3}.png" for i in range(4)]
+    assert any("3 conditions in" in note and "5 in turn" in note for note in report.notes)
+    # four pictures a row, each 4×6 twelve times as large; a condition's pixel has 2×2 of a sample's
+    grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
+    for number in range(5):
+        top, left = 2 + number // 2 * 50, 2 + number % 2 * 2 * 74
+        condition = grid[top : top + 48 : 24, left : left + 72 : 24]
+        classes = conditions[number].argmax(0).numpy()
+        assert np.array_equal(condition, np.array(COLOURS, dtype=np.uint8)[classes])
+        sample = grid[top : top + 48 : 12, left + 74 : left + 74 + 72 : 12]
+        assert np.array_equal(sample, expected[number])
+
+
+def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 3, (4, 9), dtype=np.uint8)
+    Image.fromarray(values).save(tmp_path / "map.png")
+    model = of_label_maps()
+    drawn = draw(
+        model, tmp_path, conditions=GivenImages(tmp_path / "map.png"), grid_size=[4, 9], stride=1
+    )
+    condition = one_hot(torch.from_numpy(values), 3)[None]
+    expected = model.sample(1, condition, seed=0, grid_size=(4, 9), stride=1)
+    assert drawn.shape == (1, 8, 18, 3)
+    assert np.array_equal(drawn, to_uint8(expected))
+
+
+def test_pictures_from_an_archive_and_a_colour_model_of_them(photos: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "pairs.zip", "w") as archive:
+        for file in photos.iterdir():
+            archive.write(file, f"depth/{file.name}")
+        archive.writestr("image/a.png", b"not looked at")
+    model = generator(ImageCondition(8, GRID), vqgan(seed=5))
+    given = GivenImages(tmp_path / "pairs.zip", subfolder="depth")
+    expected = model.sample(2, as_images(photos, [0, 1]), seed=0)
+    assert np.array_equal(draw(model, tmp_path, conditions=given), to_uint8(expected))
+
+
+def test_guidance_without_conditions_and_with(maps: Path, tmp_path: Path) -> None:
+    model = of_label_maps(dropout=0.1)
+    guidance: dict[str, Any] = {
+        "guidance_scale": 4.0,
+        "guidance_schedule": "power_cosine",
+        "guidance_power": 2.0,
+        "guidance_interval": [0.2, 0.9],
+    }
+    free = draw(model, tmp_path)
+    assert np.array_equal(free, to_uint8(model.sample(16, seed=0)))
+    guided = draw(model, tmp_path, conditions=GivenImages(maps), **guidance)
+    expected = model.sample(3, one_hot_of(maps, [0, 1, 2]), seed=0, **guidance)
+    assert np.array_equal(guided, to_uint8(expected))
+    assert not np.array_equal(guided, draw(model, tmp_path, conditions=GivenImages(maps)))
+    with pytest.raises(UserError, match="strengthens a condition"):
+        draw(model, tmp_path, **guidance)
+
+
+def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
+    model = generator(Unconditional())
+    settings = SampleSettings(complete=ImagesToComplete(photos), num_images=3, batch_size=2)
+    report = sample_images(model, settings, tmp_path / "out")
+    images = as_images(photos, [0, 1, 0])
+    expected = to_uint8(model.complete(images, 1, seed=0))  # one of two rows: half
+    samples = written(tmp_path / "out")["arr_0"]
+    assert np.array_equal(samples, expected)
+    assert not np.array_equal(samples, to_uint8(model.sample(3, seed=0)))
+    assert any("1 of 2 rows" in note for note in report.notes)
+    grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
+    assert np.array_equal(grid[2:50:12, 2:74:12], to_uint8(images)[0])
+    assert np.array_equal(grid[2:50:12, 76:148:12], expected[0])
+
+
+def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
+    Image.open(photos / "photo0.png").resize((12, 8)).save(tmp_path / "large.png")
+    model = generator(Unconditional())
+    complete = ImagesToComplete(tmp_path / "large.png", keep_rows=3)
+    drawn = draw(model, tmp_path, complete=complete, grid_size=[4, 6])
+    pixels = torch.from_numpy(np.array(Image.open(tmp_path / "large.png"))).permute(2, 0, 1)
+    expected = model.complete(pixels[None].float() / 127.5 - 1, 3, seed=0)
+    assert np.array_equal(drawn, to_uint8(expected))
+
+
+def test_conditions_and_images_to_complete_go_together(
+    maps: Path, photos: Path, tmp_path: Path
+) -> None:
+    model = of_label_maps()
+    settings = SampleSettings(conditions=GivenImages(maps), complete=ImagesToComplete(photos))
+    report = sample_images(model, settings, tmp_path / "out")
+    expected = model.complete(as_images(photos, [0, 1, 0]), 1, one_hot_of(maps, [0, 1, 2]), seed=0)
+    assert np.array_equal(written(tmp_path / "out")["arr_0"], to_uint8(expected))
+    assert any("2 images to complete" in note and "3 in turn" in note for note in report.notes)
+
+
+def test_label_maps_are_completed_and_written_in_their_colours(tmp_path: Path) -> None:
+    values = np.random.default_rng(4).integers(0, 5, (4, 6), dtype=np.uint8)
+    values[0, 0] = 9
+    Image.fromarray(values).save(tmp_path / "map.png")
+    model = generator(Unconditional(), image_channels=5)
+    complete = ImagesToComplete(tmp_path / "map.png", unlabelled=9, unlabelled_class=2)
+    drawn = draw(model, tmp_path, complete=complete)
+    values[0, 0] = 2
+    logits = model.complete(one_hot(torch.from_numpy(values), 5)[None], 1, seed=0)
+    assert np.array_equal(drawn, as_palette(None, 5)[logits.argmax(1).numpy()])
+    # three classes look like red, green and blue, and are not
+    three = generator(Unconditional(), image_channels=3)
+    three.tokenizer.label_maps = True  # type: ignore[union-attr]
+    drawn = draw(three, tmp_path, num_images=2)
+    logits = three.sample(2, seed=0)
+    assert np.array_equal(drawn, as_palette(None, 3)[logits.argmax(1).numpy()])
+
+
+def brightness(images: Tensor) -> Tensor:
+    """A classifier: class 1 is bright."""
+    light = images.mean((1, 2, 3))
+    return torch.stack([-light, light], 1) * 20
+
+
+def test_rejection_keeps_what_the_classifier_finds_most_probable(
+    photos: Path, tmp_path: Path
+) -> None:
+    model = generator(ClassLabel(2, class_names=["dark", "bright"]))
+    report = sample_images(
+        model,
+        SampleSettings(num_images=6, candidates=4, batch_size=4),
+        tmp_path / "out",
+        brightness,
+    )
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    best = sample_best(model, brightness, 6, labels, 4, seed=0)
+    arrays = written(tmp_path / "out")
+    assert np.array_equal(arrays["arr_0"], to_uint8(best.images))
+    assert arrays["arr_1"].tolist() == labels.tolist()
+    assert not np.array_equal(arrays["arr_0"], draw(model, tmp_path, num_images=6))
+    share = f"{best.probabilities.mean():.0%}"
+    assert any("4 candidates" in note and share in note for note in report.notes)
+
+    given = model.tokenizer.encode(as_images(photos, [0, 1])).flatten(1)[:, :3]  # type: ignore[union-attr]
+    best = sample_best(model, brightness, 2, labels[:2], 4, seed=0, given_tokens=given)
+    completed = draw(model, tmp_path, brightness, complete=ImagesToComplete(photos), candidates=4)
+    assert np.array_equal(completed, to_uint8(best.images))
+
+
+def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) -> None:
+    assert len(draw(generator(Unconditional()), tmp_path)) == 16
+    assert len(draw(of_label_maps(), tmp_path, conditions=GivenImages(maps))) == 3
+    two = draw(of_label_maps(), tmp_path, conditions=GivenImages(maps), num_images=2)
+    assert np.array_equal(two, draw(of_label_maps(), tmp_path, conditions=GivenImages(maps))[:2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("maps", {}, "give a folder.*conditions.path"),
+        ("maps", {"conditions": {"path": "nowhere"}}, "nowhere does not exist.*conditions.path"),
+        ("maps", {"conditions": {"path": "photos"}}, "not a label map.*conditions.subfolder"),
+        (
+            "maps",
+            {"conditions": {"path": "wrong"}},
+            "value 7, and the model has.* 0 to 2",
+        ),
+        ("maps", {"conditions": {"path": "wrong"}}, "set conditions.unlabelled=7"),
+        ("maps", {"conditions": {"path": "wrong", "unlabelled": 7}}, "choose a conditions.unlab"),
+        ("maps", {"conditions": {"path": "broken"}}, "b.png cannot be read"),
+        ("maps", {"conditions": {"path": "maps", "subfolder": "x"}}, "conditions.subfolder=x"),
+        (
+            "maps",
+            {"conditions": {"path": "maps/map0.png", "subfolder": "x"}},
+            "single file.*conditions.subfolder=x",
+        ),
+        ("maps", {"conditions": {"path": "maps"}, "classes": [0]}, "trained without classes"),
+        ("free", {"conditions": {"path": "maps"}}, "was not trained on condition images"),
+        ("free", {"conditions": {"subfolder": "a"}}, "conditions.subfolder is of images"),
+        ("free", {"complete": {"keep_rows": 1}}, "complete.keep_rows is of images"),
+        ("free", {"complete": {"path": "photos", "keep_rows": 2}}, "keep_rows=2.*1 to 1"),
+        ("free", {"complete": {"path": "photos", "keep_rows": 0}}, "keep_rows=0"),
+        ("free", {"grid_size": [1, 3]}, "smaller than"),
+        ("free", {"grid_size": [2, 3, 4]}, "grid_size=.*height, width"),
+        ("free", {"grid_size": [4, 6], "stride": 4}, "stride is 4 and must be 1 to 3"),
+        ("free", {"num_images": 0}, "num_images=0"),
+        ("free", {"classifier": brightness}, "not trained on classes"),
+        ("classes", {"guidance_scale": 2.0}, "trained to do without"),
+        ("classes", {"classifier": brightness, "greedy": True}, "nothing to choose"),
+        ("classes", {"classifier": lambda images: brightness(images)[:, :1]}, r"\(1, 1\).*\(1, 2"),
+        ("classes", {"classifier": brightness, "candidates": 0}, "candidates=0"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_any_work(
+    kind: str,
+    settings: dict[str, Any],
+    message: str,
+    maps: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("wrong", "broken"):
+        (tmp_path / folder).mkdir()
+        Image.open(maps / "map0.png").save(tmp_path / folder / "a.png")
+    Image.fromarray(np.array([[7, 2, 0]], dtype=np.uint8)).save(tmp_path / "wrong" / "b.png")
+    (tmp_path / "broken" / "b.png").write_bytes((maps / "map0.png").read_bytes()[:45])
+    model = {
+        "maps": of_label_maps,
+        "free": lambda: generator(Unconditional()),
+        "classes": lambda: generator(ClassLabel(2)),
+    }[kind]()
+    forward = model.transformer.forward
+    calls: list[int] = []
+    monkeypatch.setattr(
+        model.transformer, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k)
+    )
+    given = {**settings}
+    classifier = given.pop("classifier", None)
+    with pytest.raises(UserError, match=message) as caught:
+        for name, what in (("conditions", GivenImages), ("complete", ImagesToComplete)):
+            if name in given:
+                given[name] = what(**given[name])
+        sample_images(model, SampleSettings(**given), tmp_path / "out", classifier)
+    assert isinstance(caught.value, MissingPathError) is ("nowhere" in message)
+    assert not calls
