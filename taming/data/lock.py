@@ -29,6 +29,9 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
         path: a file that exists while the lock is held; its directory must exist.
         what: what the lock is for, for the log.
     """
+    if sys.platform == "win32":  # an open file could not be removed there, either
+        yield
+        return
     descriptor = _locked(path, what)
     try:
         yield
@@ -52,8 +55,6 @@ def _locked(path: Path, what: str) -> int:
 
 
 def _lock(descriptor: int, what: str) -> None:
-    if sys.platform == "win32":
-        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

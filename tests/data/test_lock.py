@@ -3,6 +3,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,14 @@ def test_the_file_of_a_process_that_was_killed_locks_nobody_out(tmp_path: Path) 
     with exclusive(tmp_path / "a.lock", "it"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_without_locks_has_no_file_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taming.data.lock.sys", SimpleNamespace(platform="win32"))
+    with exclusive(tmp_path / "a.lock", "it"):
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_without_locks(
