@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import build, command, resolved
-from taming.cli.sample import device
+from taming.cli.app import build, command, device, resolved
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.errors import UserError
 from taming.workflows.benchmark import (

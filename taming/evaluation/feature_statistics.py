@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from taming.evaluation.frechet import frechet_distance
+from taming.evaluation.frechet import frechet_distance, moments
 
 __all__ = ["FeatureStatistics"]
 
@@ -46,11 +46,6 @@ class FeatureStatistics:
         """The Fréchet distance of the two sets, 0 or more; NaN if either holds no image."""
         if not self.num_images or not other.num_images:
             return float("nan")
-        means, covariances = zip(*(s._moments() for s in (self, other)), strict=True)
+        both = (moments(s._sum, s._products, s.num_images) for s in (self, other))
+        means, covariances = zip(*both, strict=True)
         return frechet_distance(*means, *covariances).item()
-
-    def _moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean `(f,)` and covariance `(f f)`; of a single image the covariance is zero."""
-        mean = self._sum / self.num_images
-        covariance = self._products - self.num_images * torch.outer(mean, mean)
-        return mean, covariance / max(1, self.num_images - 1)

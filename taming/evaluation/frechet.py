@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-__all__ = ["FrechetDistance", "frechet_distance"]
+__all__ = ["FrechetDistance", "frechet_distance", "moments"]
 
 
 class FrechetDistance(Metric):
@@ -57,18 +57,26 @@ class FrechetDistance(Metric):
 
     def compute(self) -> dict[str, torch.Tensor]:
         """`frechet_distance`, 0 or more."""
-        moments = (
-            (self.image_sum, self.image_products),
-            (self.reconstruction_sum, self.reconstruction_products),
-        )
-        means, covariances = [], []
-        for total, products in moments:
-            mean = total / self.num_images
-            covariance = products - self.num_images * torch.outer(mean, mean)
-            means.append(mean)
-            # of a single image it is zero, and the distance that of the means
-            covariances.append(covariance / (self.num_images - 1).clamp(min=1))
+        num_images = int(self.num_images)
+        first = moments(self.image_sum, self.image_products, num_images)
+        second = moments(self.reconstruction_sum, self.reconstruction_products, num_images)
+        means, covariances = zip(first, second, strict=True)
         return {"frechet_distance": frechet_distance(*means, *covariances)}
+
+
+def moments(
+    total: torch.Tensor, products: torch.Tensor, num_images: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean `(f,)` and covariance `(f f)` of features; of a single image the covariance is zero.
+
+    Args:
+        total: `(f,)` float64, the sum of the features.
+        products: `(f f)` likewise, of their products.
+        num_images: how many images they are of, at least 1.
+    """
+    mean = total / num_images
+    covariance = products - num_images * torch.outer(mean, mean)
+    return mean, covariance / max(1, num_images - 1)
 
 
 def frechet_distance(

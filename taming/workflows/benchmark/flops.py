@@ -13,8 +13,9 @@ __all__ = ["count_flops"]
 def count_flops(call: Callable[[], object]) -> int:
     """Operations of matrix products, convolutions and attention in one call, by PyTorch's formulas.
 
-    Backward passes inside it are included, and compiled parts run uncompiled. The products only:
-    what normalisations and activations add is little, and left out of a device's peak as well.
+    Backward passes inside it are included, and compiled parts run uncompiled. Attention counts
+    whole, causal or not, as is usual (Chowdhery et al. 2022, "PaLM", appendix B). The products
+    only: what normalisations and activations add is little, and left out of a device's peak too.
     """
     with torch.compiler.set_stance("force_eager"), _Counter() as counter:
         call()
