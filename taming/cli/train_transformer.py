@@ -224,8 +224,8 @@ def build_conditioning(
         return Unconditional()
     if images.num_classes is None:
         raise UserError(
-            "conditioning=class needs images with classes: one folder a class, or "
-            "data.labels=folders."
+            "conditioning=class needs images with classes: one folder a class in "
+            "data=image_folder, or a set that has them."
         )
     return ClassLabel(images.num_classes, config.condition_dropout, images.class_names)
 

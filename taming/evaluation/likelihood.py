@@ -28,9 +28,8 @@ class TokenLikelihood(Metric):
 
     def update(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         """Adds logits `(b n v)` and the tokens they predict, `(b n)`."""
-        self.nats += F.cross_entropy(
-            logits.double().flatten(0, 1), tokens.flatten(), reduction="sum"
-        )
+        nats = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
+        self.nats += nats.double().sum()  # b·n·v numbers in float64 would fill a GPU
         self.num_tokens += tokens.numel()
 
     def compute(self) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from taming.conditioning import (
 )
 from taming.errors import UserError
 from taming.generation import ImageGenerator, TokenChoice, random_numbers
+from taming.linear import FEW_ROWS
 from taming.sequence import to_tokens
 from taming.transformer import GPT
 
@@ -270,3 +271,11 @@ def test_compiled_steps_through_windows() -> None:
     asked_for = condition("context", scale=2)
     eager = model.sample_tokens(3, asked_for, **settings)
     assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
+
+
+def test_batches_of_few_and_of_many_rows_draw_alike() -> None:
+    """Linear maps take another order of operands up to `FEW_ROWS` rows."""
+    model = build("class")
+    labels = condition("class", count=2 * FEW_ROWS)
+    many = model.sample_tokens(2 * FEW_ROWS, labels, seed=8)
+    assert torch.equal(model.sample_tokens(2 * FEW_ROWS, labels, seed=8, batch_size=5), many)
