@@ -1,10 +1,12 @@
 """`evaluate`: numbers for a generator or a tokenizer."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import build, command, device, program, resolved
+from taming.cli.app import RESOLVED_FILE, build, command, device, program, resolved
 from taming.cli.train_transformer import with_tokenizer_shape
 from taming.errors import UserError
 from taming.evaluation import load_classifier
@@ -14,6 +16,8 @@ from taming.vqgan import VQGAN
 from taming.workflows import evaluate_model
 
 __all__ = ["main"]
+
+log = logging.getLogger("taming")
 
 
 @command("evaluate")
@@ -28,6 +32,7 @@ def main(config: DictConfig) -> None:
     tokenizer = model.tokenizer if isinstance(model, ImageGenerator) else model
     if tokenizer is not None:
         with_tokenizer_shape(config, tokenizer)
+    warn_of_trained_images(config)
     data = build(config.data)
     data.setup()
     report = evaluate_model(
@@ -48,6 +53,32 @@ def main(config: DictConfig) -> None:
     for path in report.written:
         print(f"wrote {path}")
     print(next_steps(plain, report.written))
+
+
+def warn_of_trained_images(config: DictConfig) -> None:
+    """Warns if the run in `config.checkpoint` held out others of the same images."""
+    path = Path(config.checkpoint).expanduser() / RESOLVED_FILE
+    if not path.is_file():
+        return
+    trained = OmegaConf.load(path)
+    assert isinstance(trained, DictConfig)
+
+    def value(source: DictConfig, name: str) -> Any:
+        found = OmegaConf.select(source, f"data.{name}")
+        return Path(found).expanduser().resolve() if found and name.endswith("path") else found
+
+    differing = [
+        f"data.{name}={value(trained, name)}"
+        for name in ("val_path", "val_fraction")
+        if value(trained, name) != value(config, name)
+    ]
+    if differing and value(trained, "path") == value(config, "path"):
+        log.warning(
+            "note: of the same images the run in %s held out others (%s): some that it was trained "
+            "on may be among those it is measured on now, and the numbers too good.",
+            config.checkpoint,
+            ", ".join(differing),
+        )
 
 
 def load_model(path: str) -> ImageGenerator | VQGAN:

@@ -146,6 +146,16 @@ def test_a_generator_of_classes(
     )
 
 
+def test_other_held_out_images_than_in_training_are_remarked_upon(
+    evaluate: Run, run: Run, transformer_run: Path, images: Path
+) -> None:
+    checkpoint = f"checkpoint={transformer_run}"
+    assert "held out others" not in evaluate(checkpoint).err
+    outcome = evaluate(checkpoint, "data.val_fraction=0.5", "output_dir=other")
+    assert outcome.status == 0, outcome.err
+    assert "held out others (data.val_fraction=0.25)" in outcome.err
+
+
 def test_without_classes_agreement_is_left_out(evaluate: Run, vqgan_run: Path) -> None:
     untrained(vqgan_run, Unconditional())
     found = good(evaluate("checkpoint=generator", "max_images=2"))
