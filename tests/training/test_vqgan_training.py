@@ -69,9 +69,12 @@ def test_the_gradients_are_those_of_the_papers_loss(adversary: Any, step: int) -
     losses = module.backward_losses(batch())
     found = gradients(module.vqgan)
     assert found.keys() == expected.keys()
+    # of a bias before a normalisation all terms cancel: what is left is rounding of their size
+    terms = max(gradient.abs().max().item() for gradient in expected.values())
+    rounding = 8 * torch.finfo(torch.float32).eps * terms
     for name, gradient in expected.items():
         largest = gradient.abs().max().item()
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7 + 1e-5 * largest)
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=rounding + 1e-5 * largest)
     listens = adversary is not None and step >= 3
     assert ("generator_loss" in losses) is listens
     assert ("adaptive_weight" in losses) is (listens and adversary["adaptive"])
