@@ -116,9 +116,10 @@ class Adversary(nn.Module):
             return []
         return [
             f"the generator first listens to the discriminator after step "
-            f"{self.start + self.warmup} (adversary.start + warmup), and the training ends at step "
-            f"{max_steps}: it never will. Give adversary.start as a fraction, such as 0.25, with a "
-            "shorter warmup; or leave it out with adversary=none."
+            f"{self.start + self.warmup}, {self.warmup} (adversary.warmup) after the "
+            f"discriminator's start, and the training ends at step {max_steps}: it never will. Set "
+            f"adversary.warmup={max_steps // 10} and adversary.ramp={max_steps // 5}, with "
+            "adversary.start=0.25 or less; or leave it out with adversary=none."
         ]
 
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:

@@ -104,10 +104,15 @@ def finetuned_adversary(saved: SavedModel, adversary: Adversary | None) -> None:
     if found is None:
         log.info("the model to fine-tune has no discriminator: it begins anew")
     elif found.config != adversary.discriminator.config:
+        chosen = adversary.discriminator.config
         log.warning(
-            "the model to fine-tune has a discriminator of another shape (%s), so it begins anew; "
-            "give adversary.discriminator these values to go on with it",
-            ", ".join(f"{name}={value}" for name, value in found.config.items()),
+            "the model to fine-tune has a discriminator of another shape, so it begins anew; to go "
+            "on with it add %s",
+            " ".join(
+                f"adversary.discriminator.{name}={str(value).lower()}"
+                for name, value in found.config.items()
+                if value != chosen.get(name)
+            ),
         )
     else:
         adversary.discriminator.load_state_dict(found.state)

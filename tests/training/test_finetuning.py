@@ -100,6 +100,7 @@ def test_the_discriminator_goes_on_with_its_weights(caplog: pytest.LogCaptureFix
     saved.parts["discriminator"].config["num_layers"] = 5
     finetuned_adversary(saved, tiny_adversary())
     assert "another shape" in caplog.text
+    assert caplog.text.strip().endswith("add adversary.discriminator.num_layers=5")
     finetuned_adversary(saved, None)
 
 

@@ -165,3 +165,4 @@ def test_a_discriminator_that_is_never_heard_is_remarked_upon() -> None:
     (remark,) = tiny_adversary(start=5, warmup=3).remarks(max_steps=8)
     assert "after step 8" in remark
     assert "ends at step 8: it never will" in remark
+    assert "Set adversary.warmup=0 and adversary.ramp=1" in remark
