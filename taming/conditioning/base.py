@@ -42,6 +42,7 @@ class Conditioning(ABC):
         num_classes: number of classes there are to ask for; None where there are none.
         class_names: names of the classes in the order of their labels; None where there are none.
         takes_images: whether a condition is an image, which becomes tokens first.
+        dropout: share of the conditions that training replaces by "nothing in particular".
     """
 
     kind: ClassVar[str]
@@ -51,6 +52,7 @@ class Conditioning(ABC):
     num_classes: int | None = None
     class_names: tuple[str, ...] | None = None
     takes_images: ClassVar[bool] = False
+    dropout: float = 0.0
 
     @abstractmethod
     def prompt(
@@ -71,7 +73,7 @@ class Conditioning(ABC):
     @property
     def can_do_without(self) -> bool:
         """Whether the model has learned what images look like that nothing is asked of."""
-        return False
+        return self.dropout > 0
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """What training shows instead of a prompt so that the model learns to do without.
@@ -81,6 +83,11 @@ class Conditioning(ABC):
             generator: source of randomness, on the device of the prompt.
         """
         return prompt
+
+    def _dropped(self, ids: Tensor, nothing: int, generator: torch.Generator | None) -> Tensor:
+        """`(b p)` ids, all of a sequence's replaced by `nothing` with probability `dropout`."""
+        chance = torch.rand(len(ids), 1, device=ids.device, generator=generator)  # (b 1)
+        return ids.masked_fill(chance < self.dropout, nothing)
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
         """The arguments of a `GPT` that depend on the condition, for tokens of a grid."""

@@ -47,11 +47,6 @@ class ClassLabel(Conditioning):
         """The prefix id of "no class"."""
         return self.num_classes
 
-    @property
-    def can_do_without(self) -> bool:
-        """Whether "no class" was trained."""
-        return self.dropout > 0
-
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
@@ -89,9 +84,7 @@ class ClassLabel(Conditioning):
         """Replaces each label by "no class" with probability `dropout`."""
         if self.dropout == 0.0:
             return prompt
-        prefix = prompt.prefix
-        chance = torch.rand(prefix.shape, device=prefix.device, generator=generator)  # (b 1)
-        return Prompt(prefix.masked_fill(chance < self.dropout, self.no_class_id))
+        return Prompt(self._dropped(prompt.prefix, self.no_class_id, generator))
 
     def with_class_names(self, class_names: Sequence[str]) -> "ClassLabel":
         """A copy that knows the names of its classes."""

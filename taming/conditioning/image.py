@@ -59,11 +59,6 @@ class ImageCondition(Conditioning):
         """The id of "no condition"."""
         return self.num_codes
 
-    @property
-    def can_do_without(self) -> bool:
-        """Whether "no condition" was trained."""
-        return self.dropout > 0
-
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
@@ -106,8 +101,7 @@ class ImageCondition(Conditioning):
         if self.dropout == 0.0:
             return prompt
         ids = prompt.prefix if prompt.context is None else prompt.context  # (b p)
-        chance = torch.rand(len(ids), 1, device=ids.device, generator=generator)  # (b 1)
-        return self._prompt(ids.masked_fill(chance < self.dropout, self.no_condition_id))
+        return self._prompt(self._dropped(ids, self.no_condition_id, generator))
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
         """The arguments of a `GPT` that depend on the condition, for tokens of a grid."""

@@ -30,6 +30,7 @@ from taming.vqgan import VQGAN
 __all__ = ["ImageGenerator", "load_condition_tokenizer"]
 
 
+BATCH_SIZE = 64
 CONDITION_TOKENIZERS: dict[str, type[VQGAN | CellClasses]] = {
     "vqgan": VQGAN,
     "cell_classes": CellClasses,
@@ -122,7 +123,7 @@ class ImageGenerator(nn.Module):
         grid_size: Sequence[int] | None = None,
         stride: int | None = None,
         compile: bool = False,
-        batch_size: int = 64,
+        batch_size: int = BATCH_SIZE,
         first_image: int = 0,
         progress: bool = False,
     ) -> Tensor:
@@ -217,7 +218,7 @@ class ImageGenerator(nn.Module):
         """
         self._require_tokenizer()
         tokens = self.sample_tokens(num_images, condition, *settings, **named)
-        batches = tokens.split(named.get("batch_size", 64))
+        batches = tokens.split(named.get("batch_size", BATCH_SIZE))
         return torch.cat([self.decode(batch, named.get("grid_size")) for batch in batches])
 
     def complete(
@@ -238,7 +239,7 @@ class ImageGenerator(nn.Module):
             UserError: also if the images do not fit the tokenizer.
         """
         tokenizer = self._require_tokenizer()
-        batches = images.split(max(settings.get("batch_size", 64), 1))
+        batches = images.split(max(settings.get("batch_size", BATCH_SIZE), 1))
         with torch.no_grad():
             indices = torch.cat([tokenizer.encode(batch.to(self.device)) for batch in batches])
         height, width = indices.shape[1:]  # of (b h w)

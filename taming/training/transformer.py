@@ -98,18 +98,23 @@ class TransformerTraining(TrainingModule):
         self.likelihood = TokenLikelihood()
 
     @property
-    def generator(self) -> ImageGenerator:
-        """What is validated and exported: the averaged transformer with its tokenizer."""
+    def averaged_transformer(self) -> GPT:
+        """The weights that are validated and exported."""
         model = self.ema.model if self.ema is not None else self.transformer
-        tokenizer = self.tokenizer.network
         assert isinstance(model, GPT)
+        return model
+
+    @property
+    def generator(self) -> ImageGenerator:
+        """The averaged transformer with its tokenizers."""
+        tokenizer = self.tokenizer.network
         assert isinstance(tokenizer, VQGAN)
         frozen = self.condition_tokenizer
         condition_tokenizer = None if frozen is None else frozen.network
         assert isinstance(condition_tokenizer, VQGAN | CellClasses | None)
         return ImageGenerator(
             tokenizer,
-            model,
+            self.averaged_transformer,
             self.conditioning,
             self.grid_size,
             condition_tokenizer=condition_tokenizer,
@@ -179,7 +184,7 @@ class TransformerTraining(TrainingModule):
         """Adds a batch's likelihood; the first is kept to be shown."""
         tokens = to_tokens(batch["indices"])
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
-        logits = self.generator.transformer.token_logits(prompt.prefix, tokens, prompt.context)
+        logits = self.averaged_transformer.token_logits(prompt.prefix, tokens, prompt.context)
         self.likelihood.update(logits, tokens)
         if batch_idx == 0:
             self._shown = {name: values[: self.num_samples] for name, values in batch.items()}

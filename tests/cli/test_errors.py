@@ -7,18 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, write_images
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, write_images
 
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16")
-
-
-def fails(outcome: object, *parts: str) -> None:
-    assert outcome.status == 2, outcome.err
-    last = outcome.err.strip().splitlines()[-1]
-    assert last.startswith("error: ")
-    assert "Traceback" not in outcome.err
-    for part in parts:
-        assert part in last, last
 
 
 def test_missing_path(run: Run) -> None:

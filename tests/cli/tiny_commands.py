@@ -73,6 +73,22 @@ class Outcome:
 Run = Callable[..., Outcome]
 
 
+def fails(outcome: Outcome, *parts: str) -> None:
+    """It ended with one clear error, whose last line has all the parts."""
+    assert outcome.status == 2, outcome.err
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "Traceback" not in outcome.err
+    for part in parts:
+        assert part in last, last
+
+
+def fails_before_writing(outcome: Outcome, *parts: str) -> None:
+    """As `fails`, and nothing was written to `out`."""
+    fails(outcome, *parts)
+    assert not Path("out").exists()
+
+
 def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> None:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)

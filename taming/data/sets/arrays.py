@@ -1,10 +1,11 @@
 """Known small data sets, in memory as arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from taming.data.builtin import load_cifar10, load_digits, load_fashion_mnist
+from taming.data.dataset import Source
 from taming.data.images import Channels
 from taming.data.module import ImageDataModule, NumWorkers, Part, hold_out
 from taming.data.transforms import ImageTransform, Resize
@@ -73,7 +74,7 @@ def fashion_mnist(
     )
     transform.check_size((28, 28), "a Fashion-MNIST image")
     return ImageDataModule(
-        partial(_open_fashion_mnist, root, channels),
+        partial(_open_train_and_test, load_fashion_mnist, root, channels),
         transform,
         channels=channels,
         batch_size=batch_size,
@@ -106,7 +107,7 @@ def cifar10(
     )
     transform.check_size((32, 32), "a CIFAR-10 image")
     return ImageDataModule(
-        partial(_open_cifar10, root, channels),
+        partial(_open_train_and_test, load_cifar10, root, channels),
         transform,
         channels=channels,
         batch_size=batch_size,
@@ -120,11 +121,7 @@ def _open_digits(channels: Channels, val_fraction: float) -> tuple[Part, Part]:
     return hold_out(load_digits(channels), val_fraction)
 
 
-def _open_fashion_mnist(root: str | Path, channels: Channels) -> tuple[Part, Part]:
-    train, val = (load_fashion_mnist(root, is_train, channels) for is_train in (True, False))
-    return Part(train), Part(val)
-
-
-def _open_cifar10(root: str | Path, channels: Channels) -> tuple[Part, Part]:
-    train, val = (load_cifar10(root, is_train, channels) for is_train in (True, False))
-    return Part(train), Part(val)
+def _open_train_and_test(
+    load: Callable[[str | Path, bool, Channels], Source], root: str | Path, channels: Channels
+) -> tuple[Part, Part]:
+    return Part(load(root, True, channels)), Part(load(root, False, channels))
