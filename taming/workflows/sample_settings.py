@@ -55,7 +55,8 @@ class SampleSettings:
         num_images: how many; None: as many as there are conditions or images to complete, of both
             the larger number, and 16 where there are neither.
         classes: labels or class names (or one of them) that the images take in turn; a number is
-            always a label. None: all classes in turn, or none for an unconditional model.
+            always a label. None: of images to complete the class whose name its folder has; else
+            all classes in turn, or none for an unconditional model.
         temperature, top_k, top_p, greedy, seed, guidance_scale, guidance_schedule, guidance_power,
             guidance_interval, stride, compile, batch_size: see `ImageGenerator.sample_tokens`.
         grid_size: (height, width) of larger images, in codes, one number for a square; None: as

@@ -222,6 +222,46 @@ def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
     assert np.array_equal(drawn, to_uint8(expected))
 
 
+@pytest.mark.parametrize(
+    ("place", "given", "labels"),
+    [
+        ("photos", "photos", [0, 1, 0]),  # in no class's folder: all classes in turn
+        ("dogs", "dogs", [1, 1, 1]),
+        ("dogs", "dogs/photo0.png", [1, 1, 1]),
+        ("all/dogs/cats", "all", [1, 1, 1]),  # of a dog
+        ("dogs/all/cats", "dogs", [0, 0, 0]),  # said of all, and then of these
+    ],
+)
+def test_images_to_complete_are_of_their_folders_classes(
+    place: str, given: str, labels: list[int], photos: Path, tmp_path: Path
+) -> None:
+    model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    photos.rename(tmp_path / place)
+    settings = SampleSettings(complete=ImagesToComplete(tmp_path / given), num_images=3)
+    report = sample_images(model, settings, tmp_path / "out")
+    assert written(tmp_path / "out")["arr_1"].tolist() == labels
+    assert any("class whose name its folder has" in n for n in report.notes) is (place != "photos")
+
+
+def test_classes_of_folders_and_of_the_command(photos: Path, tmp_path: Path) -> None:
+    model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
+    for number, name in enumerate(["dogs", "cats"]):  # the other way round than their labels
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (photos / f"photo{number}.png").rename(tmp_path / "all" / name / f"{number}.png")
+    complete = ImagesToComplete(tmp_path / "all")
+    completed = draw(model, tmp_path, complete=complete, num_images=3)
+    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 0]  # cats/1.png is the first
+    images = torch.cat([as_images(tmp_path / "all" / c, [0]) for c in ("cats", "dogs", "cats")])
+    expected = model.complete(images, 1, torch.tensor([0, 1, 0]), seed=0)
+    assert np.array_equal(completed, to_uint8(expected))
+    draw(model, tmp_path, complete=complete, classes=["dogs"])
+    assert written(tmp_path / "out")["arr_1"].tolist() == [1, 1]
+    (tmp_path / "all" / "dogs").rename(tmp_path / "all" / "wolves")
+    with pytest.raises(UserError, match=r"1 of 2 images .* such as wolves/0\.png.*`classes`"):
+        draw(model, tmp_path, complete=complete)
+
+
 def test_conditions_and_images_to_complete_go_together(
     maps: Path, photos: Path, tmp_path: Path
 ) -> None:
