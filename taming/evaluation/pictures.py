@@ -78,8 +78,9 @@ def image_grid(
 ) -> Image.Image:
     """Lays pictures or label maps out in rows, each under its caption if there are captions.
 
-    A caption may have several lines; what is too wide for the picture is cut off. `images` `(b c H W)` and `palette` are as for `to_uint8`. Small images are enlarged by a whole
-    factor to at least `min_side` pixels, to be seen.
+    `images` `(b c H W)` and `palette` are as for `to_uint8`. Small images are enlarged by a whole
+    factor to at least `min_side` pixels, to be seen. A caption may have several lines; what is too
+    wide for its picture is cut off.
     """
     return pixel_grid(to_uint8(images, palette), num_columns, captions, min_side)
 
