@@ -156,10 +156,13 @@ class SampleInputs:
     keep_rows: int = 0
 
     def condition(self, numbers: range) -> torch.Tensor | None:
-        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing."""
+        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing.
+
+        After the last image comes the first, to fill a batch.
+        """
         if self.conditions is not None:
             return self.conditions.batch(numbers)
-        return None if self.labels is None else self.labels[numbers.start : numbers.stop]
+        return None if self.labels is None else self.labels[torch.tensor(numbers) % self.num_images]
 
     def names(self) -> list[str] | None:
         """Of each image the file it is made from, if there is one."""

@@ -1,7 +1,9 @@
 """Sampling to disk, held to what the generator itself draws."""
 
 import inspect
+import logging
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import (
     CellClasses,
@@ -297,6 +300,11 @@ def brightness(images: Tensor) -> Tensor:
     return torch.stack([-light, light], 1) * 20
 
 
+def thirds(images: Tensor) -> Tensor:
+    """The same for three classes."""
+    return torch.cat([brightness(images), images.mean((1, 2, 3))[:, None]], 1)
+
+
 def test_rejection_keeps_what_the_classifier_finds_most_probable(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -320,6 +328,32 @@ def test_rejection_keeps_what_the_classifier_finds_most_probable(
     best = sample_best(model, brightness, 2, labels[:2], 4, seed=0, given_tokens=given)
     completed = draw(model, tmp_path, brightness, complete=ImagesToComplete(photos), candidates=4)
     assert np.array_equal(completed, to_uint8(best.images))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("classifier", [None, thirds])
+def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
+    classifier: Any,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counter = CompileCounter()  # stands for the compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    model = generator(ClassLabel(3))
+    settings: dict[str, Any] = {
+        "complete": ImagesToComplete(photos), "num_images": 5, "batch_size": 3, "candidates": 2
+    }  # fmt: skip
+    drawn = draw(model, tmp_path, classifier, **settings)
+    assert not caplog.records
+    with caplog.at_level(logging.INFO, "taming"):
+        compiled = draw(model, tmp_path, classifier, **settings, compile=True)
+    assert len(compiled) == 5
+    assert np.array_equal(compiled, drawn)
+    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 2, 0, 1]
+    assert counter.frame_count == 1
+    assert ["54 images" in record.message for record in caplog.records] == [True]
 
 
 def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) -> None:
