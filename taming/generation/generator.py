@@ -216,7 +216,7 @@ class ImageGenerator(nn.Module):
             `(num_images c H W)` on the model's device, in [-1, 1]; of a tokenizer of label maps
             logits of the classes.
         """
-        self._require_tokenizer()
+        self.require_tokenizer()
         tokens = self.sample_tokens(num_images, condition, *settings, **named)
         batches = tokens.split(named.get("batch_size", BATCH_SIZE))
         return torch.cat([self.decode(batch, named.get("grid_size")) for batch in batches])
@@ -238,7 +238,7 @@ class ImageGenerator(nn.Module):
         Raises:
             UserError: also if the images do not fit the tokenizer.
         """
-        tokenizer = self._require_tokenizer()
+        tokenizer = self.require_tokenizer()
         batches = images.split(max(settings.get("batch_size", BATCH_SIZE), 1))
         with torch.no_grad():
             indices = torch.cat([tokenizer.encode(batch.to(self.device)) for batch in batches])
@@ -264,7 +264,7 @@ class ImageGenerator(nn.Module):
         Returns:
             `(b c H W)` in [-1, 1]; of a tokenizer of label maps logits of the classes.
         """
-        tokenizer = self._require_tokenizer()
+        tokenizer = self.require_tokenizer()
         with evaluation_mode(tokenizer):
             indices = to_indices(tokens.to(self.device), self._grid_size_of(grid_size))
             images = tokenizer.decode(indices)
@@ -334,11 +334,18 @@ class ImageGenerator(nn.Module):
         """
         return cls.from_saved(load_saved_model(path), where=str(path))
 
-    def _require_tokenizer(self) -> VQGAN:
+    def require_tokenizer(self) -> VQGAN:
+        """The tokenizer.
+
+        Raises:
+            UserError: if there is none: it says how the generator gets one.
+        """
         if self.tokenizer is None:
             raise UserError(
                 "this generator has no tokenizer, so it draws tokens but no images: save it with "
-                "the VQGAN it was trained on, or use sample_tokens."
+                "the VQGAN it was trained on, or use sample_tokens. A LlamaGen GPT gets one as it "
+                "is imported: scripts/import_checkpoint.py source=llamagen_gpt checkpoint=… "
+                "config=… output=… tokenizer=DIR, where DIR holds the imported tokenizer."
             )
         return self.tokenizer
 

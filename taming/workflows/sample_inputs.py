@@ -192,20 +192,14 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
         MissingPathError: if there is nothing at a path.
         UserError: for settings that the model cannot do, or images that it cannot use.
     """
-    if generator.tokenizer is None:
-        raise UserError(
-            "this generator has no tokenizer, so it draws tokens but no images: save it with the "
-            "VQGAN it was trained on."
-        )
+    tokenizer = generator.require_tokenizer()
     height, width = settings.large_grid_size or generator.grid_size
     plan_windows((height, width), generator.grid_size, settings.stride)  # whether it can
     conditions = _conditions(generator, settings, (height, width))
     complete, keep_rows = None, 0
     if settings.complete.path is not None:
         keep_rows = _keep_rows(settings.complete.keep_rows, height)
-        complete = InputImages(
-            generator.tokenizer, (height, width), settings.complete, group="complete"
-        )
+        complete = InputImages(tokenizer, (height, width), settings.complete, group="complete")
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
     labels, of_folders = _labels(generator, settings, complete, num_images)

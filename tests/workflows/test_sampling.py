@@ -73,6 +73,10 @@ def generator(
     ).eval()
 
 
+def without_tokenizer(model: ImageGenerator) -> ImageGenerator:
+    return ImageGenerator(None, model.transformer, model.conditioning, GRID)
+
+
 def of_label_maps(dropout: float = 0.0, palette: Any = COLOURS) -> ImageGenerator:
     """Three classes, cells of a pixel: label maps of 2×3."""
     return generator(ImageCondition(3, GRID, dropout, palette=palette), CellClasses(3, 1, GRID))
@@ -393,6 +397,7 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("free", {"grid_size": [2, 3, 4]}, "grid_size=.*height, width"),
         ("free", {"grid_size": [4, 6], "stride": 4}, "stride is 4 and must be 1 to 3"),
         ("free", {"num_images": 0}, "num_images=0"),
+        ("tokens", {}, "no tokenizer.*import_checkpoint.py source=llamagen_gpt .*tokenizer=DIR"),
         ("free", {"classifier": brightness}, "not trained on classes"),
         ("classes", {"guidance_scale": 2.0}, "trained to do without"),
         ("classes", {"classifier": brightness, "greedy": True}, "nothing to choose"),
@@ -418,6 +423,7 @@ def test_what_cannot_be_done_is_said_before_any_work(
     model = {
         "maps": of_label_maps,
         "free": lambda: generator(Unconditional()),
+        "tokens": lambda: without_tokenizer(generator(Unconditional())),
         "classes": lambda: generator(ClassLabel(2)),
     }[kind]()
     forward = model.transformer.forward
