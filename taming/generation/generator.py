@@ -1,5 +1,6 @@
 """The image generator: tokenizer, transformer and conditioning together."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -152,7 +153,7 @@ class ImageGenerator(nn.Module):
             guidance_interval: likewise.
             grid_size: (height, width) of larger images, in codes: they are drawn through a sliding
                 window of the trained size; None for that size.
-            stride: of the window, see `plan_windows`.
+            stride: of the window, see `taming.generation.plan_windows`.
             compile: compile the step: slow to start, then faster; the same tokens up to rounding.
             batch_size: images drawn at once, which bounds the memory.
             first_image: number of the first image, to draw a long series in several calls.
@@ -178,7 +179,7 @@ class ImageGenerator(nn.Module):
         codebook_size = self.transformer.codebook_size
         check_given_tokens(given_tokens, num_images, num_tokens, codebook_size)
         given_tokens = given_tokens.to(self.device, torch.int64)
-        runs = plan_windows(size, self.grid_size, stride, num_given=given_tokens.shape[1])
+        runs = self.plan_windows(size, stride, num_given=given_tokens.shape[1])
         check_condition(condition, self.conditioning, num_images)
         if seed is None:
             seed = int(torch.randint(2**62, ()))
@@ -280,6 +281,19 @@ class ImageGenerator(nn.Module):
         sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
         height, width = (condition * size // trained for condition, size, trained in sizes)
         return height, width
+
+    def plan_windows(
+        self, grid_size: tuple[int, int], stride: int | None = None, *, num_given: int = 0
+    ) -> list[WindowRun]:
+        """The function of this name, where the window cuts through no cell of a condition image."""
+        step = (1, 1)
+        if isinstance(self.conditioning, ImageCondition):
+            sides = zip(self.grid_size, self.conditioning.grid_size, strict=True)
+            rows, columns = (
+                trained // math.gcd(trained, condition) for trained, condition in sides
+            )
+            step = rows, columns
+        return plan_windows(grid_size, self.grid_size, stride, num_given=num_given, step=step)
 
     def to_saved(self) -> SavedModel:
         """The generator as plain data, each part with its own config and weights."""
