@@ -1,14 +1,18 @@
 """What can be wrong with a generator's parts, and with what it is asked for."""
 
+import torch
 from torch import Tensor
 
 from taming.conditioning import CellClasses, Conditioning
 from taming.errors import UserError
+from taming.generation.choice import random_numbers
+from taming.generation.filtering import filter_logits
 from taming.generation.guidance import Guidance
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 __all__ = [
+    "check_choice",
     "check_condition",
     "check_given_tokens",
     "check_guidance",
@@ -87,6 +91,15 @@ def check_condition(condition: Tensor | None, conditioning: Conditioning, num_im
             f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
             f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
         )
+
+
+def check_choice(
+    temperature: float, top_k: int | None, top_p: float | None, *, greedy: bool, seed: int
+) -> None:
+    """Raises a `UserError` if tokens cannot be chosen so; greedily they can always be."""
+    if not greedy:
+        filter_logits(torch.zeros(1, 2), temperature, top_k, top_p)
+        random_numbers(seed, [0], 1)
 
 
 def check_guidance(guidance: Guidance, conditioning: Conditioning, *, asked: bool) -> None:

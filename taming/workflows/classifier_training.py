@@ -14,7 +14,7 @@ from taming.data import EndlessBatches, ImageDataset
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier
 
-__all__ = ["ClassifierTraining", "train_classifier"]
+__all__ = ["ClassifierTraining", "new_classifier", "train_classifier"]
 
 ENOUGH_STEPS = 100  # that few images are given too, however often they come
 
@@ -94,20 +94,9 @@ def train_classifier(
         The classifier, in evaluation mode, on `device`.
 
     Raises:
-        UserError: if the images have fewer than two classes.
+        UserError: if the images have fewer than two classes, or are too small for the network.
     """
-    if dataset.num_classes is None:
-        raise UserError(f"{dataset.source.description} has no classes to train a classifier on.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        classifier = ImageClassifier(
-            num_classes=dataset.num_classes,
-            image_channels=dataset.channels,
-            resolution=_looked_at(dataset.resolution, settings.max_side),
-            base_channels=settings.base_channels,
-            num_levels=settings.num_levels,
-            class_names=dataset.class_names,
-        ).to(device)
+    classifier = new_classifier(dataset, settings).to(device)
     num_steps = settings.steps_for(len(dataset))
     optimizer = torch.optim.AdamW(
         classifier.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
@@ -137,6 +126,22 @@ def train_classifier(
         optimizer.step()
         schedule.step()
     return classifier.eval()
+
+
+def new_classifier(dataset: ImageDataset, settings: ClassifierTraining) -> ImageClassifier:
+    """The classifier as `train_classifier` begins with it; what that cannot train is said."""
+    if dataset.num_classes is None:
+        raise UserError(f"{dataset.source.description} has no classes to train a classifier on.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return ImageClassifier(
+            num_classes=dataset.num_classes,
+            image_channels=dataset.channels,
+            resolution=_looked_at(dataset.resolution, settings.max_side),
+            base_channels=settings.base_channels,
+            num_levels=settings.num_levels,
+            class_names=dataset.class_names,
+        )
 
 
 def _looked_at(resolution: tuple[int, int], max_side: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from taming.data import (
     open_label_maps,
 )
 from taming.errors import UserError
-from taming.generation import ImageGenerator, plan_windows
+from taming.generation import ImageGenerator, check_guidance
 from taming.vqgan import VQGAN
 from taming.workflows.sample_classes import chosen_labels, folder_classes
 from taming.workflows.sample_settings import GivenImages, SampleSettings
@@ -194,7 +194,7 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
     """
     tokenizer = generator.require_tokenizer()
     height, width = settings.large_grid_size or generator.grid_size
-    plan_windows((height, width), generator.grid_size, settings.stride)  # whether it can
+    generator.plan_windows((height, width), settings.stride)  # whether it can
     conditions = _conditions(generator, settings, (height, width))
     complete, keep_rows = None, 0
     if settings.complete.path is not None:
@@ -203,6 +203,8 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
     labels, of_folders = _labels(generator, settings, complete, num_images)
+    asked = labels is not None or conditions is not None
+    check_guidance(settings.guidance, generator.conditioning, asked=asked)
     for images in given:
         images.check(num_images)
     return SampleInputs(num_images, labels, of_folders, conditions, complete, keep_rows)

@@ -153,6 +153,12 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         ({"guidance_scales": 2.0}, r"guidance_scales=2.0.*list"),
         ({"guidance_scales": []}, "list"),
         ({"guidance_scales": [1.0, 1]}, "once"),
+        ({"guidance_scales": [1.0, -1.0]}, "guidance_scale is -1.0"),
+        ({"guidance_schedule": "steep"}, "guidance_schedule is 'steep'"),
+        ({"guidance_interval": [0.5]}, "guidance_interval is"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

@@ -396,7 +396,17 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("free", {"grid_size": [1, 3]}, "smaller than"),
         ("free", {"grid_size": [2, 3, 4]}, "grid_size=.*height, width"),
         ("free", {"grid_size": [4, 6], "stride": 4}, "stride is 4 and must be 1 to 3"),
+        ("free", {"grid_size": [4, 6], "stride": 1.5}, "stride=1.5"),
         ("free", {"num_images": 0}, "num_images=0"),
+        ("free", {"temperature": 0}, "temperature is 0"),
+        ("free", {"top_k": 0}, "top_k is 0"),
+        ("free", {"top_p": 1.5}, "top_p is 1.5"),
+        ("free", {"seed": -1}, "seed is -1"),
+        ("free", {"guidance_scale": 2.0}, "strengthens a condition, and there is none"),
+        ("classes", {"guidance_schedule": "steep"}, "guidance_schedule is 'steep'"),
+        ("classes", {"guidance_power": 0}, "guidance_power is 0"),
+        ("classes", {"guidance_interval": [0.5, 0.5]}, "guidance_interval is"),
+        ("classes", {"guidance_scale": -1.0}, "guidance_scale is -1.0"),
         ("tokens", {}, "no tokenizer.*import_checkpoint.py source=llamagen_gpt .*tokenizer=DIR"),
         ("free", {"classifier": brightness}, "not trained on classes"),
         ("classes", {"guidance_scale": 2.0}, "trained to do without"),
@@ -440,3 +450,11 @@ def test_what_cannot_be_done_is_said_before_any_work(
         sample_images(model, SampleSettings(**given), tmp_path / "out", classifier)
     assert isinstance(caught.value, MissingPathError) is ("nowhere" in message)
     assert not calls
+    assert not (tmp_path / "out").exists()
+
+
+def test_greedily_nothing_is_drawn_that_could_be_out_of_range(tmp_path: Path) -> None:
+    model = generator(Unconditional())
+    expected = to_uint8(model.sample(2, greedy=True))
+    drawn = draw(model, tmp_path, num_images=2, greedy=True, temperature=0, seed=-1)
+    assert np.array_equal(drawn, expected)
