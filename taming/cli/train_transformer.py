@@ -142,9 +142,26 @@ def check_conditioning(config: DictConfig) -> None:
         )
     if config.condition_as not in ("prefix", "context"):
         raise UserError(f"condition_as is prefix or context, not {config.condition_as!r}.")
+    if config.condition_as == "context" and config.conditioning in ("class", "none"):
+        raise UserError(_OF_IMAGES)
+    if config.condition_dropout > 0 and config.conditioning == "none":
+        raise UserError(_of_a_condition(config.condition_dropout))
     for name in ("num_views", "batch_size"):
         if config.tokens[name] < 1:
             raise UserError(f"tokens.{name} must be at least 1, not {config.tokens[name]}.")
+
+
+_OF_IMAGES = (
+    "condition_as=context is for condition images, and here are none: they need data=paired and "
+    "conditioning=image, or leave it out."
+)
+
+
+def _of_a_condition(dropout: float) -> str:
+    return (
+        f"condition_dropout={dropout} leaves out the condition some of the time, and here is none: "
+        "set condition_dropout=0, or give images with classes or condition images."
+    )
 
 
 def build_condition_tokenizer(
@@ -208,7 +225,8 @@ def build_conditioning(
     """What can be asked of the model, by `config.conditioning`.
 
     Raises:
-        UserError: for classes that the images do not have.
+        UserError: for classes that the images do not have, or settings of a condition that there is
+            none of.
     """
     if condition_tokenizer is not None:
         assert isinstance(images, PairedDataModule)
@@ -219,13 +237,19 @@ def build_conditioning(
             as_context=config.condition_as == "context",
             palette=images.palette,
         )
+    if config.condition_as == "context":
+        raise UserError(_OF_IMAGES)
     kind = config.conditioning
     if kind == "none" or (kind == "auto" and images.num_classes is None):
+        if config.condition_dropout > 0:
+            raise UserError(_of_a_condition(config.condition_dropout))
         return Unconditional()
     if images.num_classes is None:
+        pairs = isinstance(images, PairedDataModule)
         raise UserError(
             "conditioning=class needs images with classes: one folder a class in "
             "data=image_folder, or a set that has them."
+            + (" Those of data=paired have none, but condition images." if pairs else "")
         )
     return ClassLabel(images.num_classes, config.condition_dropout, images.class_names)
 

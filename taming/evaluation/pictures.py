@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 GAP = 2
+LINE = 14  # pixels of a caption's line
 INK, PAPER = (30, 30, 30), (255, 255, 255)
 
 
@@ -78,7 +79,8 @@ def image_grid(
     """Lays pictures or label maps out in rows, each under its caption if there are captions.
 
     `images` `(b c H W)` and `palette` are as for `to_uint8`. Small images are enlarged by a whole
-    factor to at least `min_side` pixels, to be seen.
+    factor to at least `min_side` pixels, to be seen. A caption may have several lines; what is too
+    wide for its picture is cut off.
     """
     return pixel_grid(to_uint8(images, palette), num_columns, captions, min_side)
 
@@ -96,7 +98,8 @@ def pixel_grid(
     height, width = height * factor, width * factor
     num_columns = num_columns or math.ceil(math.sqrt(len(pixels)))
     num_rows = math.ceil(len(pixels) / num_columns)
-    caption_height = 14 if captions else 0
+    num_lines = max(caption.count("\n") + 1 for caption in captions) if captions else 0
+    caption_height = num_lines * LINE
     cell_height, cell_width = height + caption_height + GAP, width + GAP
     canvas = Image.new("RGB", (num_columns * cell_width + GAP, num_rows * cell_height + GAP), PAPER)
     draw = ImageDraw.Draw(canvas)
@@ -104,7 +107,9 @@ def pixel_grid(
         left = GAP + (index % num_columns) * cell_width
         top = GAP + (index // num_columns) * cell_height
         if captions:
-            draw.text((left + 1, top), captions[index][: max(1, width // 6)], fill=INK)
+            for number, line in enumerate(captions[index].split("\n")):
+                place = (left + 1, top + number * LINE)
+                draw.text(place, line[: max(1, width // 6)], fill=INK)
         canvas.paste(Image.fromarray(picture), (left, top + caption_height))
     return canvas
 

@@ -1,11 +1,13 @@
 """Drawing images from a trained generator."""
 
+from taming.generation.checks import check_choice, check_guidance
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
-from taming.generation.generator import ImageGenerator, load_condition_tokenizer
+from taming.generation.generator import ImageGenerator
 from taming.generation.guidance import Guidance, guide
 from taming.generation.rejection import BestSamples, sample_best
+from taming.generation.saved_parts import load_condition_tokenizer
 from taming.generation.window import WindowRun, plan_windows
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "TokenChoice",
     "WindowRun",
     "apply_temperature",
+    "check_choice",
+    "check_guidance",
     "decode_tokens",
     "filter_logits",
     "guide",

@@ -1,5 +1,6 @@
 """The image generator: tokenizer, transformer and conditioning together."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,18 @@ from taming.conditioning import (
     conditioning_from_config,
 )
 from taming.errors import UserError
+from taming.generation.checks import (
+    check_condition,
+    check_given_tokens,
+    check_guidance,
+    check_parts,
+    check_tokens,
+)
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.compiled import CompiledSteps
 from taming.generation.drawing import draw_tokens
 from taming.generation.guidance import Guidance
+from taming.generation.saved_parts import check_saved, load_condition_tokenizer
 from taming.generation.window import WindowRun, plan_windows
 from taming.modes import evaluation_mode
 from taming.sequence import to_indices, to_tokens
@@ -27,14 +36,9 @@ from taming.serialization import SavedModel, load_saved_model, save_model_direct
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["ImageGenerator", "load_condition_tokenizer"]
-
+__all__ = ["ImageGenerator"]
 
 BATCH_SIZE = 64
-CONDITION_TOKENIZERS: dict[str, type[VQGAN | CellClasses]] = {
-    "vqgan": VQGAN,
-    "cell_classes": CellClasses,
-}
 
 
 class ImageGenerator(nn.Module):
@@ -71,7 +75,7 @@ class ImageGenerator(nn.Module):
             conditioning = conditioning.with_class_names(class_names)
         self.conditioning = conditioning
         self._compiled: CompiledSteps | None = None
-        self._check_parts()
+        check_parts(transformer, conditioning, self.grid_size, tokenizer, condition_tokenizer)
 
     @property
     def num_tokens(self) -> int:
@@ -99,8 +103,8 @@ class ImageGenerator(nn.Module):
         Returns:
             `(b n v)` on the model's device, with gradients where they are enabled.
         """
-        self._check_tokens(tokens)
-        self._check_condition(condition, len(tokens))
+        check_tokens(tokens, self.transformer.codebook_size)
+        check_condition(condition, self.conditioning, len(tokens))
         asked_for = self._encoded(condition, self.grid_size)
         prompt = self._prompt(asked_for, len(tokens))
         return self.transformer.token_logits(prompt.prefix, tokens.to(self.device), prompt.context)
@@ -149,7 +153,7 @@ class ImageGenerator(nn.Module):
             guidance_interval: likewise.
             grid_size: (height, width) of larger images, in codes: they are drawn through a sliding
                 window of the trained size; None for that size.
-            stride: of the window, see `plan_windows`.
+            stride: of the window, see `taming.generation.plan_windows`.
             compile: compile the step: slow to start, then faster; the same tokens up to rounding.
             batch_size: images drawn at once, which bounds the memory.
             first_image: number of the first image, to draw a long series in several calls.
@@ -168,14 +172,15 @@ class ImageGenerator(nn.Module):
         size = self._grid_size_of(grid_size)
         num_tokens = size[0] * size[1]
         guidance = Guidance(guidance_scale, guidance_schedule, guidance_power, guidance_interval)
-        self._check_guidance(guidance, condition)
+        check_guidance(guidance, self.conditioning, asked=condition is not None)
         scales = None if guidance.is_off else guidance.scales(num_tokens).to(self.device)
         if given_tokens is None:
             given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
-        self._check_given_tokens(given_tokens, num_images, num_tokens)
+        codebook_size = self.transformer.codebook_size
+        check_given_tokens(given_tokens, num_images, num_tokens, codebook_size)
         given_tokens = given_tokens.to(self.device, torch.int64)
-        runs = plan_windows(size, self.grid_size, stride, num_given=given_tokens.shape[1])
-        self._check_condition(condition, num_images)
+        runs = self.plan_windows(size, stride, num_given=given_tokens.shape[1])
+        check_condition(condition, self.conditioning, num_images)
         if seed is None:
             seed = int(torch.randint(2**62, ()))
 
@@ -216,7 +221,7 @@ class ImageGenerator(nn.Module):
             `(num_images c H W)` on the model's device, in [-1, 1]; of a tokenizer of label maps
             logits of the classes.
         """
-        self._require_tokenizer()
+        self.require_tokenizer()
         tokens = self.sample_tokens(num_images, condition, *settings, **named)
         batches = tokens.split(named.get("batch_size", BATCH_SIZE))
         return torch.cat([self.decode(batch, named.get("grid_size")) for batch in batches])
@@ -238,7 +243,7 @@ class ImageGenerator(nn.Module):
         Raises:
             UserError: also if the images do not fit the tokenizer.
         """
-        tokenizer = self._require_tokenizer()
+        tokenizer = self.require_tokenizer()
         batches = images.split(max(settings.get("batch_size", BATCH_SIZE), 1))
         with torch.no_grad():
             indices = torch.cat([tokenizer.encode(batch.to(self.device)) for batch in batches])
@@ -264,7 +269,7 @@ class ImageGenerator(nn.Module):
         Returns:
             `(b c H W)` in [-1, 1]; of a tokenizer of label maps logits of the classes.
         """
-        tokenizer = self._require_tokenizer()
+        tokenizer = self.require_tokenizer()
         with evaluation_mode(tokenizer):
             indices = to_indices(tokens.to(self.device), self._grid_size_of(grid_size))
             images = tokenizer.decode(indices)
@@ -276,6 +281,19 @@ class ImageGenerator(nn.Module):
         sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
         height, width = (condition * size // trained for condition, size, trained in sizes)
         return height, width
+
+    def plan_windows(
+        self, grid_size: tuple[int, int], stride: int | None = None, *, num_given: int = 0
+    ) -> list[WindowRun]:
+        """The function of this name, where the window cuts through no cell of a condition image."""
+        step = (1, 1)
+        if isinstance(self.conditioning, ImageCondition):
+            sides = zip(self.grid_size, self.conditioning.grid_size, strict=True)
+            rows, columns = (
+                trained // math.gcd(trained, condition) for trained, condition in sides
+            )
+            step = rows, columns
+        return plan_windows(grid_size, self.grid_size, stride, num_given=num_given, step=step)
 
     def to_saved(self) -> SavedModel:
         """The generator as plain data, each part with its own config and weights."""
@@ -301,21 +319,14 @@ class ImageGenerator(nn.Module):
         Raises:
             UserError: if it is of another kind, or incomplete.
         """
-        saved.require("generator", where)
-        if "transformer" not in saved.parts:
-            raise UserError(f"the generator in {where} is incomplete: it has no transformer.")
-        for key in ("grid_size", "conditioning"):
-            if key not in saved.config:
-                raise UserError(f"the config of the generator in {where} has no {key!r}.")
+        check_saved(saved, where)
         tokenizer = None
         if "tokenizer" in saved.parts:
             tokenizer = VQGAN.from_saved(saved.parts["tokenizer"].require("vqgan", where))
-        transformer = GPT.from_saved(saved.parts["transformer"], where)
-        conditioning = conditioning_from_config(saved.config["conditioning"])
         return cls(
             tokenizer,
-            transformer,
-            conditioning,
+            GPT.from_saved(saved.parts["transformer"], where),
+            conditioning_from_config(saved.config["conditioning"]),
             saved.config["grid_size"],
             condition_tokenizer=load_condition_tokenizer(saved),
         ).eval()
@@ -334,11 +345,18 @@ class ImageGenerator(nn.Module):
         """
         return cls.from_saved(load_saved_model(path), where=str(path))
 
-    def _require_tokenizer(self) -> VQGAN:
+    def require_tokenizer(self) -> VQGAN:
+        """The tokenizer.
+
+        Raises:
+            UserError: if there is none: it says how the generator gets one.
+        """
         if self.tokenizer is None:
             raise UserError(
                 "this generator has no tokenizer, so it draws tokens but no images: save it with "
-                "the VQGAN it was trained on, or use sample_tokens."
+                "the VQGAN it was trained on, or use sample_tokens. A LlamaGen GPT gets one as it "
+                "is imported: scripts/import_checkpoint.py source=llamagen_gpt checkpoint=… "
+                "config=… output=… tokenizer=DIR, where DIR holds the imported tokenizer."
             )
         return self.tokenizer
 
@@ -398,89 +416,6 @@ class ImageGenerator(nn.Module):
             return self.grid_size
         height, width = grid_size
         return height, width
-
-    def _check_condition(self, condition: Tensor | None, num_images: int) -> None:
-        """Refuses now what would be refused in a later batch."""
-        if condition is None or not self.conditioning.takes_images:
-            self.conditioning.prompt(condition, num_images)
-        elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
-            raise UserError(
-                f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
-                f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
-            )
-
-    def _check_guidance(self, guidance: Guidance, condition: Tensor | None) -> None:
-        if guidance.is_off:
-            return
-        if condition is None:
-            raise UserError(
-                f"guidance_scale={guidance.scale} strengthens a condition, and there is none: give "
-                "one, or leave guidance out."
-            )
-        if not self.conditioning.can_do_without:
-            raise UserError(
-                f"guidance_scale={guidance.scale} needs a model that was trained to do without its "
-                "condition some of the time: train with condition_dropout=0.1, or leave guidance "
-                "out."
-            )
-
-    def _check_parts(self) -> None:
-        transformer, conditioning = self.transformer, self.conditioning
-        needed = {"num_context_ids": 0, **conditioning.transformer_config(self.grid_size)}
-        del needed["context_length"]  # it can be longer, see below
-        for name in (*needed, "prefix_grid_size", "context_grid_size"):
-            found = transformer.config[name]
-            if found not in (None, needed.get(name)):  # None: it does without
-                raise UserError(
-                    f"the transformer has {name}={found}, and condition and grid need "
-                    f"{needed.get(name)}: they are not of the same model."
-                )
-        for name, tokenizer, num_codes in (
-            ("transformer", self.tokenizer, transformer.codebook_size),
-            ("condition", self.condition_tokenizer, getattr(conditioning, "num_codes", None)),
-        ):
-            if tokenizer is not None and tokenizer.codebook_size != num_codes:
-                raise UserError(
-                    f"the tokenizer has {tokenizer.codebook_size} codes and the {name} "
-                    f"{num_codes}: they are not of the same model."
-                )
-        # the last token is drawn and never read
-        length = conditioning.prefix_length + self.num_tokens - 1
-        if length > transformer.context_length:
-            raise UserError(
-                f"a grid of {self.grid_size[0]} × {self.grid_size[1]} codes needs a context of "
-                f"{length}, and the transformer's is {transformer.context_length}."
-            )
-
-    def _check_tokens(self, tokens: Tensor) -> None:
-        codebook_size = self.transformer.codebook_size
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
-            raise UserError(
-                f"tokens are {int(tokens.min())} to {int(tokens.max())}, and the codes of this "
-                f"model 0 to {codebook_size - 1}: were they made by another tokenizer?"
-            )
-
-    def _check_given_tokens(self, given_tokens: Tensor, num_images: int, num_tokens: int) -> None:
-        shape = tuple(given_tokens.shape)
-        if len(shape) != 2 or shape[0] != num_images or shape[1] > num_tokens:
-            raise UserError(
-                f"given_tokens has the shape {shape}, and must have ({num_images}, m) with m at "
-                f"most {num_tokens}, the tokens of an image."
-            )
-        self._check_tokens(given_tokens)
-
-
-def load_condition_tokenizer(saved: SavedModel) -> VQGAN | CellClasses | None:
-    """A generator's tokenizer of condition images, in eval mode; None if it has none."""
-    part = saved.parts.get("condition_tokenizer")
-    if part is None:
-        return None
-    if part.kind not in CONDITION_TOKENIZERS:
-        raise UserError(
-            f"the condition tokenizer is a {part.kind}, and there are "
-            f"{', '.join(CONDITION_TOKENIZERS)}."
-        )
-    return CONDITION_TOKENIZERS[part.kind].from_saved(part)
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

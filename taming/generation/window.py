@@ -36,6 +36,7 @@ def plan_windows(
     stride: int | None = None,
     *,
     num_given: int = 0,
+    step: tuple[int, int] = (1, 1),
 ) -> list[WindowRun]:
     """In which window each token of the grid is drawn.
 
@@ -52,14 +53,20 @@ def plan_windows(
     A grid no wider than the window needs one run a row, the rows near the top and near the bottom
     being one run each; a grid of the window's size is a single run.
 
+    With a `step` the window begins only at rows and columns that divide by it: the nearest ones.
+    So it does not cut through cells of a condition image that are as large as several tokens.
+
     Args:
         grid_size: (height, width) of the grid to draw.
         window: (height, width) of the grid the transformer was trained on.
-        stride: 1 to the window's width; None is a quarter of it, rounded down, at least 1.
+        stride: 1 to the window's width; None is a quarter of it, rounded down to a multiple of the
+            step, at least one.
         num_given: number of first tokens that are there already; the runs begin after them.
+        step: (rows, columns), by which the window's sides divide; 1 sets no limit.
 
     Raises:
-        UserError: if the grid is smaller than the window, or the stride out of range.
+        UserError: if the grid is smaller than the window or does not divide by the step, or the
+            stride is out of range or does not divide by it.
     """
     (grid_height, grid_width), (height, width) = grid_size, window
     if grid_height < height or grid_width < width:
@@ -68,19 +75,30 @@ def plan_windows(
             f"{height} × {width} the model was trained on: grid_size must be at least as high and "
             "as wide."
         )
+    row_step, column_step = step
+    if grid_height % row_step or grid_width % column_step:
+        raise UserError(
+            f"a grid of {grid_height} × {grid_width} codes cuts through cells of the condition "
+            f"image, each {row_step} × {column_step} codes: grid_size must be a multiple of "
+            f"{row_step} in height and of {column_step} in width."
+        )
     if stride is None:
-        stride = max(1, width // 4)
+        stride = max(column_step, width // 4 // column_step * column_step)
     if not 1 <= stride <= width:
         raise UserError(
             f"stride is {stride} and must be 1 to {width}, the width of the grid the model was "
             "trained on."
         )
+    if stride % column_step:
+        raise UserError(
+            f"stride is {stride}, and the window moves by whole cells of the condition image, each "
+            f"{column_step} codes wide: give a multiple of {column_step}."
+        )
     runs: list[WindowRun] = []
     for number in range(num_given, grid_height * grid_width):
         i, j = divmod(number, grid_width)
-        row = _clamp(i - height // 2, grid_height - height)
-        nearest = (j - width // 2 + stride // 2) // stride * stride
-        column = _clamp(nearest, grid_width - width)
+        row = _clamp(_nearest(i - height // 2, row_step), grid_height - height)
+        column = _clamp(_nearest(j - width // 2, stride), grid_width - width)
         if runs and (runs[-1].row, runs[-1].column) == (row, column):
             # the next in the window too: it can be of another row only if the grid is as wide
             runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
@@ -88,6 +106,10 @@ def plan_windows(
             start = (i - row) * width + (j - column)
             runs.append(WindowRun(row, column, start, count=1))
     return runs
+
+
+def _nearest(origin: int, step: int) -> int:
+    return (origin + step // 2) // step * step
 
 
 def _clamp(origin: int, largest: int) -> int:

@@ -14,7 +14,11 @@ from taming.evaluation import FeatureExtractor, ImageClassifier
 from taming.generation import ImageGenerator
 from taming.modes import evaluation_mode
 from taming.vqgan import VQGAN
-from taming.workflows.classifier_training import ClassifierTraining, train_classifier
+from taming.workflows.classifier_training import (
+    ClassifierTraining,
+    new_classifier,
+    train_classifier,
+)
 from taming.workflows.evaluation_checks import check_classifier, check_data, check_sampling
 from taming.workflows.evaluation_passes import (
     judge_samples,
@@ -87,6 +91,11 @@ def evaluate_model(
         check_classifier(classifier, data)
     if generator is not None:
         check_sampling(generator, data, settings)
+    classifier_training = classifier_training or ClassifierTraining()
+    asks_for_classes = generator is not None and generator.conditioning.num_classes is not None
+    must_train = classifier is None and asks_for_classes
+    if must_train:
+        new_classifier(data.train_dataset, classifier_training)  # whether it can be
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,11 +103,10 @@ def evaluate_model(
     device = tokenizer.last_layer.device
     judging = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     written = []
-    asks_for_classes = generator is not None and generator.conditioning.num_classes is not None
-    if classifier is None and asks_for_classes:
+    if must_train:
         classifier = train_classifier(
             data.train_dataset,
-            classifier_training or ClassifierTraining(),
+            classifier_training,
             device=judging,
             num_workers=data.num_workers_for(data.train_dataset),
         )

@@ -18,12 +18,7 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     Raises:
         UserError: if the model has none, or the data are not what it was trained for.
     """
-    tokenizer = model if isinstance(model, VQGAN) else model.tokenizer
-    if tokenizer is None:
-        raise UserError(
-            "this generator has no tokenizer, so it can neither encode images nor show any: save "
-            "it with the VQGAN it was trained on."
-        )
+    tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
     if tokenizer.label_maps:
         raise UserError("the model's images are label maps, and evaluate measures pictures only.")
     if data.channels != tokenizer.image_channels:

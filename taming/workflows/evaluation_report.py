@@ -41,9 +41,9 @@ class Verdicts:
                 shown.append((sample.cpu().clone(), None if named is None else named[number]))
 
     def grid(self) -> Image.Image:
-        """A row a class: recognised ones framed green, others red under what they were taken for.
+        """A row a class, each sample under its class: recognised ones framed green, others red.
 
-        Without classes the samples as they are.
+        The red ones also have what they were taken for. Without classes the samples as they are.
         """
         pictures, captions = [], []
         columns = max(len(shown) for shown in self._shown.values())
@@ -67,7 +67,7 @@ class Verdicts:
             return ""
         if named is None or named == label:
             return self._names[label]
-        return f"seen: {self._names[named]}"
+        return f"{self._names[label]}\nseen: {self._names[named]}"
 
 
 def _framed(sample: torch.Tensor, label: int | None, named: int | None) -> torch.Tensor:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taming.errors import UserError
+from taming.generation import Guidance, check_choice
 
 __all__ = ["EvaluationSettings"]
 
@@ -54,6 +55,9 @@ class EvaluationSettings:
             )
         if len(set(scales)) < len(scales):
             raise UserError(f"guidance_scales={list(scales)}: each one once.")
+        check_choice(self.temperature, self.top_k, self.top_p, greedy=False, seed=self.seed)
+        for scale in scales:
+            Guidance(scale, self.guidance_schedule, self.guidance_power, self.guidance_interval)
 
     def sampling(self, guidance_scale: float) -> dict[str, Any]:
         """The arguments of `ImageGenerator.sample` that are the same for all images."""

@@ -20,8 +20,9 @@ from taming.data import (
     open_label_maps,
 )
 from taming.errors import UserError
-from taming.generation import ImageGenerator, plan_windows
+from taming.generation import ImageGenerator, check_guidance
 from taming.vqgan import VQGAN
+from taming.workflows.sample_classes import chosen_labels, folder_classes
 from taming.workflows.sample_settings import GivenImages, SampleSettings
 
 __all__ = ["InputImages", "SampleInputs", "find_inputs"]
@@ -54,6 +55,7 @@ class InputImages:
         group: str,
     ) -> None:
         assert given.path is not None
+        self.path = given.path
         self.grid_size = tuple(grid_size)
         self.source: ImageFolder | ImageFile
         self.transform: ImageTransform
@@ -111,6 +113,11 @@ class InputImages:
         """Path below the folder or in the archive."""
         return self.source.name(number % len(self))
 
+    def classes(self, class_names: Sequence[str]) -> list[str] | None:
+        """Of each image the class whose name its folder has; see `folder_classes`."""
+        files = [self.name(number) for number in range(len(self))]
+        return folder_classes(files, self.path, class_names)
+
     def check(self, count: int) -> None:
         """Reads the first `count` once, so that what is wrong with one of them is said now."""
         with ThreadPool(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes outside the lock
@@ -135,6 +142,7 @@ class SampleInputs:
     Attributes:
         num_images: how many images.
         labels: `(num_images,)` int64, of models with classes.
+        labels_of_folders: whether they are the classes of the folders of the images to complete.
         conditions: of models that are asked for images.
         complete: images whose first rows are kept.
         keep_rows: rows of codes.
@@ -142,15 +150,19 @@ class SampleInputs:
 
     num_images: int
     labels: torch.Tensor | None = None
+    labels_of_folders: bool = False
     conditions: InputImages | None = None
     complete: InputImages | None = None
     keep_rows: int = 0
 
     def condition(self, numbers: range) -> torch.Tensor | None:
-        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing."""
+        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing.
+
+        After the last image comes the first, to fill a batch.
+        """
         if self.conditions is not None:
             return self.conditions.batch(numbers)
-        return None if self.labels is None else self.labels[numbers.start : numbers.stop]
+        return None if self.labels is None else self.labels[torch.tensor(numbers) % self.num_images]
 
     def names(self) -> list[str] | None:
         """Of each image the file it is made from, if there is one."""
@@ -168,6 +180,8 @@ class SampleInputs:
         if self.complete is not None:
             rows, height = self.keep_rows, self.complete.grid_size[0]
             notes.append(f"{rows} of {height} rows of codes are the given images' own.")
+        if self.labels_of_folders:
+            notes.append("each is of the class whose name its folder has.")
         return notes
 
 
@@ -178,26 +192,22 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
         MissingPathError: if there is nothing at a path.
         UserError: for settings that the model cannot do, or images that it cannot use.
     """
-    if generator.tokenizer is None:
-        raise UserError(
-            "this generator has no tokenizer, so it draws tokens but no images: save it with the "
-            "VQGAN it was trained on."
-        )
+    tokenizer = generator.require_tokenizer()
     height, width = settings.large_grid_size or generator.grid_size
-    plan_windows((height, width), generator.grid_size, settings.stride)  # whether it can
+    generator.plan_windows((height, width), settings.stride)  # whether it can
     conditions = _conditions(generator, settings, (height, width))
     complete, keep_rows = None, 0
     if settings.complete.path is not None:
         keep_rows = _keep_rows(settings.complete.keep_rows, height)
-        complete = InputImages(
-            generator.tokenizer, (height, width), settings.complete, group="complete"
-        )
+        complete = InputImages(tokenizer, (height, width), settings.complete, group="complete")
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
-    labels = _labels(generator, settings, num_images)
+    labels, of_folders = _labels(generator, settings, complete, num_images)
+    asked = labels is not None or conditions is not None
+    check_guidance(settings.guidance, generator.conditioning, asked=asked)
     for images in given:
         images.check(num_images)
-    return SampleInputs(num_images, labels, conditions, complete, keep_rows)
+    return SampleInputs(num_images, labels, of_folders, conditions, complete, keep_rows)
 
 
 def _conditions(
@@ -244,25 +254,22 @@ def _keep_rows(keep_rows: int | None, height: int) -> int:
 
 
 def _labels(
-    generator: ImageGenerator, settings: SampleSettings, num_images: int
-) -> torch.Tensor | None:
+    generator: ImageGenerator,
+    settings: SampleSettings,
+    complete: InputImages | None,
+    num_images: int,
+) -> tuple[torch.Tensor | None, bool]:
+    """`(num_images,)`, None without classes; and whether they are those of folders."""
     num_classes = generator.conditioning.num_classes
     if num_classes is None:
         if settings.classes is not None:
             raise UserError("this model was trained without classes: leave `classes` out.")
-        return None
-    chosen = settings.chosen_classes
+        return None, False
+    names = generator.class_names or ()
+    chosen: Sequence[int | str] | None = settings.chosen_classes
+    of_folders = None
+    if chosen is None and complete is not None:
+        of_folders = complete.classes(names)
     if chosen is None:
-        chosen = list(range(num_classes))
-    if not chosen:
-        raise UserError("`classes` is empty: name a class, or leave it out for all in turn.")
-    names = list(generator.class_names or [])
-    labels = [names.index(c) if isinstance(c, str) and c in names else c for c in chosen]
-    for label in labels:
-        if not isinstance(label, int) or not 0 <= label < num_classes:
-            known = f" ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})" if names else ""
-            raise UserError(
-                f"class {label!r} does not exist in this model: it has the labels 0 to "
-                f"{num_classes - 1}{known}."
-            )
-    return torch.tensor([int(labels[i % len(labels)]) for i in range(num_images)])
+        chosen = of_folders or range(num_classes)
+    return chosen_labels(chosen, num_classes, names, num_images), of_folders is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from taming.errors import UserError
+from taming.generation import Guidance, check_choice
 
 __all__ = ["GivenImages", "ImagesToComplete", "SampleSettings"]
 
@@ -55,7 +56,8 @@ class SampleSettings:
         num_images: how many; None: as many as there are conditions or images to complete, of both
             the larger number, and 16 where there are neither.
         classes: labels or class names (or one of them) that the images take in turn; a number is
-            always a label. None: all classes in turn, or none for an unconditional model.
+            always a label. None: of images to complete the class whose name its folder has; else
+            all classes in turn, or none for an unconditional model.
         temperature, top_k, top_p, greedy, seed, guidance_scale, guidance_schedule, guidance_power,
             guidance_interval, stride, compile, batch_size: see `ImageGenerator.sample_tokens`.
         grid_size: (height, width) of larger images, in codes, one number for a square; None: as
@@ -106,6 +108,16 @@ class SampleSettings:
             unused = getattr(self, group).unused(group)
             if unused is not None:
                 raise UserError(f"{unused} is of images, and there are none: give {group}.path.")
+        if self.stride is not None and not isinstance(self.stride, int):
+            raise UserError(f"stride={self.stride}: give a whole number, or null.")
+        check_choice(self.temperature, self.top_k, self.top_p, greedy=self.greedy, seed=self.seed)
+        _ = self.guidance  # checks itself
+
+    @property
+    def guidance(self) -> Guidance:
+        """All that is said of it."""
+        interval = self.guidance_interval
+        return Guidance(self.guidance_scale, self.guidance_schedule, self.guidance_power, interval)
 
     @property
     def chosen_classes(self) -> list[int | str] | None:

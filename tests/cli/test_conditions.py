@@ -124,6 +124,20 @@ def test_what_does_not_fit_is_said_before_any_work(
         ([*data(pairs), "condition_cell=5"], "does not divide by the cell size 5"),
         ([*data(pairs), "condition_as=suffix"], "condition_as is prefix or context"),
         ([*folder_overrides, "conditioning=image"], "needs images with condition images"),
+        ([*folder_overrides, "condition_as=context"], "condition_as=context is for condition im"),
+        (
+            [*data(pairs), "conditioning=none", "condition_as=context"],
+            "condition_as=context is for condition images",
+        ),
+        (
+            [*data(pairs), "conditioning=none", "condition_dropout=0.1"],
+            "condition_dropout=0.1 leaves out the condition",
+        ),
+        (
+            [*folder_overrides, "data.labels=none", "condition_dropout=0.1"],
+            "condition_dropout=0.1 leaves out the condition",
+        ),
+        ([*data(pairs), "conditioning=class"], "data=paired have none, but condition images"),
         ([*folder_overrides, "condition_cell=4"], "condition_cell=4 is for condition images"),
         (
             [*data(pairs), "conditioning=none", "condition_tokenizer=tokenizer"],

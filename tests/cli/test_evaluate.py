@@ -243,5 +243,6 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     fails_before_writing(
         evaluate(checkpoint, "guidance_schedule=steep"), "guidance_schedule", "steep"
     )
+    fails_before_writing(evaluate(checkpoint, "classifier_training.num_levels=9"), "9 levels")
     (images / "dogs").rename(images / "wolves")
     fails_before_writing(evaluate(checkpoint), "cats, wolves", "cats, dogs")

@@ -238,6 +238,7 @@ def test_input_that_cannot_be_used(run: Run, vqgan_path: Path, tmp_path: Path) -
     fails_before_writing(
         reconstruct("input=in", "frechet.weights=none.pth"), "none.pth", "does not exist"
     )
+    fails_before_writing(reconstruct("input=in", "background=[0,0,300]"), "background")
     for override in ("batch_size=0", "max_images=0", "num_workers=-1", "device=abacus"):
         fails_before_writing(reconstruct("input=in", override), override.split("=")[0])
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, write_images
+from tiny_commands import Run, fails_before_writing, write_images
 
 from taming.cli import sample as sample_command
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
@@ -86,6 +86,16 @@ def test_every_setting_reaches_the_generator(
     }  # fmt: skip
     samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
     assert (heard["grid_size"], heard["condition"]) == ((4, 4), [1])
+
+
+def test_a_setting_that_is_refused_leaves_nothing(run: Run, of_classes: ImageGenerator) -> None:
+    for override, message in (
+        ("guidance_schedule=steep", "guidance_schedule is 'steep'"),
+        ("temperature=0", "temperature is 0"),
+        ("top_p=many", "SampleSettings"),
+    ):
+        outcome = run("sample", "checkpoint=of_classes", "output_dir=out", override)
+        fails_before_writing(outcome, message)
 
 
 def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> None:

@@ -44,6 +44,15 @@ def test_captions_take_their_own_line() -> None:
     assert np.asarray(captioned)[:16].min() < 100  # ink
 
 
+def test_a_caption_of_two_lines() -> None:
+    images = torch.ones(2, 3, 48, 48)
+    grid = np.asarray(image_grid(images, captions=["cat\nof two", "dog"]))
+    assert len(grid) == 48 + 2 * 14 + 2 * 2
+    second = grid[2 + 14 : 2 + 28]
+    assert second[:, 2:50].min() < 100
+    assert second[:, 52:100].min() == 255  # the dog's has one
+
+
 def test_reconstructions_stand_beside_their_images() -> None:
     images, reconstructions = -torch.ones(5, 3, 48, 48), torch.ones(5, 3, 48, 48)
     grid = np.asarray(reconstruction_grid(images, reconstructions))

@@ -221,7 +221,7 @@ def test_checkpointing_changes_no_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "stride"),
     [(name, 2) for name in KINDS]
-    + [(name, None) for name in ("class", "image rotary_2d", "context")],  # 1 for such a window
+    + [(name, None) for name in ("class", "image rotary_2d", "context")],  # a cell, of a class 1
 )
 def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
     name: str, stride: int | None
@@ -243,6 +243,27 @@ def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
         part = asked_for[:, :, 2 * row : 2 * row + 6, column : column + 4]
     logits = model.logits(window, part)
     assert torch.equal(logits[:, 6].argmax(-1), grid[:, i, j])
+
+
+@pytest.mark.parametrize("name", ["image rotary_2d", "context"])
+def test_no_window_cuts_through_a_cell_of_the_condition(name: str) -> None:
+    """A cell is two columns of codes: in every window the condition is what belongs there."""
+    model, size = build(name), (5, 8)
+    generator = torch.Generator().manual_seed(1)
+    asked_for = CellClasses(5, 2, (6, 4)).decode(torch.randint(5, (3, 5, 4), generator=generator))
+    tokens = model.sample_tokens(3, asked_for, greedy=True, grid_size=size)
+    runs = model.plan_windows(size)
+    assert {run.column for run in runs} == {0, 2, 4}
+    grid = tokens.unflatten(1, size)
+    for row, column, start in [(run.row, run.column, run.start) for run in runs]:
+        window = to_tokens(grid[:, row : row + 3, column : column + 4])
+        part = asked_for[:, :, 2 * row : 2 * row + 6, column : column + 4]  # 2 pixels a cell
+        logits = model.logits(window, part)
+        assert torch.equal(logits[:, start].argmax(-1), window[:, start])
+    with pytest.raises(UserError, match=r"each 1 × 2 codes: grid_size must be a multiple"):
+        model.sample_tokens(3, asked_for, grid_size=(5, 7))
+    with pytest.raises(UserError, match=r"stride is 1.* give a multiple of 2"):
+        model.sample_tokens(3, asked_for, grid_size=size, stride=1)
 
 
 def test_logits_refuse_what_is_no_condition_image() -> None:

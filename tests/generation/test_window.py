@@ -19,12 +19,15 @@ PLANS = [
 
 @pytest.mark.parametrize(("grid", "window", "stride"), PLANS)
 def test_every_token_is_drawn_once_in_order_and_after_all_before_it_in_its_window(
-    grid: tuple[int, int], window: tuple[int, int], stride: int | None
+    grid: tuple[int, int],
+    window: tuple[int, int],
+    stride: int | None,
+    step: tuple[int, int] = (1, 1),
 ) -> None:
     (height, width), num_tokens = window, grid[0] * grid[1]
     numbers = to_indices(torch.arange(num_tokens)[None], grid)[0]  # as taming.sequence has them
     drawn: list[int] = []
-    for run in plan_windows(grid, window, stride):
+    for run in plan_windows(grid, window, stride, step=step):
         assert 0 <= run.row <= grid[0] - height and 0 <= run.column <= grid[1] - width
         assert run.start >= 0 and run.count >= 1 and run.start + run.count <= height * width
         view = numbers[None, run.row : run.row + height, run.column : run.column + width]
@@ -132,6 +135,37 @@ def test_given_tokens_are_left_out_and_change_no_window(num_given: int) -> None:
     assert (
         tokens(plan_windows((8, 11), (4, 4), 2, num_given=num_given)) == tokens(whole)[num_given:]
     )
+
+
+@pytest.mark.parametrize(
+    ("grid", "window", "stride", "step"),
+    [
+        ((8, 12), (4, 6), None, (2, 3)),
+        ((8, 12), (4, 6), 6, (4, 6)),  # side by side
+        ((10, 9), (6, 3), 3, (2, 3)),
+        ((5, 8), (5, 4), 2, (1, 2)),
+        ((9, 10), (3, 5), None, (3, 1)),
+    ],
+)
+def test_with_a_step_the_window_cuts_no_cell(
+    grid: tuple[int, int], window: tuple[int, int], stride: int | None, step: tuple[int, int]
+) -> None:
+    test_every_token_is_drawn_once_in_order_and_after_all_before_it_in_its_window(
+        grid, window, stride, step
+    )
+    runs = plan_windows(grid, window, stride, step=step)
+    assert all(run.row % step[0] == 0 and run.column % step[1] == 0 for run in runs)
+    # and is at most half a step off the row that it would have, but at a border
+    middle = window[0] // 2
+    rows = {run.row: run.start // window[1] for run in runs if 0 < run.row < grid[0] - window[0]}
+    assert all(abs(row - middle) <= step[0] / 2 for row in rows.values())
+
+
+def test_a_grid_or_stride_that_cuts_cells() -> None:
+    with pytest.raises(UserError, match=r"9 × 8 codes cuts.*each 2 × 4 codes.*multiple of 2 in h"):
+        plan_windows((9, 8), (4, 4), step=(2, 4))
+    with pytest.raises(UserError, match=r"stride is 3.*give a multiple of 2"):
+        plan_windows((8, 8), (4, 4), 3, step=(2, 2))
 
 
 @pytest.mark.parametrize("grid", [(15, 32), (32, 15), (1, 1)])

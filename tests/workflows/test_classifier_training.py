@@ -52,9 +52,26 @@ def test_large_images_are_looked_at_smaller() -> None:
     assert classifier.resolution == (8, 16)
 
 
+def test_few_images_are_not_trained_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ClassifierTraining()
+    assert [settings.steps_for(n) for n in (60_000, 1280, 1279, 640, 4)] == [1000] * 3 + [500, 100]
+    assert ClassifierTraining(num_steps=30).steps_for(4) == 30
+    images = torch.arange(4, dtype=torch.uint8)[:, None, None].expand(4, 8, 8).numpy() * 80
+    source = ArraySource("few", images, [0, 1, 0, 1], ["a", "b"], 1)
+    dataset = ImageDataset(source, ImageTransform(resolution=8, resize="none", crop="none"), seed=0)
+    steps = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: steps.append(step(self)))
+    settings = ClassifierTraining(max_epochs=1, batch_size=2, base_channels=2)
+    train_classifier(dataset, settings)
+    assert len(steps) == 100
+
+
 def test_what_cannot_be_trained_is_said() -> None:
     with pytest.raises(UserError, match="num_steps is 0"):
         ClassifierTraining(num_steps=0)
+    with pytest.raises(UserError, match="max_epochs is 0"):
+        ClassifierTraining(max_epochs=0)
     with pytest.raises(UserError, match="learning_rate -1"):
         ClassifierTraining(learning_rate=-1)
     source = ArraySource("plain", torch.zeros(4, 8, 8, dtype=torch.uint8).numpy(), [0] * 4, [], 1)

@@ -75,7 +75,7 @@ def test_the_grid_frames_what_is_mistaken() -> None:
     verdicts = Verdicts(["dark", "bright"])
     verdicts.update(torch.zeros(3, 1, 14, 14), torch.tensor([0, 1, 1]), [0, 0, 1])
     pixels = np.asarray(verdicts.grid())
-    side, gap, caption = 16 * 6, 2, 14  # a frame of 1 each side, enlarged to 96 or more
+    side, gap, caption = 16 * 6, 2, 2 * 14  # a frame of 1 each side, enlarged to 96 or more
     assert pixels.shape == (2 * (side + caption + gap) + gap, 2 * (side + gap) + gap, 3)
     colors = [
         tuple(pixels[gap + caption + row * (side + caption + gap), gap + column * (side + gap)])
@@ -83,6 +83,12 @@ def test_the_grid_frames_what_is_mistaken() -> None:
     ]
     good, bad, empty = (60, 170, 90), (220, 50, 40), (255, 255, 255)
     assert colors == [good, empty, bad, good]
+    # the class asked for above each sample, under it what a mistaken one was taken for
+    for line, expected in ((0, [True, False, True, True]), (1, [False, False, True, False])):
+        for (row, column), written in zip(((0, 0), (0, 1), (1, 0), (1, 1)), expected, strict=True):
+            top = gap + line * 14 + row * (side + caption + gap)
+            left = gap + column * (side + gap)
+            assert bool(pixels[top : top + 14, left : left + side].min() < 100) is written
     inside = gap + caption + side // 2
     assert tuple(pixels[inside, gap + side // 2]) == (128, 128, 128)
 
@@ -147,6 +153,12 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         ({"guidance_scales": 2.0}, r"guidance_scales=2.0.*list"),
         ({"guidance_scales": []}, "list"),
         ({"guidance_scales": [1.0, 1]}, "once"),
+        ({"guidance_scales": [1.0, -1.0]}, "guidance_scale is -1.0"),
+        ({"guidance_schedule": "steep"}, "guidance_schedule is 'steep'"),
+        ({"guidance_interval": [0.5]}, "guidance_interval is"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

@@ -1,7 +1,9 @@
 """Sampling to disk, held to what the generator itself draws."""
 
 import inspect
+import logging
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import (
     CellClasses,
@@ -68,6 +71,10 @@ def generator(
     return ImageGenerator(
         tokenizer, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
     ).eval()
+
+
+def without_tokenizer(model: ImageGenerator) -> ImageGenerator:
+    return ImageGenerator(None, model.transformer, model.conditioning, GRID)
 
 
 def of_label_maps(dropout: float = 0.0, palette: Any = COLOURS) -> ImageGenerator:
@@ -222,6 +229,46 @@ def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
     assert np.array_equal(drawn, to_uint8(expected))
 
 
+@pytest.mark.parametrize(
+    ("place", "given", "labels"),
+    [
+        ("photos", "photos", [0, 1, 0]),  # in no class's folder: all classes in turn
+        ("dogs", "dogs", [1, 1, 1]),
+        ("dogs", "dogs/photo0.png", [1, 1, 1]),
+        ("all/dogs/cats", "all", [1, 1, 1]),  # of a dog
+        ("dogs/all/cats", "dogs", [0, 0, 0]),  # said of all, and then of these
+    ],
+)
+def test_images_to_complete_are_of_their_folders_classes(
+    place: str, given: str, labels: list[int], photos: Path, tmp_path: Path
+) -> None:
+    model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    photos.rename(tmp_path / place)
+    settings = SampleSettings(complete=ImagesToComplete(tmp_path / given), num_images=3)
+    report = sample_images(model, settings, tmp_path / "out")
+    assert written(tmp_path / "out")["arr_1"].tolist() == labels
+    assert any("class whose name its folder has" in n for n in report.notes) is (place != "photos")
+
+
+def test_classes_of_folders_and_of_the_command(photos: Path, tmp_path: Path) -> None:
+    model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
+    for number, name in enumerate(["dogs", "cats"]):  # the other way round than their labels
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (photos / f"photo{number}.png").rename(tmp_path / "all" / name / f"{number}.png")
+    complete = ImagesToComplete(tmp_path / "all")
+    completed = draw(model, tmp_path, complete=complete, num_images=3)
+    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 0]  # cats/1.png is the first
+    images = torch.cat([as_images(tmp_path / "all" / c, [0]) for c in ("cats", "dogs", "cats")])
+    expected = model.complete(images, 1, torch.tensor([0, 1, 0]), seed=0)
+    assert np.array_equal(completed, to_uint8(expected))
+    draw(model, tmp_path, complete=complete, classes=["dogs"])
+    assert written(tmp_path / "out")["arr_1"].tolist() == [1, 1]
+    (tmp_path / "all" / "dogs").rename(tmp_path / "all" / "wolves")
+    with pytest.raises(UserError, match=r"1 of 2 images .* such as wolves/0\.png.*`classes`"):
+        draw(model, tmp_path, complete=complete)
+
+
 def test_conditions_and_images_to_complete_go_together(
     maps: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -257,6 +304,11 @@ def brightness(images: Tensor) -> Tensor:
     return torch.stack([-light, light], 1) * 20
 
 
+def thirds(images: Tensor) -> Tensor:
+    """The same for three classes."""
+    return torch.cat([brightness(images), images.mean((1, 2, 3))[:, None]], 1)
+
+
 def test_rejection_keeps_what_the_classifier_finds_most_probable(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -280,6 +332,32 @@ def test_rejection_keeps_what_the_classifier_finds_most_probable(
     best = sample_best(model, brightness, 2, labels[:2], 4, seed=0, given_tokens=given)
     completed = draw(model, tmp_path, brightness, complete=ImagesToComplete(photos), candidates=4)
     assert np.array_equal(completed, to_uint8(best.images))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("classifier", [None, thirds])
+def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
+    classifier: Any,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counter = CompileCounter()  # stands for the compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    model = generator(ClassLabel(3))
+    settings: dict[str, Any] = {
+        "complete": ImagesToComplete(photos), "num_images": 5, "batch_size": 3, "candidates": 2
+    }  # fmt: skip
+    drawn = draw(model, tmp_path, classifier, **settings)
+    assert not caplog.records
+    with caplog.at_level(logging.INFO, "taming"):
+        compiled = draw(model, tmp_path, classifier, **settings, compile=True)
+    assert len(compiled) == 5
+    assert np.array_equal(compiled, drawn)
+    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 2, 0, 1]
+    assert counter.frame_count == 1
+    assert ["54 images" in record.message for record in caplog.records] == [True]
 
 
 def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) -> None:
@@ -318,7 +396,18 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("free", {"grid_size": [1, 3]}, "smaller than"),
         ("free", {"grid_size": [2, 3, 4]}, "grid_size=.*height, width"),
         ("free", {"grid_size": [4, 6], "stride": 4}, "stride is 4 and must be 1 to 3"),
+        ("free", {"grid_size": [4, 6], "stride": 1.5}, "stride=1.5"),
         ("free", {"num_images": 0}, "num_images=0"),
+        ("free", {"temperature": 0}, "temperature is 0"),
+        ("free", {"top_k": 0}, "top_k is 0"),
+        ("free", {"top_p": 1.5}, "top_p is 1.5"),
+        ("free", {"seed": -1}, "seed is -1"),
+        ("free", {"guidance_scale": 2.0}, "strengthens a condition, and there is none"),
+        ("classes", {"guidance_schedule": "steep"}, "guidance_schedule is 'steep'"),
+        ("classes", {"guidance_power": 0}, "guidance_power is 0"),
+        ("classes", {"guidance_interval": [0.5, 0.5]}, "guidance_interval is"),
+        ("classes", {"guidance_scale": -1.0}, "guidance_scale is -1.0"),
+        ("tokens", {}, "no tokenizer.*import_checkpoint.py source=llamagen_gpt .*tokenizer=DIR"),
         ("free", {"classifier": brightness}, "not trained on classes"),
         ("classes", {"guidance_scale": 2.0}, "trained to do without"),
         ("classes", {"classifier": brightness, "greedy": True}, "nothing to choose"),
@@ -344,6 +433,7 @@ def test_what_cannot_be_done_is_said_before_any_work(
     model = {
         "maps": of_label_maps,
         "free": lambda: generator(Unconditional()),
+        "tokens": lambda: without_tokenizer(generator(Unconditional())),
         "classes": lambda: generator(ClassLabel(2)),
     }[kind]()
     forward = model.transformer.forward
@@ -360,3 +450,11 @@ def test_what_cannot_be_done_is_said_before_any_work(
         sample_images(model, SampleSettings(**given), tmp_path / "out", classifier)
     assert isinstance(caught.value, MissingPathError) is ("nowhere" in message)
     assert not calls
+    assert not (tmp_path / "out").exists()
+
+
+def test_greedily_nothing_is_drawn_that_could_be_out_of_range(tmp_path: Path) -> None:
+    model = generator(Unconditional())
+    expected = to_uint8(model.sample(2, greedy=True))
+    drawn = draw(model, tmp_path, num_images=2, greedy=True, temperature=0, seed=-1)
+    assert np.array_equal(drawn, expected)

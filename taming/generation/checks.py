@@ -1,0 +1,125 @@
+"""What can be wrong with a generator's parts, and with what it is asked for."""
+
+import torch
+from torch import Tensor
+
+from taming.conditioning import CellClasses, Conditioning
+from taming.errors import UserError
+from taming.generation.choice import random_numbers
+from taming.generation.filtering import filter_logits
+from taming.generation.guidance import Guidance
+from taming.transformer import GPT
+from taming.vqgan import VQGAN
+
+__all__ = [
+    "check_choice",
+    "check_condition",
+    "check_given_tokens",
+    "check_guidance",
+    "check_parts",
+    "check_tokens",
+]
+
+
+def check_parts(
+    transformer: GPT,
+    conditioning: Conditioning,
+    grid_size: tuple[int, int],
+    tokenizer: VQGAN | None,
+    condition_tokenizer: VQGAN | CellClasses | None,
+) -> None:
+    """Raises a `UserError` unless the parts are those of one generator of this grid."""
+    needed = {"num_context_ids": 0, **conditioning.transformer_config(grid_size)}
+    del needed["context_length"]  # it can be longer, see below
+    for name in (*needed, "prefix_grid_size", "context_grid_size"):
+        found = transformer.config[name]
+        if found not in (None, needed.get(name)):  # None: it does without
+            raise UserError(
+                f"the transformer has {name}={found}, and condition and grid need "
+                f"{needed.get(name)}: they are not of the same model."
+            )
+    for name, part, num_codes in (
+        ("transformer", tokenizer, transformer.codebook_size),
+        ("condition", condition_tokenizer, getattr(conditioning, "num_codes", None)),
+    ):
+        if part is not None and part.codebook_size != num_codes:
+            raise UserError(
+                f"the tokenizer has {part.codebook_size} codes and the {name} {num_codes}: they "
+                "are not of the same model."
+            )
+    height, width = grid_size
+    # the last token is drawn and never read
+    length = conditioning.prefix_length + height * width - 1
+    if length > transformer.context_length:
+        raise UserError(
+            f"a grid of {height} × {width} codes needs a context of {length}, and the "
+            f"transformer's is {transformer.context_length}."
+        )
+
+
+def check_tokens(tokens: Tensor, codebook_size: int) -> None:
+    """Raises a `UserError` unless tokens, of any shape, are codes of the model."""
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
+        raise UserError(
+            f"tokens are {int(tokens.min())} to {int(tokens.max())}, and the codes of this "
+            f"model 0 to {codebook_size - 1}: were they made by another tokenizer?"
+        )
+
+
+def check_given_tokens(
+    given_tokens: Tensor, num_images: int, num_tokens: int, codebook_size: int
+) -> None:
+    """Raises a `UserError` unless these are first tokens of so many images of so many tokens."""
+    shape = tuple(given_tokens.shape)
+    if len(shape) != 2 or shape[0] != num_images or shape[1] > num_tokens:
+        raise UserError(
+            f"given_tokens has the shape {shape}, and must have ({num_images}, m) with m at "
+            f"most {num_tokens}, the tokens of an image."
+        )
+    check_tokens(given_tokens, codebook_size)
+
+
+def check_condition(condition: Tensor | None, conditioning: Conditioning, num_images: int) -> None:
+    """Raises a `UserError` unless so many images can be asked for by this condition.
+
+    Of condition images only the number is looked at, lest all of them be encoded.
+    """
+    if condition is None or not conditioning.takes_images:
+        conditioning.prompt(condition, num_images)
+    elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
+        raise UserError(
+            f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
+            f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
+        )
+
+
+def check_choice(
+    temperature: float, top_k: int | None, top_p: float | None, *, greedy: bool, seed: int
+) -> None:
+    """Raises a `UserError` if tokens cannot be chosen so; greedily they can always be."""
+    if not greedy:
+        filter_logits(torch.zeros(1, 2), temperature, top_k, top_p)
+        random_numbers(seed, [0], 1)
+
+
+def check_guidance(guidance: Guidance, conditioning: Conditioning, *, asked: bool) -> None:
+    """Raises a `UserError` if there is nothing to strengthen, or the model cannot do without.
+
+    Args:
+        guidance: may be off.
+        conditioning: of the model.
+        asked: whether there is a condition.
+    """
+    if guidance.is_off:
+        return
+    if not asked:
+        raise UserError(
+            f"guidance_scale={guidance.scale} strengthens a condition, and there is none: give "
+            "one, or leave guidance out."
+        )
+    if not conditioning.can_do_without:
+        raise UserError(
+            f"guidance_scale={guidance.scale} needs a model that was trained to do without its "
+            "condition some of the time: train with condition_dropout=0.1, or leave guidance "
+            "out."
+        )
