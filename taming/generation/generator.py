@@ -343,10 +343,12 @@ class ImageGenerator(nn.Module):
         return self.tokenizer
 
     def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
-        """A condition image as its codes `(b h w)`; codes, class labels and None as they are."""
-        if condition is None or not self.conditioning.takes_images:
+        """A condition image as its codes `(b h w)`, others as they are; on the model's device."""
+        if condition is None:
+            return None
+        indices = condition = condition.to(self.device)
+        if not self.conditioning.takes_images:
             return condition
-        indices = condition
         if condition.is_floating_point():
             if self.condition_tokenizer is None:
                 raise UserError(
@@ -354,7 +356,7 @@ class ImageGenerator(nn.Module):
                     "was trained with."
                 )
             with torch.no_grad():
-                indices = self.condition_tokenizer.encode(condition.to(self.device))  # (b h w)
+                indices = self.condition_tokenizer.encode(condition)  # (b h w)
         needed = self.condition_grid_size(grid_size)
         if indices.shape[1:] != needed:
             raise UserError(
@@ -402,12 +404,14 @@ class ImageGenerator(nn.Module):
     def _check_condition(self, condition: Tensor | None, num_images: int) -> None:
         """Refuses now what would be refused in a later batch."""
         if condition is None or not self.conditioning.takes_images:
-            self.conditioning.prompt(condition, num_images)
+            self.conditioning.prompt(None if condition is None else condition.cpu(), num_images)
         elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
             raise UserError(
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
                 f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
             )
+        elif not condition.is_floating_point():
+            self.conditioning.check_values(condition)
 
     def _check_guidance(self, guidance: Guidance, condition: Tensor | None) -> None:
         if guidance.is_off:
