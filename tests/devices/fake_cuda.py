@@ -78,7 +78,7 @@ def _zero(tensor: torch.Tensor) -> bool | int | float:
 
 @contextmanager
 def fake_cuda(*, bf16: bool = False) -> Iterator[Watch]:
-    """Within it tensors have no values, and may be on the device "cuda"; models are made inside.
+    """Within it tensors have no values, and may be on the device "cuda".
 
     Args:
         bf16: with autocast there, as training has it.

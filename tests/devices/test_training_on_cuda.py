@@ -13,7 +13,9 @@ from taming.training.module import TrainingModule
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # of autocast
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*CUDA is not available",  # of autocast
+)
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
 GRID = (4, 4)
@@ -45,7 +47,13 @@ def stage_1() -> VQGANTraining:
         augmentation=["color", "translation", "cutout"],
     )
     quantizer = {"cosine": True, "revive_after": 20}
-    return VQGANTraining(tokenizer(**quantizer), None, adversary, optimizer=OPTIMIZER, max_steps=99)
+    return VQGANTraining(
+        tokenizer(**quantizer),
+        None,
+        adversary,
+        optimizer=OPTIMIZER,
+        max_steps=99,
+    )
 
 
 def stage_2(conditioning: Conditioning) -> TransformerTraining:
@@ -89,8 +97,9 @@ def steps_wait_for(
 
 
 def test_stage_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = stage_1()  # outside: a deep copy of a pretended tensor can crash
     with fake_cuda(bf16=True) as watch:
-        module = to_cuda(stage_1())
+        to_cuda(module)
         batch = {"images": torch.zeros(4, 3, 16, 16, device="cuda")}
         assert steps_wait_for(module, batch, monkeypatch, watch) == []
         module.on_validation_epoch_start()
@@ -106,8 +115,9 @@ def test_stage_1(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["class", "image", "context"],
 )
 def test_stage_2(conditioning: Conditioning, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = stage_2(conditioning)
     with fake_cuda(bf16=True) as watch:
-        module = to_cuda(stage_2(conditioning))
+        to_cuda(module)
         indices = torch.zeros(4, *GRID, dtype=torch.int64, device="cuda")
         batch = {"indices": indices, "condition_indices": indices, "labels": indices[:, 0, 0]}
         assert steps_wait_for(module, batch, monkeypatch, watch) == []
