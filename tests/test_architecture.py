@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "taming"
 STEPS = (
-    {"errors", "linear", "modes", "ranks"},
+    {"errors", "linear", "modes", "precision", "ranks"},
     {"attention", "positions", "serialization"},
     {"autoencoder", "quantizers", "discriminators", "losses"},
     {"vqgan", "transformer", "conditioning", "sequence"},

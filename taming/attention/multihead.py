@@ -24,7 +24,8 @@ class HeadNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """`(… d)` to the same."""
         assert self.weight is not None
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        normed = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        return normed.to(x.dtype)  # on GPUs autocast computes it in float32, and leaves it there
 
 
 class MultiHeadAttention(nn.Module):

@@ -70,6 +70,17 @@ class Conditioning(ABC):
             UserError: if the model cannot be asked for that.
         """
 
+    @abstractmethod
+    def check_values(self, condition: Tensor) -> None:
+        """Refuses labels or tokens that there are none of, whatever the condition's shape.
+
+        To look at values on a GPU is to wait for it, so `prompt` does it on a CPU alone: what goes
+        to a GPU is checked before.
+
+        Raises:
+            UserError: if one is out of range.
+        """
+
     @property
     def can_do_without(self) -> bool:
         """Whether the model has learned what images look like that nothing is asked of."""

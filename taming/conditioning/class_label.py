@@ -58,7 +58,8 @@ class ClassLabel(Conditioning):
             device: where the prefix is to be.
 
         Raises:
-            UserError: if a label is out of range, or None is not something the model has learned.
+            UserError: if a label on the CPU is out of range (see `check_values`), or None is not
+                something the model has learned.
         """
         if condition is None:
             if not self.can_do_without:
@@ -72,13 +73,17 @@ class ClassLabel(Conditioning):
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
                 f"where {batch_size} integer class labels, shape ({batch_size},), are needed."
             )
-        wrong = condition[(condition < 0) | (condition >= self.num_classes)]
-        if len(wrong):
-            raise UserError(
-                f"class label {int(wrong[0])} does not exist in this model: labels are "
-                f"{self._range()}."
-            )
+        if condition.device.type == "cpu":
+            self.check_values(condition)
         return Prompt(condition.to(device=device, dtype=torch.int64)[:, None])
+
+    def check_values(self, condition: Tensor) -> None:
+        """Refuses labels of classes that there are not."""
+        for label in condition.flatten().tolist():
+            if not 0 <= label < self.num_classes:
+                raise UserError(
+                    f"class label {label} does not exist in this model: labels are {self._range()}."
+                )
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces each label by "no class" with probability `dropout`."""

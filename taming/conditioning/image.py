@@ -70,8 +70,8 @@ class ImageCondition(Conditioning):
             device: where the ids are to be.
 
         Raises:
-            UserError: if there are not as many tokens as the grid has places, one is out of range,
-                or None is not something the model has learned.
+            UserError: if there are not as many tokens as the grid has places, one on the CPU is out
+                of range (see `check_values`), or None is not something the model has learned.
         """
         height, width = self.grid_size
         if condition is None:
@@ -88,13 +88,21 @@ class ImageCondition(Conditioning):
                     f"{tuple(condition.shape)}, where the tokens of {batch_size} condition images "
                     f"of {height} × {width} codes are needed."
                 )
-            if len(condition) and not 0 <= condition.min() <= condition.max() < self.num_codes:
-                raise UserError(
-                    f"the condition's tokens are {int(condition.min())} to {int(condition.max())}, "
-                    f"and this model knows 0 to {self.num_codes - 1}."
-                )
+            if condition.device.type == "cpu":
+                self.check_values(condition)
             ids = condition.to(device=device, dtype=torch.int64)
         return self._prompt(ids)
+
+    def check_values(self, condition: Tensor) -> None:
+        """Refuses tokens that are none of the condition images' codes."""
+        if condition.numel() == 0:
+            return
+        least, greatest = int(condition.min()), int(condition.max())
+        if not 0 <= least <= greatest < self.num_codes:
+            raise UserError(
+                f"the condition's tokens are {least} to {greatest}, and this model knows 0 to "
+                f"{self.num_codes - 1}."
+            )
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces all of a condition by "no condition" with probability `dropout`."""

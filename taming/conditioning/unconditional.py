@@ -30,8 +30,12 @@ class Unconditional(Conditioning):
             UserError: if a condition is given.
         """
         if condition is not None:
-            raise UserError(
-                "this model was trained without conditions and cannot be asked for anything in "
-                "particular: leave the condition out, or use a model trained with conditions."
-            )
+            self.check_values(condition)
         return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64, device=device))
+
+    def check_values(self, condition: Tensor) -> None:
+        """Refuses any."""
+        raise UserError(
+            "this model was trained without conditions and cannot be asked for anything in "
+            "particular: leave the condition out, or use a model trained with conditions."
+        )

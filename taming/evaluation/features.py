@@ -8,6 +8,7 @@ from torch import nn
 
 from taming.errors import UserError
 from taming.losses import Backbone
+from taming.precision import full_precision
 
 __all__ = ["FeatureExtractor"]
 
@@ -48,7 +49,7 @@ class FeatureExtractor(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.autocast(images.device.type, enabled=False), full_precision():
             images = F.interpolate(
                 images.float(), (self.resolution, self.resolution), mode="bilinear", antialias=True
             )

@@ -4,6 +4,7 @@ import torch
 from torchmetrics import Metric
 
 from taming.losses import LPIPSLoss
+from taming.precision import full_precision
 
 __all__ = ["LPIPSMetric"]
 
@@ -33,7 +34,7 @@ class LPIPSMetric(Metric):
     @torch.no_grad()
     def update(self, reconstructions: torch.Tensor, images: torch.Tensor) -> None:
         """Adds two `(b c H W)` of float, c of 3 or 1."""
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.autocast(images.device.type, enabled=False), full_precision():
             mean = self.lpips(reconstructions.float().clamp(-1, 1), images.float())
         self.lpips_sum += mean.double() * len(images)  # batches of any size count by their images
         self.num_images += len(images)

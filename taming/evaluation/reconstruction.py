@@ -4,6 +4,8 @@ import torch
 from torchmetrics import Metric
 from torchmetrics.functional.image import structural_similarity_index_measure
 
+from taming.precision import full_precision
+
 __all__ = ["ReconstructionMetrics"]
 
 
@@ -30,7 +32,8 @@ class ReconstructionMetrics(Metric):
 
     def update(self, reconstructions: torch.Tensor, images: torch.Tensor) -> None:
         """Adds two `(b c H W)` of float."""
-        with torch.autocast(images.device.type, enabled=False):  # SSIM filters with a convolution
+        # SSIM filters with a convolution
+        with torch.autocast(images.device.type, enabled=False), full_precision():
             reconstructions = reconstructions.float().clamp(-1, 1)
             images = images.float()
             squared_error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)

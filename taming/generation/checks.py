@@ -82,15 +82,18 @@ def check_given_tokens(
 def check_condition(condition: Tensor | None, conditioning: Conditioning, num_images: int) -> None:
     """Raises a `UserError` unless so many images can be asked for by this condition.
 
-    Of condition images only the number is looked at, lest all of them be encoded.
+    Of condition images only the number is looked at, lest all of them be encoded; `prompt` looks
+    at values on the CPU only.
     """
     if condition is None or not conditioning.takes_images:
-        conditioning.prompt(condition, num_images)
+        conditioning.prompt(None if condition is None else condition.cpu(), num_images)
     elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
         raise UserError(
             f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
             f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
         )
+    elif not condition.is_floating_point():
+        conditioning.check_values(condition)
 
 
 def check_choice(

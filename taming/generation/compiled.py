@@ -126,7 +126,8 @@ class _Graph:
                 function(self.latest, self.place)
         torch.cuda.current_stream(latest.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
+        # of this thread alone: another may be loading data meanwhile
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.result = function(self.latest, self.place)
 
     def __call__(self, latest: Tensor, place: Tensor) -> Tensor:

@@ -361,10 +361,12 @@ class ImageGenerator(nn.Module):
         return self.tokenizer
 
     def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
-        """A condition image as its codes `(b h w)`; codes, class labels and None as they are."""
-        if condition is None or not self.conditioning.takes_images:
+        """A condition image as its codes `(b h w)`, others as they are; on the model's device."""
+        if condition is None:
+            return None
+        indices = condition = condition.to(self.device)
+        if not self.conditioning.takes_images:
             return condition
-        indices = condition
         if condition.is_floating_point():
             if self.condition_tokenizer is None:
                 raise UserError(
@@ -372,7 +374,7 @@ class ImageGenerator(nn.Module):
                     "was trained with."
                 )
             with torch.no_grad():
-                indices = self.condition_tokenizer.encode(condition.to(self.device))  # (b h w)
+                indices = self.condition_tokenizer.encode(condition)  # (b h w)
         needed = self.condition_grid_size(grid_size)
         if indices.shape[1:] != needed:
             raise UserError(

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from taming.errors import UserError
+from taming.precision import full_precision
 from taming.quantizers.interface import Quantizer, check_sizes
-from taming.quantizers.search import full_precision
 
 __all__ = ["GumbelQuantizer"]
 

@@ -1,27 +1,14 @@
 """The code search, precise enough to compare and in bounded memory."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
-__all__ = ["distance_chunks", "full_precision", "nearest", "relative_distances"]
+from taming.precision import full_precision
+
+__all__ = ["distance_chunks", "nearest", "relative_distances"]
 
 CHUNK_DISTANCES = 2**26  # 256 MiB in float32
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Multiplies float32 matrices in float32.
-
-    Training lets GPUs do it with TF32's 10 bits, which are too few to tell codes apart.
-    """
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
 
 
 def relative_distances(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:

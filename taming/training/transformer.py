@@ -143,6 +143,15 @@ class TransformerTraining(TrainingModule):
         self.manual_backward(loss)
         return {"loss": loss}
 
+    def on_before_batch_transfer(
+        self, batch: dict[str, torch.Tensor], dataloader_idx: int
+    ) -> dict[str, torch.Tensor]:
+        """Refuses unknown conditions on the CPU: a GPU would have to be waited for."""
+        condition = self._condition(batch)
+        if condition is not None:
+            self.conditioning.check_values(condition)
+        return batch
+
     def _disturbed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens as input: each replaced by a random one with probability 1 - `pkeep`."""
         if self.pkeep == 1:

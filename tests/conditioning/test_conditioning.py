@@ -47,6 +47,17 @@ def test_labels_out_of_range_are_named_with_the_classes(label: int) -> None:
         conditioning.prompt(torch.tensor([0, label]), 2)
 
 
+@pytest.mark.parametrize("conditioning", [ClassLabel(3), ImageCondition(3, (1, 2))])
+def test_values_are_checked_where_that_waits_for_nothing(conditioning: Conditioning) -> None:
+    wrong = torch.tensor([[0, 3]])
+    with pytest.raises(UserError, match="0 to 2"):
+        conditioning.check_values(wrong)
+    conditioning.check_values(wrong[:0])
+    shape = (2,) if conditioning.num_classes else (2, 2)
+    elsewhere = torch.empty(shape, dtype=torch.int64, device="meta")  # has no values to look at
+    assert conditioning.prompt(elsewhere, 2, "meta").prefix.shape == (2, conditioning.prefix_length)
+
+
 def test_a_long_list_of_classes_is_cut() -> None:
     conditioning = ClassLabel(1000, class_names=[f"class{i}" for i in range(1000)])
     with pytest.raises(UserError, match=r"0 to 999 \(0 class0, .*19 class19, …\)"):

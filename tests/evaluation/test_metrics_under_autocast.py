@@ -1,4 +1,6 @@
+import pytest
 import torch
+import torch.nn.functional as F
 
 from taming.evaluation import ReconstructionMetrics
 
@@ -13,3 +15,19 @@ def test_metrics_are_float32_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         under_autocast.update(noisy, smooth)
     assert plain.compute() == under_autocast.compute()
+
+
+def test_gpus_do_not_abbreviate_what_ssim_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch lets them convolve with TF32's 10 bits unless told otherwise
+    convolve, allowed = F.conv2d, []
+
+    def watched(*arguments: object, **named: object) -> torch.Tensor:
+        allowed.append(torch.backends.cudnn.allow_tf32)
+        return convolve(*arguments, **named)
+
+    monkeypatch.setattr(F, "conv2d", watched)
+    before = torch.backends.cudnn.allow_tf32
+    images = torch.zeros(1, 1, 16, 16)
+    ReconstructionMetrics().update(images, images)
+    assert allowed and not any(allowed)
+    assert torch.backends.cudnn.allow_tf32 == before

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_training import run_training, token_data, trainer_config, transformer_training
 
-from taming.conditioning import ImageCondition
+from taming.conditioning import ClassLabel, ImageCondition
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
@@ -120,6 +120,19 @@ def test_conditions_that_are_images(tmp_path: Path, as_context: bool) -> None:
 
 
 @pytest.mark.compile
+def test_unknown_labels_are_refused_while_they_are_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(*arguments: object) -> None:
+        raise AssertionError("the batch is on its device, and to look at it is to wait for it")
+
+    monkeypatch.setattr(ClassLabel, "prompt", too_late)
+    data = token_data()
+    data.items.tensors["labels"] = torch.full((10,), 3)
+    with pytest.raises(UserError, match=r"class label 3 does not exist in this model.*0 to 2"):
+        run_training(tmp_path, transformer_training(), data, trainer_config(max_steps=1))
+
+
 def test_compiled_training_takes_the_same_steps() -> None:
     gradients = []
     for compiled in (False, True):

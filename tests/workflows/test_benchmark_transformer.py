@@ -64,6 +64,7 @@ def timing(measurement: str, seconds: list[float], first_seconds: float = 0.0) -
         "versions": {},
         "parameters": {"blocks": 1000, "head": 200},
         "weight_bytes": 4 * 10**9,
+        "cache_bytes": 9 * 10**9,
     }
     work = CASE.work(measurement)
     return Timing(settings().for_side(CASE), facts, work, first_seconds, seconds)
@@ -142,8 +143,8 @@ def test_break_even(compiled: float, first: float, calls: float) -> None:
 def test_share_of_bandwidth() -> None:
     ours = timing("sample", [2.0])
     comparison = Comparison(CASE, "sample", ours, peak_bandwidth_gbs=90.0)
-    # nine steps in 2 s, each reading 4 GB: 18 of 90 GB/s, whatever the batch
-    assert comparison.share_of_bandwidth == pytest.approx(0.2)
+    # nine steps in 2 s, each reading 4 GB of weights, and 9 GB of cache in all: 22.5 of 90 GB/s
+    assert comparison.share_of_bandwidth == pytest.approx(0.25)
     assert Comparison(CASE, "sample", ours).share_of_bandwidth is None
     step = Comparison(CASE, "gpt_step", timing("gpt_step", [2.0]), peak_bandwidth_gbs=90.0)
     assert step.share_of_bandwidth is None
@@ -307,6 +308,8 @@ def test_our_side_samples(watched: Watched, dtype: str) -> None:
     width = 2 if dtype == "bf16" else 4
     counts = facts["parameters"]
     assert facts["weight_bytes"] == width * (counts["blocks"] + counts["head"])
+    # 1 + … + 9 tokens' keys and values, 8 wide each, of 2 layers and 2 images
+    assert facts["cache_bytes"] == width * 45 * (8 + 8) * 2 * 2
     generator = ImageGenerator(None, module.transformer, module.conditioning, (3, 3))
     assert torch.equal(tokens, generator.sample_tokens(2, top_k=4, seed=0))
     side.run(1)

@@ -40,6 +40,7 @@ def transformer_build(make_training: Callable[[TransformerCase], Any]) -> OurBui
         if settings["dtype"] == "bf16":
             generator.to(torch.bfloat16)
         facts["weight_bytes"] = _bytes_read(generator.transformer)
+        facts["cache_bytes"] = _cache_bytes_read(generator.transformer, case)
         return _sampling(generator.eval(), case, compiled=measurement == "sample_compiled"), facts
 
     return build
@@ -66,6 +67,14 @@ def _bytes_read(gpt: GPT) -> int:
         for module in (gpt.blocks, gpt.norm, gpt.head)
         for p in module.parameters()
     )
+
+
+def _cache_bytes_read(gpt: GPT, case: TransformerCase) -> int:
+    """Of keys and values, by all steps of a call: of a sequence 1, then 2, … then n of each."""
+    sequences = case.batch_size * (2 if case.with_guidance else 1)
+    read = case.num_tokens * (case.num_tokens + 1) // 2
+    width = 2 * case.embed_dim * gpt.head.weight.element_size()  # of a token's key and value
+    return sequences * case.num_layers * read * width
 
 
 def _sampling(

@@ -131,15 +131,16 @@ class Comparison:
 
     @property
     def share_of_bandwidth(self) -> float | None:
-        """Bytes of weights that ours reads per second over the bandwidth of the device's memory.
+        """Bytes that ours must read per second over the bandwidth of the device's memory.
 
-        Each step of sampling reads all weights once, however large the batch. What it reads of the
-        cached keys and values is left out: of one short sequence it is little.
+        Each step of sampling reads all weights once, however large the batch, and of each sequence
+        the keys and values of all tokens up to its own.
         """
         passes = self.case.passes_over_weights(self.measurement)
         if self.peak_bandwidth_gbs is None or passes == 0:
             return None
-        bytes_read = passes * self.ours.facts["weight_bytes"]
+        facts = self.ours.facts
+        bytes_read = passes * facts["weight_bytes"] + facts["cache_bytes"]
         return bytes_read / self.ours.spread.median / (self.peak_bandwidth_gbs * 1e9)
 
     @property
