@@ -35,8 +35,13 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Keeps the k most probable tokens; all of them where there are no more than k."""
     if k < 1:
         raise UserError(f"top_k is {k} and must be at least 1; for no limit leave it out (null).")
-    order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
-    return logits.scatter(-1, order[..., k:], -torch.inf)
+    if k >= logits.shape[-1]:
+        return logits
+    threshold = logits.topk(k).values[..., -1:]  # (… 1)
+    above, level = logits > threshold, logits == threshold  # (… v)
+    room = k - above.sum(dim=-1, keepdim=True)  # (… 1), for the first of those on a level with it
+    kept = above | (level & (level.cumsum(dim=-1) <= room))
+    return logits.masked_fill(~kept, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
