@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from taming.cli.mistakes import explain
+from taming.cli.setting_types import check_types
 from taming.errors import MissingPathError, UserError
 
 __all__ = [
@@ -132,6 +133,7 @@ def build(config: DictConfig, /, **arguments: Any) -> Any:
     """
     if config is None or config.get("_target_") is None:
         return None
+    check_types(config)
     try:
         return hydra.utils.instantiate(config, **arguments, _convert_="all")
     except InstantiationException as error:

@@ -1,6 +1,7 @@
 """`train_transformer`: stage 2, a tokenizer and images to a generator."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from taming.cli.app import (
     resume_config,
     set_seed,
 )
+from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
 from taming.conditioning import (
     CellClasses,
@@ -36,6 +38,16 @@ __all__ = ["main"]
 
 log = logging.getLogger("taming")
 
+SETTINGS = {
+    "data.resolution": int | Sequence[int] | None,  # None: the tokenizer's
+    "data.channels": int | None,
+    "condition_dropout": float,
+    "condition_cell": int | Sequence[int] | None,
+    "tokens.cache_dir": Path,
+    "tokens.num_views": int,
+    "tokens.batch_size": int,
+}
+
 
 @command("train_transformer")
 def main(config: DictConfig) -> int:
@@ -43,6 +55,7 @@ def main(config: DictConfig) -> int:
     if config.resume is not None:
         config = resume_config(config)
     resolved(config)  # missing values first
+    check_types(config, SETTINGS)
     trainer = build(config.trainer)
     where = torch.device(trainer.device_kind())  # a missing GPU is noticed now
     resume_from, saved = None, None

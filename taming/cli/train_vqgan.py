@@ -16,6 +16,7 @@ from taming.cli.app import (
     resume_config,
     set_seed,
 )
+from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
 from taming.errors import UserError
 from taming.serialization import load_training_checkpoint
@@ -40,6 +41,7 @@ def main(config: DictConfig) -> int:
     if config.resume is not None:
         config = resume_config(config)
     resolved(config)  # missing values first
+    check_types(config)
     trainer = build(config.trainer)
     trainer.device_kind()  # a missing GPU is noticed now
     check_finetuning(config)
