@@ -141,7 +141,7 @@ class ImageDataModule(EndlessDataModule):
         return 0 if dataset.source.in_memory else min(8, num_cores() - 1)
 
     def summary(self) -> str:
-        """How many images and classes, and in a second line what was left out or enlarged, if any."""
+        """How many images and classes; in a second line what was left out or enlarged, if any."""
         train, val = self.train_dataset, self.val_dataset
         height, width = self.resolution
         sources = list({id(part.source): part.source for part in (train, val)}.values())

@@ -26,7 +26,8 @@ def pasted(outcome: Outcome) -> list[str]:
 @pytest.mark.parametrize(
     "value",
     ["images", "~/my images", "a,b=c.zip", 'say "hi"', "it's", r"C:\new\x", "ends\\", r"a\"b", "ü",
-     "null", "True", "2024", "1e3", "", " a", "-a", 7, 0.5, 1e-5, True, None, [1, 2], ["a b", None]],
+     "null", "True", "2024", "1e3", "", " a", "-a",
+     7, 0.5, 1e-5, True, None, [1, 2], ["a b", None]],
 )  # fmt: skip
 def test_a_setting_is_read_as_it_was(value: object) -> None:
     (argument,) = shlex.split(setting("data.path", value))
