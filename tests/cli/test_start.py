@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_commands import Run
 
 from taming.cli.mistakes import check_command_line
 from taming.errors import MissingPathError, UserError
@@ -67,3 +68,11 @@ def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             check_command_line(name, overrides)
     with pytest.raises(UserError, match="preset/gpuu"):
         check_command_line("benchmark", ["preset=gpuu"])
+
+
+def test_help_says_where_settings_are_explained(run: Run) -> None:
+    outcome = run("train_vqgan", "--help")
+    assert outcome.status == 0
+    assert "configs/train_vqgan.yaml" in outcome.out
+    assert "size: full, tiny" in outcome.out
+    assert "Hydra" not in outcome.out
