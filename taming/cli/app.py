@@ -5,7 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from taming.cli.mistakes import explain
+from taming.cli.mistakes import check_nothing_missing, config_directory, explain
+from taming.cli.setting_types import check_types
 from taming.errors import MissingPathError, UserError
 
 __all__ = [
@@ -78,13 +79,6 @@ def device(name: str) -> torch.device:
     return found
 
 
-def config_directory() -> Path:
-    """`configs/` inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    packaged = package / "configs"
-    return packaged if packaged.is_dir() else package.parent / "configs"
-
-
 def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], Callable[[], None]]:
     """Makes a function of a Hydra configuration a command.
 
@@ -132,6 +126,7 @@ def build(config: DictConfig, /, **arguments: Any) -> Any:
     """
     if config is None or config.get("_target_") is None:
         return None
+    check_types(config)
     try:
         return hydra.utils.instantiate(config, **arguments, _convert_="all")
     except InstantiationException as error:
@@ -149,24 +144,10 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: naming the values that must be given and are not.
     """
-    missing = sorted(_missing(OmegaConf.to_container(config)))
-    if missing:
-        example = " ".join(f"{name}=VALUE" for name in missing)
-        raise UserError(
-            f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
-        )
+    check_nothing_missing(config)
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     return {str(name): value for name, value in plain.items()}
-
-
-def _missing(value: Any, name: str = "") -> Iterator[str]:
-    """Names of the values `???`, but not of those that only refer to one."""
-    if value == "???":
-        yield name
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _missing(inner, f"{name}.{key}" if name else str(key))
 
 
 def resume_config(config: DictConfig) -> DictConfig:

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, build, command, device, program, resolved
-from taming.cli.train_transformer import with_tokenizer_shape
+from taming.cli.encoding import with_tokenizer_shape
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator

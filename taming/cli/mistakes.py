@@ -3,15 +3,86 @@
 import difflib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-__all__ = ["explain"]
+from taming.errors import MissingPathError, UserError
+
+__all__ = ["check_command_line", "check_nothing_missing", "config_directory", "explain"]
+
+# settings of all commands that must lead to something
+PATHS = (
+    "vqgan",
+    "checkpoint",
+    "finetune.checkpoint",
+    "condition_tokenizer",
+    "perceptual.weights",
+    "data.path",
+    "data.val_path",
+    "input",
+    "conditions.path",
+    "complete.path",
+)
+
+
+def config_directory() -> Path:
+    """`configs/` inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "configs"
+    return packaged if packaged.is_dir() else package.parent / "configs"
+
+
+def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
+    """What needs no imports but Hydra's: names of settings, values to be given, paths.
+
+    Raises:
+        UserError: for what a command would refuse, too, if some seconds later.
+    """
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            config = compose(config_name, list(overrides))
+    except HydraException as error:
+        raise UserError(explain(error, str(config_directory()), config_name)) from error
+    if config.get("resume") is not None:  # all else is the run's own
+        _check_path(config, "resume")
+        return
+    check_nothing_missing(config)
+    for name in PATHS:
+        _check_path(config, name)
+
+
+def _check_path(config: DictConfig, name: str) -> None:
+    value = OmegaConf.select(config, name)
+    on_a_hub = isinstance(value, str) and value.startswith("hf:")
+    if isinstance(value, str) and not on_a_hub and not Path(value).expanduser().exists():
+        raise MissingPathError(f"{name}={value} does not exist (looked from {Path.cwd()}).")
+
+
+def check_nothing_missing(config: DictConfig) -> None:
+    """Raises a `UserError` that names the values that must be given and are not."""
+    missing = sorted(_missing(OmegaConf.to_container(config)))
+    if missing:
+        example = " ".join(f"{name}=VALUE" for name in missing)
+        raise UserError(
+            f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
+        )
+
+
+def _missing(value: Any, name: str = "") -> Iterator[str]:
+    """Names of the values `???`, but not of those that only refer to one."""
+    if value == "???":
+        yield name
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _missing(inner, f"{name}.{key}" if name else str(key))
 
 
 def explain(error: HydraException, config_directory: str, config_name: str) -> str:

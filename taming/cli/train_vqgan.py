@@ -16,6 +16,8 @@ from taming.cli.app import (
     resume_config,
     set_seed,
 )
+from taming.cli.hints import data_settings, setting
+from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
 from taming.errors import UserError
 from taming.serialization import load_training_checkpoint
@@ -40,6 +42,7 @@ def main(config: DictConfig) -> int:
     if config.resume is not None:
         config = resume_config(config)
     resolved(config)  # missing values first
+    check_types(config)
     trainer = build(config.trainer)
     trainer.device_kind()  # a missing GPU is noticed now
     check_finetuning(config)
@@ -113,13 +116,15 @@ def main(config: DictConfig) -> int:
         resume_from=resume_from,
         show=("pixel_loss", "perceptual_loss", "discriminator_loss"),
     )
+    own = ("resolution", "channels", "batch_size", "val_batch_size", "num_workers", "seed")
+    for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data, leave_out=own)]
     return finish(
         result,
         run_dir,
         name="train_vqgan",
         max_steps=trainer.max_steps,
-        next_step="train the transformer on it, with the same data settings:\n"
-        f"  {program('train_transformer')} vqgan={run_dir} …",
+        next_step="train the transformer on it, with the same data:\n"
+        f"  {program('train_transformer')} {' '.join(for_transformer)}",
     )
 
 

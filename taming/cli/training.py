@@ -5,6 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from taming.cli.app import build, is_first_process, program, resolved
+from taming.cli.hints import setting
 from taming.errors import UserError
 from taming.serialization import read_training_checkpoint
 from taming.training import CSVTracker, Tracker, TrainingResult
@@ -54,7 +55,8 @@ def finish(
     print(f"  {', '.join(name for name in written if (run_dir / name).exists())}")
     if result.step < max_steps:
         why = "interrupted" if result.interrupted else "out of time"
-        print(f"{why} before step {max_steps}; go on with:\n  {program(name)} resume={run_dir}")
+        go_on = f"{program(name)} {setting('resume', str(run_dir))}"
+        print(f"{why} before step {max_steps}; go on with:\n  {go_on}")
     else:
         print(f"next: {next_step}")
     return 130 if result.interrupted else 0

@@ -141,7 +141,7 @@ class ImageDataModule(EndlessDataModule):
         return 0 if dataset.source.in_memory else min(8, num_cores() - 1)
 
     def summary(self) -> str:
-        """Two plain lines: how many images and classes; what was left out, replaced or enlarged."""
+        """How many images and classes; in a second line what was left out or enlarged, if any."""
         train, val = self.train_dataset, self.val_dataset
         height, width = self.resolution
         sources = list({id(part.source): part.source for part in (train, val)}.values())
@@ -150,10 +150,14 @@ class ImageDataModule(EndlessDataModule):
         classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
         noun = self.transform.noun
         named = f" ({', '.join(broken[:10])}{', …' if len(broken) > 10 else ''})" if broken else ""
-        return (
+        line = (
             f"{' and '.join(source.description for source in sources)}: {len(train):,} {noun} to "
             f"train and {len(val):,} to validate, {classes}, {height}x{width}, "
-            f"{self._kind}\n"
-            f"{len(broken):,} broken files{named}; "
-            f"{train.num_magnified + val.num_magnified:,} {noun} smaller than that and enlarged"
+            f"{self._kind}"
         )
+        remarks = []
+        if broken:
+            remarks.append(f"{len(broken):,} broken files{named} left out")
+        if magnified := train.num_magnified + val.num_magnified:
+            remarks.append(f"{magnified:,} {noun} smaller than that and enlarged")
+        return "\n".join([line, *filter(None, ["; ".join(remarks)])])

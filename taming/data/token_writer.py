@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,14 @@ class TokenWriter:
         if self.done:
             log.info("going on with %s, at image %d of %d", directory, self.done, self.total)
 
-    def remaining(self) -> list[int | tuple[int, int]]:
-        """Keys of an `ImageDataset` for the items that are not written yet, in order."""
+    def remaining(self, batch_size: int) -> Iterator[list[int | tuple[int, int]]]:
+        """Batches of `ImageDataset` keys of the items that are not written yet, in order."""
         num_images = self.description.num_images
-        return [
-            item if item < num_images else (item % num_images, item)
-            for item in range(self.done, self.total)
-        ]
+        for start in range(self.done, self.total, batch_size):
+            yield [
+                item if item < num_images else (item % num_images, item)
+                for item in range(start, min(start + batch_size, self.total))
+            ]
 
     def write(self, codes: Mapping[str, np.ndarray]) -> None:
         """Writes the next items: integers `(b h w)` by name, as in `CacheDescription.grids`."""

@@ -43,7 +43,7 @@ class CacheDescription:
 
     Attributes:
         data: fingerprint of the images, their split and their transform; with conditions, theirs.
-        seed: of the augmentation.
+        seed: of the augmentation; 0 where nothing is augmented, with one view.
         num_images: number of images.
         num_views: encodings of each image: the first unaugmented, the others each with its own crop
             and flip, which is also that of its condition.
@@ -87,6 +87,11 @@ class TokenDataset(Dataset[dict[str, Any]]):
         directory: the cache's directory.
         expected: what it must be a cache of.
 
+    Attributes:
+        directory: as given.
+        arrays: of indices, images × views × height × width, by the name of the item's entry.
+        labels: of the images; None without classes.
+
     Raises:
         UserError: if it is a cache of something else, or damaged.
     """
@@ -115,6 +120,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
                 f"the token cache {directory} is stale: it was made from another "
                 f"{', '.join(differing)}. Delete it, or give another cache_dir."
             )
+        self.directory = directory
         self.seed = expected.seed
         self.num_views = expected.num_views
 

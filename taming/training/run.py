@@ -45,7 +45,7 @@ class TrainerConfig:
             `"bf16-mixed"`.
         accumulate: batches per step.
         gradient_clip: largest gradient norm; None: no clipping.
-        val_every: steps between validations.
+        val_every: steps between validations; None: a single one, at `max_steps`.
         log_every: steps between reports of training losses.
         save_every: steps between checkpoints, besides the one at each validation; None: none.
         monitor, mode: the validation number the best checkpoint is chosen by, and whether small
@@ -54,7 +54,7 @@ class TrainerConfig:
     """
 
     max_steps: int
-    val_every: int
+    val_every: int | None
     monitor: str
     export: str
     mode: str = "min"
@@ -75,15 +75,12 @@ class TrainerConfig:
             raise UserError(
                 f"trainer.precision is auto, 32-true or bf16-mixed, not {self.precision!r}."
             )
-        for name in ("max_steps", "val_every", "log_every", "accumulate"):
-            if getattr(self, name) < 1:
-                raise UserError(f"trainer.{name} must be at least 1, not {getattr(self, name)}.")
+        for name in ("max_steps", "val_every", "save_every", "log_every", "accumulate"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"trainer.{name} must be at least 1, not {value}.")
         if self.accelerator not in ("auto", "gpu", "cpu"):
             raise UserError(f"trainer.accelerator is auto, gpu or cpu, not {self.accelerator!r}.")
-        if self.save_every is not None and self.save_every < 1:
-            raise UserError(
-                f"trainer.save_every must be at least 1, or null, not {self.save_every}."
-            )
         if self.max_time is not None:
             parse_duration(self.max_time)
 
@@ -184,7 +181,7 @@ def train(
         strategy=_strategy(config),
         precision=_precision(config),
         max_epochs=-1,
-        val_check_interval=config.val_every * config.accumulate,
+        val_check_interval=(config.val_every or config.max_steps) * config.accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         logger=False,

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def encode_dataset(
         condition_grid = _grid(condition_tokenizer, resolution)
     description = CacheDescription(
         data=dataset.fingerprint(),
-        seed=dataset.seed,
+        seed=dataset.seed if num_views > 1 else 0,  # the first view is unaugmented
         num_images=len(dataset),
         num_views=num_views,
         indices=_grid(tokenizer, dataset.resolution),
@@ -89,7 +90,7 @@ def encode_dataset(
                     tokenizers: dict[str, VQGAN | CellClasses] = {"indices": tokenizer}
                     if condition_tokenizer is not None:
                         tokenizers["condition_indices"] = condition_tokenizer
-                    loader = _loader(dataset, writer.remaining(), batch_size, num_workers)
+                    loader = _loader(dataset, writer.remaining(batch_size), num_workers)
                     _encode(tokenizers, loader, writer, device, name)
                     writer.finish(directory)
         except OSError as error:
@@ -101,13 +102,11 @@ def encode_dataset(
 
 
 def _loader(
-    dataset: ImageDataset, keys: list[Any], batch_size: int, num_workers: int
+    dataset: ImageDataset, batches: Iterable[list[Any]], num_workers: int
 ) -> DataLoader[dict[str, torch.Tensor]]:
     return DataLoader(
         dataset,
-        batch_sampler=[
-            keys[start : start + batch_size] for start in range(0, len(keys), batch_size)
-        ],
+        batch_sampler=batches,
         num_workers=num_workers,
         generator=torch.Generator(),  # its own: a run with a cache draws the same numbers
     )

@@ -11,6 +11,7 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_imag
 from taming.cli import (
     benchmark,
     compare,
+    encode_dataset,
     evaluate,
     import_checkpoint,
     reconstruct,
@@ -22,6 +23,7 @@ from taming.cli import (
 COMMANDS = {
     "train_vqgan": train_vqgan.main,
     "train_transformer": train_transformer.main,
+    "encode_dataset": encode_dataset.main,
     "sample": sample.main,
     "compare": compare.main,
     "import_checkpoint": import_checkpoint.main,

@@ -89,6 +89,7 @@ def test_label_maps_by_a_tokenizer_of_their_own(
 ) -> None:
     outcome = run(
         "train_vqgan", "experiment=label_map", f"data.path={pairs}", "size=tiny",
+        "trainer.max_steps=2",
         "data.subfolder=label", "data.channels=4", "data.unlabelled=null",
         "data.resolution=[16,24]", "model.channel_multipliers=[1,2,2,2]", "data.val_fraction=0.25",
         "model.quantizer.codebook_size=16", "logger=csv", "run_dir=maps",

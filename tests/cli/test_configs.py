@@ -13,6 +13,7 @@ from tiny_commands import TINY_TRAINER, TINY_TRANSFORMER, TINY_VQGAN, Run, write
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
+from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
 
 CONFIGS = config_directory()
@@ -24,6 +25,24 @@ def composed() -> Iterator[object]:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         yield lambda name, *overrides: compose(name, list(overrides))
+
+
+def test_both_stages_made_tiny(run: Run, images: Path, tmp_path: Path) -> None:
+    """As the README does it: twenty steps, and one validation, at the end."""
+    common = (f"data.path={images}", "data.val_fraction=0.25", "size=tiny", "logger=csv")
+    one = run(
+        "train_vqgan", "experiment=flowers128", *common, "perceptual=none", "run_dir=tiny_vqgan"
+    )
+    two = run(
+        "train_transformer", "experiment=transformer_flowers64", *common, "vqgan=tiny_vqgan",
+        "run_dir=tiny_gpt",
+    )  # fmt: skip
+    assert (one.status, two.status) == (0, 0), one.err + two.err
+    for name, outcome in (("tiny_vqgan", one), ("tiny_gpt", two)):
+        assert f"{name}: 20 steps done" in outcome.out
+        assert len(list((tmp_path / name / "grids").iterdir())) == 1
+    generator = ImageGenerator.from_pretrained("tiny_gpt")
+    assert sum(p.numel() for p in generator.parameters()) < 1_000_000
 
 
 def options(group: str) -> list[str]:
@@ -64,7 +83,7 @@ def test_experiment_runs_a_step(
     if "data: paired" in text:
         data = [f"data.path={scenes}", "data.val_fraction=0.25"]
     if name == "train_vqgan":
-        overrides = ["size=tiny", "logger=csv"]  # as the file says
+        overrides = ["size=tiny", "trainer.max_steps=2", "logger=csv"]
         if "data: digits" not in text:  # of the others no data is here: images of our own
             overrides += data
         if "data: fashion_mnist" in text:
@@ -127,8 +146,9 @@ def test_metrics_are_added_to_validation(
     run: Run, images: Path, weights: Path, tmp_path: Path
 ) -> None:
     outcome = run(
-        "train_vqgan", f"data.path={images}", "size=tiny", "perceptual=none", "adversary=none",
-        "logger=csv", "metrics=[frechet]", f"metrics.frechet.features.weights={weights}",
+        "train_vqgan", f"data.path={images}", "size=tiny", "trainer.max_steps=2", "perceptual=none",
+        "adversary=none", "logger=csv", "metrics=[frechet]",
+        f"metrics.frechet.features.weights={weights}",
         "metrics.frechet.features.resolution=32", "run_dir=run",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
@@ -172,8 +192,8 @@ def test_unusual_data_is_trained_on_and_remarked_upon(
 ) -> None:
     write_images(tmp_path / "few", count)
     outcome = run(
-        "train_vqgan", "data.path=few", "size=tiny", "perceptual=none", "logger=csv",
-        *overrides, "run_dir=run",
+        "train_vqgan", "data.path=few", "size=tiny", "trainer.max_steps=2", "perceptual=none",
+        "logger=csv", *overrides, "run_dir=run",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     assert remark in outcome.err
@@ -185,7 +205,13 @@ def test_images_of_one_colour_are_remarked_upon(run: Run, tmp_path: Path) -> Non
     for index in range(8):
         Image.new("RGB", (32, 32), (index * 20, 0, 90)).save(tmp_path / "flat" / f"{index}.png")
     outcome = run(
-        "train_vqgan", "data.path=flat", "size=tiny", "perceptual=none", "logger=csv", "run_dir=run"
+        "train_vqgan",
+        "data.path=flat",
+        "size=tiny",
+        "trainer.max_steps=2",
+        "perceptual=none",
+        "logger=csv",
+        "run_dir=run",
     )
     assert outcome.status == 0, outcome.err
     assert "each of a single colour" in outcome.err

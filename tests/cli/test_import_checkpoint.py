@@ -174,7 +174,8 @@ def test_an_imported_model_is_fine_tuned(run: Run, images: Path, tmp_path: Path)
     original = write_compvis_checkpoint(tmp_path)
     call(run)
     outcome = run(
-        "train_vqgan", f"data.path={images}", "size=tiny", "data.val_fraction=0.25",
+        "train_vqgan", f"data.path={images}", "size=tiny", "trainer.max_steps=2",
+        "data.val_fraction=0.25",
         "perceptual=none", "logger=csv", "finetune.checkpoint=imported", "finetune.mode=decoder",
         "run_dir=tuned",
     )  # fmt: skip

@@ -31,7 +31,7 @@ def label_maps(tmp_path: Path) -> Path:
 
 
 def overrides(path: Path) -> list[str]:
-    return ["experiment=label_map", f"data.path={path}", "size=tiny"]
+    return ["experiment=label_map", f"data.path={path}", "size=tiny", "trainer.max_steps=2"]
 
 
 def test_it_builds_at_full_size() -> None:

@@ -42,6 +42,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         assert (README.parent / script).is_file(), command
         if name == "sample":
             arguments.append("num_images=4")
+        elif name == "encode_dataset":
+            arguments += ["data.num_workers=0", "data.val_fraction=0.25"]
         elif name == "import_checkpoint":
             pass  # of the tiny checkpoint
         elif name == "benchmark":

@@ -24,11 +24,11 @@ def test_wheel_carries_configs_and_commands(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     scripts = next((tmp_path / "site").glob("*.dist-info")) / "entry_points.txt"
     names = ("train-vqgan", "train-transformer", "sample", "import-checkpoint", "reconstruct")
-    for name in (*names, "evaluate"):
-        assert f"taming-{name} = taming.cli.{name.replace('-', '_')}:main" in scripts.read_text()
+    for name in (*names, "evaluate", "encode-dataset"):
+        assert f"taming-{name} = taming.cli.start:console" in scripts.read_text()
     check = (
         "import taming, sys; assert 'site' in taming.__file__, taming.__file__;"
-        "from taming.cli.sample import main; main()"
+        "from taming.cli.start import console; sys.argv[0] = '/bin/taming-sample'; console()"
     )
     outcome = subprocess.run(
         [sys.executable, "-c", check, "--cfg", "job"],

@@ -195,6 +195,8 @@ def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> No
     assert is_new(conditions=None)
     assert is_new(num_views=3)
     assert is_new(data=dataset(pairs, seed=1))
+    assert is_new(num_views=1)
+    assert not is_new(num_views=1, data=dataset(pairs, seed=1))  # nothing of it is random
     assert is_new(data=dataset(pairs, horizontal_flip=False))
     file = pairs / "label" / "0.png"
     Image.open(file).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(file)

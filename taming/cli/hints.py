@@ -1,0 +1,63 @@
+"""Settings written so that a command can be pasted: what comes next, after a command has ended."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from taming.cli.app import config_directory
+
+__all__ = ["condition_settings", "data_settings", "setting"]
+
+PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
+WORDS = ("null", "true", "false", "nan", "inf")  # to Hydra no text
+
+
+def setting(name: str, value: Any) -> str:
+    """`name=value`, quoted for Hydra and for the shell where either needs it."""
+    return shlex.quote(f"{name}={_hydra(value)}")
+
+
+def _hydra(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra, value))}]"
+    if not isinstance(value, str) or (PLAIN.fullmatch(value) and value.lower() not in WORDS):
+        return str(value)
+    # backslashes count only in front of a quote
+    escaped = re.sub(r'(\\*)(")', r"\1\1\\\2", value)
+    return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
+
+
+def data_settings(data: DictConfig, leave_out: Sequence[str]) -> list[str]:
+    """What `data=` option a configuration's data are, and their values that are not its defaults.
+
+    Args:
+        data: the composed data settings of a run.
+        leave_out: values not to name.
+    """
+    plain: Any = OmegaConf.to_container(data, resolve=True)
+    for path in (config_directory() / "data").glob("*.yaml"):
+        defaults: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if defaults["_target_"] == plain["_target_"]:
+            option = [] if path.stem == "image_folder" else [setting("data", path.stem)]
+            return option + [
+                setting(f"data.{name}", value)
+                for name, value in plain.items()
+                if name not in leave_out and value != defaults.get(name)
+            ]
+    return []  # a set of the user's own
+
+
+def condition_settings(data: DictConfig) -> list[str]:
+    """How `sample` is given some of the condition images of paired data."""
+    path = data.path if data.val_path is None else data.val_path
+    settings = {"path": path, "subfolder": data.condition_folder}
+    if data.condition == "label_map" and data.unlabelled != 255:
+        settings["unlabelled"] = data.unlabelled
+    if data.condition == "label_map" and data.unlabelled_class is not None:
+        settings["unlabelled_class"] = data.unlabelled_class
+    return [setting(f"conditions.{name}", value) for name, value in settings.items()]

@@ -1,0 +1,98 @@
+"""What a command names as the next one can be pasted as it stands."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images, write_pairs
+
+from taming.cli.app import config_directory
+from taming.cli.hints import condition_settings, data_settings, setting
+
+
+def pasted(outcome: Outcome) -> list[str]:
+    """The command in the last line, as the shell gives it to Python: script and arguments."""
+    assert outcome.status == 0, outcome.err
+    line = outcome.out.rstrip().splitlines()[-1]
+    python, script, *arguments = shlex.split(line)
+    assert (python, script[:8]) == ("python", "scripts/"), line
+    return [script.removeprefix("scripts/").removesuffix(".py"), *arguments]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["images", "~/my images", "a,b=c.zip", 'say "hi"', "it's", r"C:\new\x", "ends\\", r"a\"b", "ü",
+     "null", "True", "2024", "1e3", "", " a", "-a",
+     7, 0.5, 1e-5, True, None, [1, 2], ["a b", None]],
+)  # fmt: skip
+def test_a_setting_is_read_as_it_was(value: object) -> None:
+    (argument,) = shlex.split(setting("data.path", value))
+    override = OverridesParser.create().parse_override(argument)
+    assert override.value() == value
+    assert type(override.value()) is type(value)
+
+
+def data(*overrides: str) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return compose("train_vqgan", [*overrides]).data
+
+
+def test_data_are_named_by_what_is_not_default() -> None:
+    own = ("resolution", "batch_size", "val_batch_size", "seed")
+    assert data_settings(data("data.path=x"), own) == ["data.path=x"]
+    found = data_settings(
+        data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "data.seed=4"), own
+    )
+    assert "'data.path=\"x y\"'" in found and "data.val_path=z" in found
+    assert not any(name.split("=")[0] in ("data", "data.resolution", "data.seed") for name in found)
+    assert data_settings(data("data=digits"), own) == ["data=digits"]
+    assert data_settings(data("data=cifar10", "data.root=d"), own) == [
+        "data=cifar10",
+        "data.root=d",
+    ]
+
+
+def test_conditions_are_named_as_sample_takes_them() -> None:
+    maps = data("data=paired", "data.path=x", "data.condition_folder=map", "data.unlabelled=null")
+    assert condition_settings(maps) == [
+        "conditions.path=x", "conditions.subfolder=map", "conditions.unlabelled=null"
+    ]  # fmt: skip
+    depths = data("data=paired", "data.path=x", "data.val_path=v", "data.condition=image")
+    assert condition_settings(depths) == ["conditions.path=v", "conditions.subfolder=label"]
+
+
+def test_from_images_to_samples_by_pasting(run: Run, tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        write_images(tmp_path / "my images, few" / name, 8)
+    outcome = run(
+        "train_vqgan", 'data.path="my images, few"', "data.val_fraction=0.25", *TINY_VQGAN,
+        "data.resolution=16", "perceptual=none", 'run_dir="run=1"',
+    )  # fmt: skip
+    name, *arguments = pasted(outcome)
+    assert name == "train_transformer"
+    assert arguments == [
+        'vqgan="run=1"', 'data.path="my images, few"', "data.val_fraction=0.25"
+    ]  # fmt: skip
+    outcome = run(name, *arguments, *TINY_TRANSFORMER, "run_dir=stage 2")
+    name, *arguments = pasted(outcome)
+    assert (name, arguments) == ("sample", ['checkpoint="stage 2"'])
+    assert run(name, *arguments, "num_images=2").status == 0
+
+
+def test_conditions_by_pasting(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "scenes", 8)
+    overrides = (
+        f"vqgan={vqgan_run}", "data=paired", "data.path=scenes", "data.num_classes=4",
+        "data.val_fraction=0.25", "data.unlabelled=null", "data.num_workers=0",
+    )  # fmt: skip
+    name, *arguments = pasted(run("encode_dataset", *overrides, "device=cpu"))
+    assert (name, arguments) == ("train_transformer", [*overrides])
+    name, *arguments = pasted(run(name, *arguments, *TINY_TRANSFORMER, "run_dir=painter"))
+    assert name == "sample"
+    assert "conditions.path=scenes" in arguments and "conditions.subfolder=label" in arguments
+    assert run(name, *arguments, "num_images=2").status == 0

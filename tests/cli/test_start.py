@@ -1,0 +1,78 @@
+"""Mistakes in the command line are told before PyTorch is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_commands import Run
+
+from taming.cli.mistakes import check_command_line
+from taming.errors import MissingPathError, UserError
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@pytest.mark.parametrize(
+    ("script", "overrides", "parts"),
+    [
+        ("train_vqgan", ["data.pat=x"], ["no setting data.pat", "Did you mean data.path"]),
+        ("train_transformer", ["data.path=x"], ["must be given: vqgan"]),
+        ("sample", ["checkpoint=nowhere"], ["checkpoint=nowhere does not exist"]),
+    ],
+)
+def test_without_heavy_imports(
+    tmp_path: Path, script: str, overrides: list[str], parts: list[str]
+) -> None:
+    for package in ("torch", "lightning", "torchvision"):
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('imported too early')")
+    outcome = subprocess.run(
+        [sys.executable, SCRIPTS / f"{script}.py", *overrides],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{SCRIPTS.parent}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 2, outcome.stderr
+    assert outcome.stderr.startswith("error: ")
+    for part in parts:
+        assert part in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_what_is_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    check_command_line("train_vqgan", ["data.path=x", "perceptual=none"])
+    check_command_line("train_vqgan", ["experiment=digits"])
+    check_command_line("train_vqgan", ["resume=x"])  # the run's configuration has a data.path
+    check_command_line("train_transformer", ["data.path=x", "vqgan=hf:owner/name"])
+    check_command_line("demo", [])
+    check_command_line("benchmark", [])
+
+
+def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    for name, overrides in (
+        ("train_vqgan", ["resume=nowhere"]),
+        ("train_vqgan", ["data.path=x", "data.val_path=nowhere"]),
+        ("train_vqgan", ["data.path=x", "perceptual=features", "perceptual.weights=nowhere"]),
+        ("train_transformer", ["data.path=x", "vqgan=nowhere"]),
+        ("sample", ["checkpoint=x", "conditions.path=nowhere"]),
+        ("reconstruct", ["checkpoint=x", "input=nowhere"]),
+    ):
+        with pytest.raises(MissingPathError, match=f"{overrides[-1]} does not exist"):
+            check_command_line(name, overrides)
+    with pytest.raises(UserError, match="preset/gpuu"):
+        check_command_line("benchmark", ["preset=gpuu"])
+
+
+def test_help_says_where_settings_are_explained(run: Run) -> None:
+    outcome = run("train_vqgan", "--help")
+    assert outcome.status == 0
+    assert "configs/train_vqgan.yaml" in outcome.out
+    assert "size: full, tiny" in outcome.out
+    assert "Hydra" not in outcome.out
