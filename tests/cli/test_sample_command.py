@@ -92,7 +92,7 @@ def test_a_setting_that_is_refused_leaves_nothing(run: Run, of_classes: ImageGen
     for override, message in (
         ("guidance_schedule=steep", "guidance_schedule is 'steep'"),
         ("temperature=0", "temperature is 0"),
-        ("top_p=many", "SampleSettings"),
+        ("top_p=many", "top_p must be a number or null, not many"),
     ):
         outcome = run("sample", "checkpoint=of_classes", "output_dir=out", override)
         fails_before_writing(outcome, message)
