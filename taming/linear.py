@@ -6,6 +6,10 @@ from torch import Tensor, nn
 
 __all__ = ["Linear"]
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(
+    torch.ops.mkldnn,
+    "_linear_pointwise",  # what compiled code calls, and no part of the public API
+)
 FEW_ROWS = 7
 FEW_ROWS_COMPILED = 32  # compiled code has no oneDNN for weights that may change
 
@@ -24,7 +28,7 @@ class Linear(nn.Linear):
         num_rows = x.shape[:-1].numel()
         if num_rows == 0 or not self._infers_in_float32(x):
             return super().forward(x)
-        if torch.compiler.is_compiling() or not torch.backends.mkldnn.is_available():
+        if torch.compiler.is_compiling() or not HAS_ONEDNN:
             return self._swapped(x) if num_rows <= FEW_ROWS_COMPILED else super().forward(x)
         if num_rows <= FEW_ROWS:
             return self._swapped(x)
@@ -40,6 +44,7 @@ class Linear(nn.Linear):
             and x.dtype == self.weight.dtype == torch.float32
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled("cpu")
+            and not torch.jit.is_tracing()
         )
 
     def _swapped(self, x: Tensor) -> Tensor:

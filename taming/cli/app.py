@@ -188,7 +188,7 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         "adversary",
         "training.ema_decay",
     )
-    beginnings = ("~", "model.", "perceptual", "finetune", "adversary.discriminator")
+    beginnings = ("~", "size/", "model.", "perceptual", "finetune", "adversary.discriminator")
     if name in fixed or name.startswith(beginnings):
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "

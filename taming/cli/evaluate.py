@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, build, command, device, program, resolved
 from taming.cli.encoding import with_tokenizer_shape
+from taming.cli.hints import setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
@@ -98,14 +99,16 @@ def load_model(path: str) -> ImageGenerator | VQGAN:
 def next_steps(plain: dict[str, object], written: list[Path]) -> str:
     """What can be done now, as commands."""
     lines = []
+    checkpoint = setting("checkpoint", plain["checkpoint"])
     for path in written:
         if path.name == "classifier":
-            lines.append(f"evaluate with the same classifier again: add classifier={path}")
+            lines.append(
+                "evaluate with the same classifier again: add " + setting("classifier", str(path))
+            )
     if any(path.suffix == ".png" for path in written):
-        lines.append(f"draw more:\n  {program('sample')} checkpoint={plain['checkpoint']}")
+        lines.append(f"draw more:\n  {program('sample')} {checkpoint}")
     else:
         lines.append(
-            f"look at reconstructions:\n  {program('reconstruct')} "
-            f"checkpoint={plain['checkpoint']} input=MY_IMAGES"
+            f"look at reconstructions:\n  {program('reconstruct')} {checkpoint} input=MY_IMAGES"
         )
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from taming.errors import MissingPathError, UserError
 
@@ -29,7 +30,11 @@ PATHS = (
     "input",
     "conditions.path",
     "complete.path",
+    "classifier",
+    "rejection.classifier",
+    "frechet.weights",
 )
+WRITTEN = ("run_dir", "output_dir")  # and those that may
 
 
 def config_directory() -> Path:
@@ -51,18 +56,29 @@ def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
             config = compose(config_name, list(overrides))
     except HydraException as error:
         raise UserError(explain(error, str(config_directory()), config_name)) from error
+    except ValueError as error:  # a group of files given null, a number or a list
+        raise UserError(
+            f"{' '.join(overrides)}: one of these names a group of files and needs the name of a "
+            "file; --help lists them."
+        ) from error
     if config.get("resume") is not None:  # all else is the run's own
         _check_path(config, "resume")
         return
     check_nothing_missing(config)
-    for name in PATHS:
+    for name in (*PATHS, *WRITTEN):
         _check_path(config, name)
 
 
 def _check_path(config: DictConfig, name: str) -> None:
-    value = OmegaConf.select(config, name)
-    on_a_hub = isinstance(value, str) and value.startswith("hf:")
-    if isinstance(value, str) and not on_a_hub and not Path(value).expanduser().exists():
+    try:
+        value = OmegaConf.select(config, name)
+    except OmegaConfBaseException:  # what refers to what only the command knows, or nobody
+        return
+    if isinstance(value, int | float):
+        raise UserError(f"{name}={value} is a number to Hydra: write '{name}=\"{value}\"'.")
+    if not isinstance(value, str) or value.startswith("hf:") or name in WRITTEN:
+        return
+    if not Path(value).expanduser().exists():
         raise MissingPathError(f"{name}={value} does not exist (looked from {Path.cwd()}).")
 
 

@@ -1,6 +1,7 @@
 """`sample`: images from a generator."""
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import torch
 from omegaconf import DictConfig
 
 from taming.cli.app import build, command, device, program, resolved
+from taming.cli.hints import setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
-from taming.workflows import sample_images
+from taming.workflows import GivenImages, sample_images
 
 __all__ = ["main"]
 
@@ -36,7 +38,7 @@ def main(config: DictConfig) -> None:
         print(f"note: {note}")
     for path in report.written:
         print(f"wrote {path}")
-    print(next_steps(plain, generator))
+    print(next_steps(plain, settings.conditions, generator))
 
 
 def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
@@ -59,18 +61,22 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
     return classifier
 
 
-def next_steps(plain: dict[str, Any], generator: ImageGenerator) -> str:
+def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenerator) -> str:
     """What can be done now, as a command."""
-    checkpoint, conditions = plain["checkpoint"], plain["conditions"]
+    checkpoint = setting("checkpoint", plain["checkpoint"])
     if generator.conditioning.takes_images:
-        path, subfolder = conditions["path"] or "MY_CONDITIONS", conditions["subfolder"]
-        where = f"{path} conditions.subfolder={subfolder}" if subfolder else path
+        if given.path is None:
+            given = replace(given, path="MY_CONDITIONS")
+        where = [
+            setting(f"conditions.{field.name}", getattr(given, field.name))
+            for field in fields(given)
+            if getattr(given, field.name) != field.default
+        ]
         return (
             "draw others from the same conditions:\n"
-            f"  {program('sample')} checkpoint={checkpoint} conditions.path={where} "
-            f"seed={plain['seed'] + 1}"
+            f"  {program('sample')} {' '.join([checkpoint, *where])} seed={plain['seed'] + 1}"
         )
     return (
         "measure the model on real images:\n"
-        f"  {program('evaluate')} checkpoint={checkpoint} data.path=MY_IMAGES"
+        f"  {program('evaluate')} {checkpoint} data.path=MY_IMAGES"
     )

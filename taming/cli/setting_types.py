@@ -61,7 +61,8 @@ def _wrong(config: DictConfig, key: str, annotation: Any) -> Iterator[str]:
     value = config[key]
     if isinstance(value, DictConfig) and "_target_" in value:
         return  # becomes an object
-    plain = OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
+    lists = isinstance(value, DictConfig | ListConfig)
+    plain = OmegaConf.to_container(value, resolve=True) if lists else value
     if not _fits(plain, annotation):
         kinds = list(dict.fromkeys(kind for kind in map(_words, _alternatives(annotation)) if kind))
         kinds = [k for k in kinds if k != "null"] + ["null"] * ("null" in kinds)

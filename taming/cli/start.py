@@ -13,7 +13,7 @@ __all__ = ["console", "start"]
 def start(name: str) -> None:
     """Runs `taming.cli.NAME` with the process's arguments."""
     arguments = sys.argv[1:]
-    if not any(argument.startswith("-") for argument in arguments):  # --help and the like
+    if not any(argument.startswith(("-", "hydra.")) for argument in arguments):  # --help, say
         try:
             check_command_line(name, arguments)
         except UserError as error:

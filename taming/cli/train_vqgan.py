@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from taming.cli.app import (
@@ -118,6 +119,8 @@ def main(config: DictConfig) -> int:
     )
     own = ("resolution", "channels", "batch_size", "val_batch_size", "num_workers", "seed")
     for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data, leave_out=own)]
+    if config.resume is None and HydraConfig.get().runtime.choices.get("size") == "tiny":
+        for_transformer.append("size=tiny")
     return finish(
         result,
         run_dir,

@@ -97,12 +97,12 @@ def check_condition(condition: Tensor | None, conditioning: Conditioning, num_im
 
 
 def check_choice(
-    temperature: float, top_k: int | None, top_p: float | None, *, greedy: bool, seed: int
+    temperature: float, top_k: int | None, top_p: float | None, *, greedy: bool, seed: int | None
 ) -> None:
     """Raises a `UserError` if tokens cannot be chosen so; greedily they can always be."""
     if not greedy:
         filter_logits(torch.zeros(1, 2), temperature, top_k, top_p)
-        random_numbers(seed, [0], 1)
+        random_numbers(seed or 0, [0], 1)
 
 
 def check_guidance(guidance: Guidance, conditioning: Conditioning, *, asked: bool) -> None:

@@ -354,9 +354,9 @@ class ImageGenerator(nn.Module):
         if self.tokenizer is None:
             raise UserError(
                 "this generator has no tokenizer, so it draws tokens but no images: save it with "
-                "the VQGAN it was trained on, or use sample_tokens. A LlamaGen GPT gets one as it "
-                "is imported: scripts/import_checkpoint.py source=llamagen_gpt checkpoint=… "
-                "config=… output=… tokenizer=DIR, where DIR holds the imported tokenizer."
+                "the VQGAN it was trained on. A LlamaGen GPT gets one as it is imported: "
+                "import_checkpoint source=llamagen_gpt checkpoint=… config=… output=… "
+                "tokenizer=DIR, where DIR holds the imported tokenizer."
             )
         return self.tokenizer
 

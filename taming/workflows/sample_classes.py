@@ -54,7 +54,7 @@ def folder_classes(
     Raises:
         UserError: if it is so of some images and not of others.
     """
-    given = Path(path).expanduser().resolve()
+    given = Path(path).expanduser().absolute()  # a link counts by its own name
     if given.is_file() and given.suffix.lower() != ".zip":
         given = given.parent
     found = []

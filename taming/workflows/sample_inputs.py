@@ -1,7 +1,7 @@
 """What samples are made from: classes, condition images, images to complete."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -105,7 +105,7 @@ class InputImages:
                 "it, or take it away."
             ) from error
 
-    def batch(self, numbers: range) -> torch.Tensor:
+    def batch(self, numbers: Iterable[int]) -> torch.Tensor:
         """`(b c H W)`."""
         return torch.stack([self[number] for number in numbers])
 
@@ -113,9 +113,9 @@ class InputImages:
         """Path below the folder or in the archive."""
         return self.source.name(number % len(self))
 
-    def classes(self, class_names: Sequence[str]) -> list[str] | None:
-        """Of each image the class whose name its folder has; see `folder_classes`."""
-        files = [self.name(number) for number in range(len(self))]
+    def classes(self, count: int, class_names: Sequence[str]) -> list[str] | None:
+        """Of each of the first `count` the class whose name its folder has: `folder_classes`."""
+        files = [self.name(number) for number in range(min(count, len(self)))]
         return folder_classes(files, self.path, class_names)
 
     def check(self, count: int) -> None:
@@ -155,14 +155,11 @@ class SampleInputs:
     complete: InputImages | None = None
     keep_rows: int = 0
 
-    def condition(self, numbers: range) -> torch.Tensor | None:
-        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing.
-
-        After the last image comes the first, to fill a batch.
-        """
+    def condition(self, numbers: Sequence[int]) -> torch.Tensor | None:
+        """What is asked for: `(b,)` labels, `(b c H W)` images, or None for nothing."""
         if self.conditions is not None:
             return self.conditions.batch(numbers)
-        return None if self.labels is None else self.labels[torch.tensor(numbers) % self.num_images]
+        return None if self.labels is None else self.labels[torch.tensor(numbers)]
 
     def names(self) -> list[str] | None:
         """Of each image the file it is made from, if there is one."""
@@ -269,7 +266,7 @@ def _labels(
     chosen: Sequence[int | str] | None = settings.chosen_classes
     of_folders = None
     if chosen is None and complete is not None:
-        of_folders = complete.classes(names)
+        of_folders = complete.classes(num_images, names)
     if chosen is None:
         chosen = of_folders or range(num_classes)
     return chosen_labels(chosen, num_classes, names, num_images), of_folders is not None

@@ -49,6 +49,8 @@ def test_what_is_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check_command_line("train_vqgan", ["experiment=digits"])
     check_command_line("train_vqgan", ["resume=x"])  # the run's configuration has a data.path
     check_command_line("train_transformer", ["data.path=x", "vqgan=hf:owner/name"])
+    check_command_line("train_vqgan", ["data.path=${hydra:runtime.cwd}/x", "perceptual=none"])
+    check_command_line("train_vqgan", ["data.path=x", "perceptual=none", "size=tiny"])
     check_command_line("demo", [])
     check_command_line("benchmark", [])
 
@@ -70,9 +72,22 @@ def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         check_command_line("benchmark", ["preset=gpuu"])
 
 
+def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "2024").mkdir()
+    for override in ("data.path=2024", "run_dir=2024"):
+        name = override.partition("=")[0]
+        with pytest.raises(UserError, match=f"{name}=2024 is a number.*write '{name}=\"2024\"'"):
+            check_command_line("train_vqgan", ["data.path=.", override])
+    check_command_line("train_vqgan", ['data.path="2024"'])
+    for override in ("size=null", "perceptual=null"):
+        with pytest.raises(UserError, match=f"{override}.*names a group of files"):
+            check_command_line("train_vqgan", ["data.path=.", override])
+
+
 def test_help_says_where_settings_are_explained(run: Run) -> None:
     outcome = run("train_vqgan", "--help")
     assert outcome.status == 0
-    assert "configs/train_vqgan.yaml" in outcome.out
+    assert "configs/, first of all train_vqgan.yaml" in " ".join(outcome.out.split())
     assert "size: full, tiny" in outcome.out
     assert "Hydra" not in outcome.out

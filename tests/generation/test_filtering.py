@@ -78,7 +78,8 @@ def test_rows_are_filtered_by_themselves() -> None:
     [
         ({"temperature": 0.0}, "temperature is 0.0 and must be more than 0"),
         ({"temperature": math.nan}, "temperature is nan"),
-        ({"top_k": 0}, "top_k is 0 and must be at least 1"),
+        ({"top_k": 0}, "top_k is 0 and must be a whole number"),
+        ({"top_k": 2.5}, "top_k is 2.5 and must be a whole number"),
         ({"top_p": 0.0}, "top_p is 0.0 and must be more than 0 and at most 1"),
         ({"top_p": 1.1}, "top_p is 1.1"),
     ],

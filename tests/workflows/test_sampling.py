@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import shutil
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -357,7 +358,22 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     assert np.array_equal(compiled, drawn)
     assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 2, 0, 1]
     assert counter.frame_count == 1
-    assert ["54 images" in record.message for record in caplog.records] == [True]
+    assert ["the first batch waits" in record.message for record in caplog.records] == [True]
+
+
+def test_what_fills_the_last_batch_is_of_the_images_asked_for(photos: Path, tmp_path: Path) -> None:
+    shutil.copy(photos / "photo0.png", photos / "photo2.png")
+    (photos / "z.png").write_bytes(b"broken, and none of the first three")
+    settings: dict[str, Any] = {
+        "complete": ImagesToComplete(photos), "num_images": 3, "batch_size": 2
+    }  # fmt: skip
+    model = generator(Unconditional())
+    drawn = draw(model, tmp_path, **settings)
+    torch.compiler.set_stance("force_eager")
+    try:
+        assert np.array_equal(draw(model, tmp_path, **settings, compile=True), drawn)
+    finally:
+        torch.compiler.set_stance("default")
 
 
 def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) -> None:
@@ -407,7 +423,7 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("classes", {"guidance_power": 0}, "guidance_power is 0"),
         ("classes", {"guidance_interval": [0.5, 0.5]}, "guidance_interval is"),
         ("classes", {"guidance_scale": -1.0}, "guidance_scale is -1.0"),
-        ("tokens", {}, "no tokenizer.*import_checkpoint.py source=llamagen_gpt .*tokenizer=DIR"),
+        ("tokens", {}, "no tokenizer.*import_checkpoint source=llamagen_gpt .*tokenizer=DIR"),
         ("free", {"classifier": brightness}, "not trained on classes"),
         ("classes", {"guidance_scale": 2.0}, "trained to do without"),
         ("classes", {"classifier": brightness, "greedy": True}, "nothing to choose"),
