@@ -57,9 +57,9 @@ def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
     except HydraException as error:
         raise UserError(explain(error, str(config_directory()), config_name)) from error
     except ValueError as error:  # a group of files given null, a number or a list
+        groups = [o for o in overrides if (config_directory() / _key(o)).is_dir()]
         raise UserError(
-            f"{' '.join(overrides)}: one of these names a group of files and needs the name of a "
-            "file; --help lists them."
+            f"{' '.join(groups)}: give the name of a file of settings; --help lists them."
         ) from error
     if config.get("resume") is not None:  # all else is the run's own
         _check_path(config, "resume")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterable
@@ -27,6 +28,8 @@ from taming.errors import UserError
 from taming.vqgan import VQGAN
 
 __all__ = ["encode_dataset"]
+
+log = logging.getLogger(__name__)
 
 RECORD_SECONDS = 10.0  # what a kill may cost
 ENCODED = {"indices": "images", "condition_indices": "conditions"}
@@ -79,7 +82,9 @@ def encode_dataset(
     )
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
-    if not directory.exists():
+    if directory.exists():
+        log.info("tokens of the %s: already in %s", name, directory)
+    else:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
             with exclusive(cache_dir / f"{digest}.lock", f"the tokens of the {name}"):
