@@ -149,7 +149,10 @@ def test_conditions_and_images_to_complete(
     expected = of_maps.complete(images, 1, conditions, seed=0)
     assert np.array_equal(drawn, to_uint8(expected))
     assert "note: 2 conditions in scenes, 3 in turn." in out
-    assert "checkpoint=of_maps conditions.path=scenes conditions.subfolder=label seed=1" in out
+    assert (
+        "checkpoint=of_maps conditions.path=scenes conditions.subfolder=label "
+        "conditions.unlabelled=9 conditions.unlabelled_class=1 seed=1"
+    ) in out
     refused = run("sample", "checkpoint=of_maps", "conditions.path=scenes", "output_dir=refused")
     assert refused.status == 2
     assert "conditions.subfolder" in refused.err
