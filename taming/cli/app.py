@@ -108,7 +108,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], 
             try:
                 decorator(run)()
             except HydraException as error:
-                message = explain(error, str(config_directory()), config_name)
+                message = explain(error, config_name)
                 print(f"error: {message}", file=sys.stderr)
                 sys.exit(2)
 

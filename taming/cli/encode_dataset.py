@@ -6,14 +6,8 @@ import shlex
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from taming.cli.app import build, command, device, program, resolved, set_seed
-from taming.cli.encoding import (
-    ENCODING_TYPES,
-    build_condition_tokenizer,
-    check_encoding,
-    encode,
-    with_tokenizer_shape,
-)
+from taming.cli.app import command, device, program, resolved
+from taming.cli.encoding import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
 from taming.serialization import find_model
@@ -29,16 +23,10 @@ def main(config: DictConfig) -> None:
     """Encodes the images, and their conditions, into the cache that stage 2 trains from."""
     resolved(config)  # missing values first
     check_types(config, ENCODING_TYPES)
-    check_encoding(config)
     where = device(config.device)
     tokenizer = VQGAN.from_pretrained(config.vqgan)
     log.info("tokenizer: %s", find_model(config.vqgan))
-    set_seed(config.seed)
-    with_tokenizer_shape(config, tokenizer)
-    images = build(config.data)
-    condition_tokenizer = build_condition_tokenizer(config, images, tokenizer, saved=None)
-    images.setup()
-    tokenizer.grid_size_for(images.resolution)
+    images, condition_tokenizer = open_images(config, tokenizer)
     caches = encode(config, tokenizer, condition_tokenizer, images, where)
     for name, cache in zip(("training", "validation"), caches, strict=True):
         print(f"{cache.directory}: {describe(cache)} ({name})")

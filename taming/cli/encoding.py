@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig, ListConfig
 
+from taming.cli.app import build, set_seed
 from taming.conditioning import CellClasses
 from taming.data import ImageDataModule, PairedDataModule, TokenDataset
 from taming.errors import UserError
@@ -17,9 +18,8 @@ from taming.workflows import encode_dataset
 
 __all__ = [
     "ENCODING_TYPES",
-    "build_condition_tokenizer",
-    "check_encoding",
     "encode",
+    "open_images",
     "with_tokenizer_shape",
 ]
 
@@ -63,6 +63,28 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
 def _size(resolution: int | ListConfig) -> tuple[int, int]:
     height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
     return height, width
+
+
+def open_images(
+    config: DictConfig, tokenizer: VQGAN, saved: SavedModel | None = None
+) -> tuple[ImageDataModule, VQGAN | CellClasses | None]:
+    """The images, ready to be encoded, and what makes tokens of their conditions, if any.
+
+    Args:
+        config: of the command; the tokenizer's shape is filled in.
+        tokenizer: of the images.
+        saved: the run that goes on.
+
+    Raises:
+        UserError: for settings that do not fit each other, the tokenizer or the data.
+    """
+    check_encoding(config)
+    set_seed(config.seed)
+    with_tokenizer_shape(config, tokenizer)
+    images = build(config.data)
+    condition_tokenizer = build_condition_tokenizer(config, images, tokenizer, saved)
+    images.setup()
+    return images, condition_tokenizer
 
 
 def check_encoding(config: DictConfig) -> None:

@@ -3,13 +3,15 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import config_directory
+from taming.cli.mistakes import config_directory
+from taming.workflows import GivenImages
 
-__all__ = ["condition_settings", "data_settings", "setting"]
+__all__ = ["condition_settings", "data_settings", "given_settings", "setting"]
 
 PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 WORDS = ("null", "true", "false", "nan", "inf")  # to Hydra no text
@@ -55,9 +57,16 @@ def data_settings(data: DictConfig, leave_out: Sequence[str]) -> list[str]:
 def condition_settings(data: DictConfig) -> list[str]:
     """How `sample` is given some of the condition images of paired data."""
     path = data.path if data.val_path is None else data.val_path
-    settings = {"path": path, "subfolder": data.condition_folder}
-    if data.condition == "label_map" and data.unlabelled != 255:
-        settings["unlabelled"] = data.unlabelled
-    if data.condition == "label_map" and data.unlabelled_class is not None:
-        settings["unlabelled_class"] = data.unlabelled_class
-    return [setting(f"conditions.{name}", value) for name, value in settings.items()]
+    of_labels: tuple[Any, ...] = ()
+    if data.condition == "label_map":
+        of_labels = data.unlabelled, data.unlabelled_class
+    return given_settings(GivenImages(path, data.condition_folder, *of_labels))
+
+
+def given_settings(given: GivenImages) -> list[str]:
+    """Of condition images given to `sample`, the settings that are not defaults."""
+    return [
+        setting(f"conditions.{field.name}", getattr(given, field.name))
+        for field in fields(given)
+        if getattr(given, field.name) != field.default
+    ]

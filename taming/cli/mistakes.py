@@ -55,7 +55,7 @@ def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
             config = compose(config_name, list(overrides))
     except HydraException as error:
-        raise UserError(explain(error, str(config_directory()), config_name)) from error
+        raise UserError(explain(error, config_name)) from error
     except ValueError as error:  # a group of files given null, a number or a list
         groups = [o for o in overrides if (config_directory() / _key(o)).is_dir()]
         raise UserError(
@@ -101,7 +101,7 @@ def _missing(value: Any, name: str = "") -> Iterator[str]:
             yield from _missing(inner, f"{name}.{key}" if name else str(key))
 
 
-def explain(error: HydraException, config_directory: str, config_name: str) -> str:
+def explain(error: HydraException, config_name: str) -> str:
     """What is wrong with the settings given, and what may have been meant."""
     if isinstance(error, OverrideParseException):
         return (
@@ -120,7 +120,7 @@ def explain(error: HydraException, config_directory: str, config_name: str) -> s
     if unknown is None:
         return text
     name = str(unknown[1])
-    settings = partial(_settings, config_directory, config_name)
+    settings = partial(_settings, config_name)
     given = [o for o in sys.argv[1:] if "=" in o and _key(o) != name]
     choices = [o for o in given if "." not in _key(o)]  # of an option or an experiment, mostly
     known = settings([]) or []
@@ -137,10 +137,10 @@ def _key(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~")
 
 
-def _settings(config_directory: str, config_name: str, overrides: list[str]) -> list[str] | None:
+def _settings(config_name: str, overrides: list[str]) -> list[str] | None:
     """The names of all settings under these overrides; None if one of those is wrong."""
     GlobalHydra.instance().clear()
-    with initialize_config_dir(config_directory, version_base="1.3"):
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
         try:
             return list(_names(compose(config_name, overrides)))
         except HydraException:

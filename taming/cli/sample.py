@@ -1,7 +1,7 @@
 """`sample`: images from a generator."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from taming.cli.app import build, command, device, program, resolved
-from taming.cli.hints import setting
+from taming.cli.hints import given_settings, setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
@@ -67,14 +67,10 @@ def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenera
     if generator.conditioning.takes_images:
         if given.path is None:
             given = replace(given, path="MY_CONDITIONS")
-        where = [
-            setting(f"conditions.{field.name}", getattr(given, field.name))
-            for field in fields(given)
-            if getattr(given, field.name) != field.default
-        ]
+        settings = " ".join([checkpoint, *given_settings(given)])
         return (
             "draw others from the same conditions:\n"
-            f"  {program('sample')} {' '.join([checkpoint, *where])} seed={plain['seed'] + 1}"
+            f"  {program('sample')} {settings} seed={plain['seed'] + 1}"
         )
     return (
         "measure the model on real images:\n"

@@ -14,15 +14,8 @@ from taming.cli.app import (
     program,
     resolved,
     resume_config,
-    set_seed,
 )
-from taming.cli.encoding import (
-    ENCODING_TYPES,
-    build_condition_tokenizer,
-    check_encoding,
-    encode,
-    with_tokenizer_shape,
-)
+from taming.cli.encoding import ENCODING_TYPES, encode, open_images
 from taming.cli.hints import condition_settings, setting
 from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
@@ -62,13 +55,8 @@ def main(config: DictConfig) -> int:
         tokenizer = VQGAN.from_pretrained(config.vqgan)
         log.info("tokenizer: %s", find_model(config.vqgan))
     check_run_dir(config)
-    set_seed(config.seed)
-    with_tokenizer_shape(config, tokenizer)
-    check_encoding(config)
     check_conditioning(config)
-    images = build(config.data)
-    condition_tokenizer = build_condition_tokenizer(config, images, tokenizer, saved)
-    images.setup()
+    images, condition_tokenizer = open_images(config, tokenizer, saved)
     grid_size = tokenizer.grid_size_for(images.resolution)
     conditioning = build_conditioning(config, images, condition_tokenizer)
     if saved is not None and conditioning.config() != saved.config["conditioning"]:
@@ -129,23 +117,22 @@ def check_conditioning(config: DictConfig) -> None:
         )
     if config.condition_as not in ("prefix", "context"):
         raise UserError(f"condition_as is prefix or context, not {config.condition_as!r}.")
-    if config.condition_as == "context" and config.conditioning in ("class", "none"):
-        raise UserError(_OF_IMAGES)
-    if config.condition_dropout > 0 and config.conditioning == "none":
-        raise UserError(_of_a_condition(config.condition_dropout))
+    _check_kind(config, config.conditioning)
 
 
-_OF_IMAGES = (
-    "condition_as=context is for condition images, and here are none: they need data=paired and "
-    "conditioning=image, or leave it out."
-)
-
-
-def _of_a_condition(dropout: float) -> str:
-    return (
-        f"condition_dropout={dropout} leaves out the condition some of the time, and here is none: "
-        "set condition_dropout=0, or give images with classes or condition images."
-    )
+def _check_kind(config: DictConfig, kind: str) -> None:
+    """The same for a kind of condition; of `auto` the data have yet to show which it is."""
+    if config.condition_as == "context" and kind in ("class", "none"):
+        raise UserError(
+            "condition_as=context is for condition images, and here are none: they need "
+            "data=paired and conditioning=image, or leave it out."
+        )
+    if config.condition_dropout > 0 and kind == "none":
+        raise UserError(
+            f"condition_dropout={config.condition_dropout} leaves out the condition some of the "
+            "time, and here is none: set condition_dropout=0, or give images with classes or "
+            "condition images."
+        )
 
 
 def build_conditioning(
@@ -166,12 +153,11 @@ def build_conditioning(
             as_context=config.condition_as == "context",
             palette=images.palette,
         )
-    if config.condition_as == "context":
-        raise UserError(_OF_IMAGES)
     kind = config.conditioning
-    if kind == "none" or (kind == "auto" and images.num_classes is None):
-        if config.condition_dropout > 0:
-            raise UserError(_of_a_condition(config.condition_dropout))
+    if kind == "auto":
+        kind = "none" if images.num_classes is None else "class"
+    _check_kind(config, kind)
+    if kind == "none":
         return Unconditional()
     if images.num_classes is None:
         pairs = isinstance(images, PairedDataModule)

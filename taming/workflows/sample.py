@@ -130,27 +130,26 @@ def _draw(
         for start in range(0, inputs.num_images, settings.batch_size):
             count = min(settings.batch_size, inputs.num_images - start)
             size = settings.batch_size if settings.compile and not single else count
-            numbers = range(start, start + size)
-            made_from = [number % inputs.num_images for number in numbers]
-            condition = inputs.condition(made_from)
+            numbers = [number % inputs.num_images for number in range(start, start + size)]
+            condition = inputs.condition(numbers)
             arguments = {
                 **settings.sampling(),
-                "batch_size": len(numbers),
+                "batch_size": size,
                 "first_image": start,
                 "progress": single,
             }
             given = None
             if inputs.complete is not None:
-                given = inputs.complete.batch(made_from)
+                given = inputs.complete.batch(numbers)
                 arguments["given_tokens"] = _first_tokens(generator, given, inputs.keep_rows)
             if classifier is None:
-                images = generator.sample(len(numbers), condition, **arguments)[:count]
+                images = generator.sample(size, condition, **arguments)[:count]
             else:
                 assert condition is not None
                 best = sample_best(
                     generator,
                     classifier,
-                    len(numbers),
+                    size,
                     condition,
                     settings.candidates,
                     **arguments,
