@@ -10,6 +10,7 @@ from torch import nn
 
 from taming.discriminators import PatchDiscriminator
 from taming.errors import UserError
+from taming.linear import HAS_ONEDNN, WIDE, Linear
 from taming.training import Adversary, OptimizerConfig, VQGANTraining
 from taming.vqgan import VQGAN
 from taming.workflows.benchmark import (
@@ -257,6 +258,19 @@ def test_operations_are_counted_with_the_backward_pass() -> None:
     with torch.inference_mode():
         assert count_flops(lambda: conv(images)) == forward
     assert count_flops(lambda: images.sigmoid()) == 0
+
+
+def test_products_of_onednn_count_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Linear(WIDE, 2 * WIDE)
+    x = torch.randn(2, 4, WIDE, requires_grad=True)
+    product = 2 * 8 * WIDE * 2 * WIDE
+    counted = []
+    for has_onednn in (HAS_ONEDNN, False):
+        monkeypatch.setattr("taming.linear.HAS_ONEDNN", has_onednn)
+        with torch.no_grad():
+            counted.append(count_flops(lambda: layer(x)))
+        counted.append(count_flops(lambda: layer(x).sum().backward()))
+    assert counted == [product, 3 * product] * 2
 
 
 def test_our_share_of_the_peak_is_counted_in_the_comparison() -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from taming.linear import HAS_ONEDNN
 
 __all__ = ["count_flops"]
 
@@ -48,3 +50,11 @@ class _Counter(TorchDispatchMode):
         if formula is not None:
             self.total += formula(*args, **kwargs, out_val=result)
         return result
+
+
+def _linear_flops(x: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) -> int:
+    return 2 * x.numel() * weight[0]
+
+
+if HAS_ONEDNN:  # PyTorch knows no formula for it
+    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_linear_flops)
