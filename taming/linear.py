@@ -85,9 +85,10 @@ class OneDNNLinear(torch.autograd.Function):
         """Of what is asked for: G W, Gᵀ x and the sum of G's rows."""
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
+        multiply = OneDNNLinear.apply if torch.is_grad_enabled() else onednn
         rows = gradient.flatten(0, -2)
         return (
-            OneDNNLinear.apply(gradient, weight.t(), None) if for_x else None,
+            multiply(gradient, weight.t(), None) if for_x else None,
             rows.t() @ x.flatten(0, -2) if for_weight else None,
             rows.sum(0) if for_bias else None,
         )
