@@ -174,16 +174,17 @@ def _classes(numbers: dict[str, Any]) -> str:
         header += [f"samples, guidance {row['guidance_scale']:g}", "most often taken for"]
     rows = []
     for label in order:
-        cells = [real[label]["class"], _share(real[label])]
+        cells = [real[label]["class"], _share_of(real[label])]
         for row in sampled:
             found = row["by_class"][label]
-            cells += [f"{_share(found)} of {found['num_images']}", found["instead"] or ""]
+            cells += [_share_of(found), found["instead"] or ""]
         rows.append(cells)
     return title + _table(header, rows)
 
 
-def _share(row: dict[str, Any]) -> str:
-    return "–" if row["agreement"] is None else f"{row['agreement']:.1%}"
+def _share_of(row: dict[str, Any]) -> str:
+    share = "–" if row["agreement"] is None else f"{row['agreement']:.1%}"
+    return f"{share} of {row['num_images']:,}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
