@@ -2,16 +2,19 @@
 
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from taming.cli.app import RESOLVED_FILE
 from taming.cli.mistakes import config_directory
 from taming.workflows import GivenImages
 
-__all__ = ["condition_settings", "data_settings", "given_settings", "setting"]
+__all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "setting"]
+
+OF_THE_TRAINING = ("resolution", "channels", "batch_size", "val_batch_size", "num_workers", "seed")
 
 PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 WORDS = ("null", "true", "false", "nan", "inf")  # to Hydra no text
@@ -34,12 +37,13 @@ def _hydra(value: Any) -> str:
     return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
-def data_settings(data: DictConfig, leave_out: Sequence[str]) -> list[str]:
+def data_settings(data: DictConfig) -> list[str]:
     """What `data=` option a configuration's data are, and their values that are not its defaults.
+
+    What a training of its own chooses, or takes from its tokenizer, is not among them.
 
     Args:
         data: the composed data settings of a run.
-        leave_out: values not to name.
     """
     plain: Any = OmegaConf.to_container(data, resolve=True)
     for path in (config_directory() / "data").glob("*.yaml"):
@@ -49,9 +53,16 @@ def data_settings(data: DictConfig, leave_out: Sequence[str]) -> list[str]:
             return option + [
                 setting(f"data.{name}", value)
                 for name, value in plain.items()
-                if name not in leave_out and value != defaults.get(name)
+                if name not in OF_THE_TRAINING and value != defaults.get(name)
             ]
     return []  # a set of the user's own
+
+
+def data_of_run(checkpoint: str) -> list[str]:
+    """The data a run was trained on, as settings; of other models a name to put one's own at."""
+    config = Path(checkpoint).expanduser() / RESOLVED_FILE
+    of_run = data_settings(OmegaConf.load(config).data) if config.is_file() else []
+    return of_run or ["data.path=MY_IMAGES"]
 
 
 def condition_settings(data: DictConfig) -> list[str]:

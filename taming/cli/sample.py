@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from taming.cli.app import build, command, device, program, resolved
-from taming.cli.hints import given_settings, setting
+from taming.cli.hints import data_of_run, given_settings, setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
@@ -72,7 +72,5 @@ def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenera
             "draw others from the same conditions:\n"
             f"  {program('sample')} {settings} seed={plain['seed'] + 1}"
         )
-    return (
-        "measure the model on real images:\n"
-        f"  {program('evaluate')} {checkpoint} data.path=MY_IMAGES"
-    )
+    settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"])])
+    return f"measure the model on real images:\n  {program('evaluate')} {settings}"

@@ -117,8 +117,7 @@ def main(config: DictConfig) -> int:
         resume_from=resume_from,
         show=("pixel_loss", "perceptual_loss", "discriminator_loss"),
     )
-    own = ("resolution", "channels", "batch_size", "val_batch_size", "num_workers", "seed")
-    for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data, leave_out=own)]
+    for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data)]
     if config.resume is None and HydraConfig.get().runtime.choices.get("size") == "tiny":
         for_transformer.append("size=tiny")
     return finish(
