@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from largest_error import check
 from torch import Tensor
 
 from taming.attention import MultiHeadAttention, attention, attention_weights, fused_attention
@@ -20,6 +21,7 @@ def counting(num_rows: int, num_columns: int) -> Tensor:
 
 
 class Example(NamedTuple):
+    name: str
     x: Tensor
     query_map: Tensor  # Q = X W_Q
     key_map: Tensor
@@ -30,6 +32,7 @@ class Example(NamedTuple):
 
 
 UNITS = Example(
+    name="units",
     x=matrix([1, 0], [0, 1], [1, 1]),
     query_map=torch.eye(2, dtype=torch.float64),
     key_map=torch.eye(2, dtype=torch.float64),
@@ -44,6 +47,7 @@ UNITS_WEIGHTS = matrix(
     [0.248255, 0.248255, 0.503490],
 )
 INTEGERS = Example(
+    name="integers",
     x=matrix([1, 1, 1, 0], [1, 2, 1, 0], [0, 1, 0, 1], [0, 1, 1, 0]),
     query_map=matrix([1, 0, 1], [1, 1, 1], [0, 0, 1], [1, 0, 0]),
     key_map=matrix([1, 0, 0], [1, 1, 1], [1, 0, 1], [0, 1, 0]),
@@ -58,6 +62,7 @@ INTEGERS = Example(
     tolerance=5.1e-5,
 )
 TENTHS = Example(
+    name="tenths",
     x=counting(6, 4),
     query_map=counting(4, 4),
     key_map=counting(4, 4) + 0.4,
@@ -72,7 +77,7 @@ TENTHS = Example(
 UNSCALED_ROW = matrix([2.757124, 3.014945, 3.272766, 3.530587])  # of TENTHS
 
 EXAMPLES = pytest.mark.parametrize(
-    "example", [UNITS, INTEGERS, TENTHS], ids=["units", "integers", "tenths"]
+    "example", [UNITS, INTEGERS, TENTHS], ids=lambda example: example.name
 )
 PATHS = pytest.mark.parametrize("function", [attention, fused_attention])
 
@@ -80,15 +85,15 @@ PATHS = pytest.mark.parametrize("function", [attention, fused_attention])
 @PATHS
 @EXAMPLES
 def test_output(example: Example, function) -> None:
-    x, query_map, key_map, value_map, rows, expected, tolerance = example
+    _, x, query_map, key_map, value_map, rows, expected, tolerance = example
     output = function(x @ query_map, x @ key_map, x @ value_map)
-    torch.testing.assert_close(output[rows], expected, atol=tolerance, rtol=0)
+    check(example.name, output[rows], expected, tolerance)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @EXAMPLES
 def test_module_with_the_same_maps(example: Example, fused: bool) -> None:
-    x, query_map, key_map, value_map, rows, expected, tolerance = example
+    _, x, query_map, key_map, value_map, rows, expected, tolerance = example
     (embed_dim, key_dim), value_dim = query_map.shape, value_map.shape[1]
     module = MultiHeadAttention(
         embed_dim, 1, key_dim=key_dim, value_dim=value_dim, bias=False, fused=fused
@@ -97,26 +102,26 @@ def test_module_with_the_same_maps(example: Example, fused: bool) -> None:
     maps = {"query": query_map, "key": key_map, "value": value_map, "output": output_map}
     module.load_state_dict({f"{name}.weight": map_.T for name, map_ in maps.items()})
     output = module(x[None])[0, rows, :value_dim]
-    torch.testing.assert_close(output, expected, atol=tolerance, rtol=0)
+    check(f"{example.name}, the module", output, expected, tolerance)
 
 
 def test_weights() -> None:
     weights = attention_weights(UNITS.x, UNITS.x)
-    torch.testing.assert_close(weights, UNITS_WEIGHTS, atol=UNITS.tolerance, rtol=0)
+    check("units, weights", weights, UNITS_WEIGHTS, UNITS.tolerance)
 
 
 @PATHS
 def test_cross_attention_from_the_first_two_rows(function) -> None:
     x, tolerance = UNITS.x, UNITS.tolerance
     weights = attention_weights(x[:2], x)
-    torch.testing.assert_close(weights, UNITS_WEIGHTS[:2], atol=tolerance, rtol=0)
+    check("units, crossed, weights", weights, UNITS_WEIGHTS[:2], tolerance)
     output = function(x[:2], x, x)
-    torch.testing.assert_close(output, UNITS.output[:2], atol=tolerance, rtol=0)
+    check("units, crossed", output, UNITS.output[:2], tolerance)
 
 
 @PATHS
 def test_without_the_scale(function) -> None:
     """Queries √d_k times as long undo the division by √d_k."""
-    x, query_map, key_map, value_map, *_ = TENTHS
+    _, x, query_map, key_map, value_map, *_ = TENTHS
     output = function(2 * x @ query_map, x @ key_map, x @ value_map)  # d_k = 4
-    torch.testing.assert_close(output[:1], UNSCALED_ROW, atol=TENTHS.tolerance, rtol=0)
+    check("tenths, unscaled", output[:1], UNSCALED_ROW, TENTHS.tolerance)
