@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from taming.conditioning import CellClasses
+from taming.conditioning import CellClasses, ImageCondition
 from taming.data import (
     BrokenImageError,
     ImageFile,
@@ -196,7 +196,8 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
     complete, keep_rows = None, 0
     if settings.complete.path is not None:
         keep_rows = _keep_rows(settings.complete.keep_rows, height)
-        complete = InputImages(tokenizer, (height, width), settings.complete, group="complete")
+        as_given = settings.complete.read_as(255, None)
+        complete = InputImages(tokenizer, (height, width), as_given, group="complete")
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
     labels, of_folders = _labels(generator, settings, complete, num_images)
@@ -231,10 +232,11 @@ def _conditions(
             "this generator has no tokenizer for condition images: save it with the one it was "
             "trained with."
         )
+    assert isinstance(conditioning, ImageCondition)
     return InputImages(
         generator.condition_tokenizer,
         generator.condition_grid_size(grid_size),
-        given,
+        given.read_as(conditioning.unlabelled, conditioning.unlabelled_class),
         group="conditions",
     )
 

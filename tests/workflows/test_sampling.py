@@ -163,6 +163,23 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
         assert np.array_equal(sample, expected[number])
 
 
+def test_label_maps_are_read_as_in_training(maps: Path, tmp_path: Path) -> None:
+    """Pixels of 0 were unlabelled, and of class 2; an explicit setting says otherwise."""
+    conditioning = ImageCondition(3, GRID, unlabelled=0, unlabelled_class=2)
+    model = generator(conditioning, CellClasses(3, 1, GRID))
+    classes = torch.from_numpy(in_turn(maps, [0, 1, 2])[:, :, 1:4])
+    merged = one_hot(classes.where(classes != 0, 2), 3)
+    drawn = draw(model, tmp_path, conditions=GivenImages(maps))
+    assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
+    drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled=None))
+    assert np.array_equal(drawn, to_uint8(model.sample(3, one_hot_of(maps, [0, 1, 2]), seed=0)))
+    drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled_class=1))
+    merged = one_hot(classes.where(classes != 0, 1), 3)
+    assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
+    with pytest.raises(UserError, match="unlabelled=none: give a whole number, null, or auto"):
+        GivenImages(maps, unlabelled="none")  # type: ignore[arg-type]
+
+
 def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 3, (4, 9), dtype=np.uint8)
     Image.fromarray(values).save(tmp_path / "map.png")
