@@ -75,8 +75,9 @@ class SampleSettings:
         num_images: how many; None: as many as there are conditions or images to complete, of both
             the larger number, and 16 where there are neither.
         classes: labels or class names (or one of them) that the images take in turn; a number is
-            always a label. None: of images to complete the class whose name its folder has; else
-            all classes in turn, or none for an unconditional model.
+            always a label. "none" (unless a class has this name): no class is asked for. None: of
+            images to complete the class whose name its folder has; where no folder has one, no
+            class if the model can do without, else all in turn. Without such images all in turn.
         temperature, top_k, top_p, greedy, seed, guidance_scale, guidance_schedule, guidance_power,
             guidance_interval, stride, compile, batch_size: see `ImageGenerator.sample_tokens`.
         grid_size: (height, width) of larger images, in codes, one number for a square; None: as
@@ -137,6 +138,17 @@ class SampleSettings:
         """All that is said of it."""
         interval = self.guidance_interval
         return Guidance(self.guidance_scale, self.guidance_schedule, self.guidance_power, interval)
+
+    def notes(self) -> list[str]:
+        """What is said of guidance and has no effect, a sentence."""
+        given, default = self.guidance, Guidance()
+        names, why = ["schedule", "power", "interval"], "guidance_scale=1 is no guidance"
+        if not given.is_off:
+            names, why = ["power"], "it is of guidance_schedule=power_cosine"
+            if given.schedule == "power_cosine":
+                return []
+        unused = [f"guidance_{n}" for n in names if getattr(given, n) != getattr(default, n)]
+        return [f"no effect of {' and '.join(unused)}: {why}."] if unused else []
 
     @property
     def chosen_classes(self) -> list[int | str] | None:
