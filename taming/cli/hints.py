@@ -68,10 +68,7 @@ def data_of_run(checkpoint: str) -> list[str]:
 def condition_settings(data: DictConfig) -> list[str]:
     """How `sample` is given some of the condition images of paired data."""
     path = data.path if data.val_path is None else data.val_path
-    of_labels: tuple[Any, ...] = ()
-    if data.condition == "label_map":
-        of_labels = data.unlabelled, data.unlabelled_class
-    return given_settings(GivenImages(path, data.condition_folder, *of_labels))
+    return given_settings(GivenImages(path, data.condition_folder))
 
 
 def given_settings(given: GivenImages) -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -59,7 +60,7 @@ def main(config: DictConfig) -> int:
     images, condition_tokenizer = open_images(config, tokenizer, saved)
     grid_size = tokenizer.grid_size_for(images.resolution)
     conditioning = build_conditioning(config, images, condition_tokenizer)
-    if saved is not None and conditioning.config() != saved.config["conditioning"]:
+    if saved is not None and not _same(saved.config["conditioning"], conditioning.config()):
         raise UserError(
             f"the classes or conditions of the images are no longer those that the run in "
             f"{config.resume} was begun with: resume it with the same data, or start a new run."
@@ -109,6 +110,11 @@ def main(config: DictConfig) -> int:
     )
 
 
+def _same(saved: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether all that was saved holds; what has been added since is not in older runs."""
+    return all(new.get(name) == value for name, value in saved.items())
+
+
 def check_conditioning(config: DictConfig) -> None:
     """Raises a `UserError` for settings of the condition that no model could have."""
     if not 0 <= config.condition_dropout < 1:
@@ -152,6 +158,8 @@ def build_conditioning(
             config.condition_dropout,
             as_context=config.condition_as == "context",
             palette=images.palette,
+            unlabelled=images.unlabelled,
+            unlabelled_class=images.unlabelled_class,
         )
     kind = config.conditioning
     if kind == "auto":

@@ -27,6 +27,8 @@ class ImageCondition(Conditioning):
         as_context: attended to, in place of being in front.
         palette: red, green and blue, 0 to 255, by class of conditions that are label maps, to show
             them; None for pictures.
+        unlabelled, unlabelled_class: how conditions that are label maps were read in training, see
+            `taming.data.LabelMapReader`; others are to be read in the same way.
     """
 
     kind = "image"
@@ -39,6 +41,8 @@ class ImageCondition(Conditioning):
         dropout: float = 0.0,
         as_context: bool = False,
         palette: Sequence[Sequence[int]] | None = None,
+        unlabelled: int | None = 255,
+        unlabelled_class: int | None = None,
     ) -> None:
         if not 0.0 <= dropout < 1.0:
             raise UserError(
@@ -50,6 +54,8 @@ class ImageCondition(Conditioning):
         self.dropout = dropout
         self.as_context = as_context
         self.palette = None if palette is None else [list(color) for color in palette]
+        self.unlabelled = unlabelled
+        self.unlabelled_class = unlabelled_class
         self.prefix_length = 1 if as_context else height * width
         self.num_prefix_ids = 1 if as_context else num_codes + 1
         self.num_context_ids = num_codes + 1 if as_context else 0
@@ -131,6 +137,8 @@ class ImageCondition(Conditioning):
             "dropout": self.dropout,
             "as_context": self.as_context,
             "palette": self.palette,
+            "unlabelled": self.unlabelled,
+            "unlabelled_class": self.unlabelled_class,
         }
 
     def _prompt(self, ids: Tensor) -> Prompt:

@@ -24,6 +24,7 @@ class PairedDataModule(ImageDataModule):
         image_transform: of the images alone; the same settings.
         palette: red, green and blue, 0 to 255, by class, to show label maps; None for a generated
             one, and for pictures.
+        unlabelled, unlabelled_class: how label maps are read, see `LabelMapReader`.
         channels, batch_size, val_batch_size, num_workers, seed: see `ImageDataModule`.
 
     Attributes:
@@ -39,11 +40,15 @@ class PairedDataModule(ImageDataModule):
         *,
         image_transform: ImageTransform,
         palette: Sequence[Sequence[int]] | None,
+        unlabelled: int | None = 255,
+        unlabelled_class: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(open_parts, transform, **settings)
         self.image_transform = image_transform
         self.palette = palette
+        self.unlabelled = unlabelled
+        self.unlabelled_class = unlabelled_class
         self.condition_channels = transform.condition_channels
         self.condition_resolution = transform.condition.size
         self.conditions_are_label_maps = isinstance(transform.condition, LabelMapTransform)

@@ -1,5 +1,7 @@
 """What can be wrong with a generator's parts, and with what it is asked for."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,10 @@ __all__ = [
     "check_choice",
     "check_condition",
     "check_given_tokens",
+    "check_grid_size",
     "check_guidance",
     "check_parts",
+    "check_tensor",
     "check_tokens",
 ]
 
@@ -57,8 +61,27 @@ def check_parts(
         )
 
 
+def check_tensor(value: object, name: str) -> None:
+    """Raises a `UserError` unless what is given as `name` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise UserError(f"{name} is {value!r} and must be a tensor: torch.tensor(…).")
+
+
+def check_grid_size(grid_size: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width), one number being both; raises a `UserError` for anything else."""
+    sides = (grid_size, grid_size) if isinstance(grid_size, int) else tuple(grid_size)
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise UserError(
+            f"grid_size is {grid_size} and must be (height, width) in codes, or one whole number "
+            "for a square."
+        )
+    return sides
+
+
 def check_tokens(tokens: Tensor, codebook_size: int) -> None:
     """Raises a `UserError` unless tokens, of any shape, are codes of the model."""
+    if tokens.numel() and tokens.is_floating_point():
+        raise UserError(f"tokens are whole numbers, and these are {tokens.dtype}: give int64.")
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
         raise UserError(
             f"tokens are {int(tokens.min())} to {int(tokens.max())}, and the codes of this "
@@ -70,6 +93,7 @@ def check_given_tokens(
     given_tokens: Tensor, num_images: int, num_tokens: int, codebook_size: int
 ) -> None:
     """Raises a `UserError` unless these are first tokens of so many images of so many tokens."""
+    check_tensor(given_tokens, "given_tokens")
     shape = tuple(given_tokens.shape)
     if len(shape) != 2 or shape[0] != num_images or shape[1] > num_tokens:
         raise UserError(
@@ -85,6 +109,8 @@ def check_condition(condition: Tensor | None, conditioning: Conditioning, num_im
     Of condition images only the number is looked at, lest all of them be encoded; `prompt` looks
     at values on the CPU only.
     """
+    if condition is not None:
+        check_tensor(condition, "condition")
     if condition is None or not conditioning.takes_images:
         conditioning.prompt(None if condition is None else condition.cpu(), num_images)
     elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():

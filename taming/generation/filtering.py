@@ -33,7 +33,7 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Keeps the k most probable tokens; all of them where there are no more than k."""
-    if not isinstance(k, int) or k < 1:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise UserError(
             f"top_k is {k} and must be a whole number, 1 or more; for no limit leave it out (null)."
         )

@@ -20,6 +20,7 @@ from taming.errors import UserError
 from taming.generation.checks import (
     check_condition,
     check_given_tokens,
+    check_grid_size,
     check_guidance,
     check_parts,
     check_tokens,
@@ -66,8 +67,7 @@ class ImageGenerator(nn.Module):
         condition_tokenizer: VQGAN | CellClasses | None = None,
     ) -> None:
         super().__init__()
-        height, width = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
-        self.grid_size: tuple[int, int] = (height, width)
+        self.grid_size = check_grid_size(grid_size)
         self.tokenizer = tokenizer
         self.transformer = transformer
         self.condition_tokenizer = condition_tokenizer
@@ -124,7 +124,7 @@ class ImageGenerator(nn.Module):
         guidance_schedule: str = "constant",
         guidance_power: float = 1.0,
         guidance_interval: Sequence[float] = (0.0, 1.0),
-        grid_size: Sequence[int] | None = None,
+        grid_size: int | Sequence[int] | None = None,
         stride: int | None = None,
         compile: bool = False,
         batch_size: int = BATCH_SIZE,
@@ -151,8 +151,8 @@ class ImageGenerator(nn.Module):
             guidance_schedule: how the scale changes from token to token, see `Guidance`.
             guidance_power: likewise.
             guidance_interval: likewise.
-            grid_size: (height, width) of larger images, in codes: they are drawn through a sliding
-                window of the trained size; None for that size.
+            grid_size: (height, width) of larger images, in codes, one number for a square: they are
+                drawn through a sliding window of the trained size; None for that size.
             stride: of the window, see `taming.generation.plan_windows`.
             compile: compile the step: slow to start, then faster; the same tokens up to rounding.
             batch_size: images drawn at once, which bounds the memory.
@@ -169,6 +169,8 @@ class ImageGenerator(nn.Module):
             raise UserError(
                 f"num_images is {num_images} and batch_size {batch_size}: both must be at least 1."
             )
+        if first_image < 0:
+            raise UserError(f"first_image is {first_image} and must not be negative.")
         size = self._grid_size_of(grid_size)
         num_tokens = size[0] * size[1]
         guidance = Guidance(guidance_scale, guidance_schedule, guidance_power, guidance_interval)
@@ -259,12 +261,12 @@ class ImageGenerator(nn.Module):
         )
 
     @torch.no_grad()
-    def decode(self, tokens: Tensor, grid_size: Sequence[int] | None = None) -> Tensor:
+    def decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
         """Shows tokens as images.
 
         Args:
             tokens: `(b n)`.
-            grid_size: (height, width) of larger images, in codes.
+            grid_size: (height, width) of larger images, in codes, one number for a square.
 
         Returns:
             `(b c H W)` in [-1, 1]; of a tokenizer of label maps logits of the classes.
@@ -413,11 +415,8 @@ class ImageGenerator(nn.Module):
             self._compiled = CompiledSteps(*arguments)
         return self._compiled
 
-    def _grid_size_of(self, grid_size: Sequence[int] | None) -> tuple[int, int]:
-        if grid_size is None:
-            return self.grid_size
-        height, width = grid_size
-        return height, width
+    def _grid_size_of(self, grid_size: int | Sequence[int] | None) -> tuple[int, int]:
+        return self.grid_size if grid_size is None else check_grid_size(grid_size)
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

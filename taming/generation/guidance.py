@@ -61,7 +61,8 @@ class Guidance:
             )
         if not 0 < self.power < math.inf:
             raise UserError(f"guidance_power is {self.power} and must be more than 0, and finite.")
-        interval = tuple(self.interval)  # a list, where it comes from a config
+        # a list, where it comes from a config
+        interval = tuple(self.interval) if isinstance(self.interval, Sequence) else (self.interval,)
         if len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1:
             raise UserError(
                 f"guidance_interval is {list(interval)} and must be two fractions of the image, "

@@ -34,12 +34,14 @@ def sinusoidal_encoding(positions: Tensor | int, dim: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds the sinusoidal encoding to embeddings, at any length; it has no parameters.
+    """Adds the sinusoidal encoding to embeddings; it has no parameters.
 
     Args:
         dim: width of the embeddings.
-        length: places computed in advance; on a CPU more are computed when they are needed, but
-            not inside a compiled step.
+        length: places computed in advance. On a CPU more are computed when they are needed, so that
+            any length will do. On a GPU, where to look at the places would be to wait for them, and
+            inside a compiled step all places must be less than it: a place beyond is no error
+            message there but an index out of range. `sinusoidal_encoding` itself has no limit.
         scale: factor of the encoding, to suit embeddings that are much smaller than 1.
     """
 
@@ -52,7 +54,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", scale * sinusoidal_encoding(length, dim), persistent=False)
 
     def forward(self, embeddings: Tensor, places: Tensor) -> Tensor:
-        """`(b n dim)` to the same, for the places `(n,)` int64 in the sequence."""
+        """`(b n dim)` to the same, for the places `(n,)` int64; less than `length`, see there."""
         end = places_end(places)
         if end > len(self.table):
             self.table = (self.scale * sinusoidal_encoding(end, self.dim)).to(self.table)

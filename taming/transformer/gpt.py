@@ -73,7 +73,7 @@ class GPT(nn.Module):
         checkpointing: compute activations again in the backward pass: less memory, more time.
 
     Raises:
-        UserError: if arguments do not fit each other.
+        UserError: if arguments do not fit each other, or a size is less than 1.
     """
 
     def __init__(
@@ -104,6 +104,17 @@ class GPT(nn.Module):
         tie_head: bool = False,
     ) -> None:
         super().__init__()
+        for name, size in {
+            "codebook_size": codebook_size,
+            "num_prefix_ids": num_prefix_ids,
+            "context_length": context_length,
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "embed_dim": embed_dim,
+            "feed_forward_dim": 1 if feed_forward_dim is None else feed_forward_dim,
+        }.items():
+            if size < 1:
+                raise UserError(f"{name} is {size}: a transformer needs at least 1.")
         block: dict[str, Any] = {
             "norm": norm,
             "feed_forward": feed_forward,

@@ -14,8 +14,8 @@ from tqdm import tqdm
 from taming.errors import UserError
 from taming.evaluation import to_uint8
 from taming.generation import ImageGenerator, sample_best
-from taming.modes import evaluation_mode
 from taming.sequence import to_tokens
+from taming.workflows.sample_classifier import check_classifier
 from taming.workflows.sample_inputs import SampleInputs, find_inputs
 from taming.workflows.sample_pictures import (
     MAX_GRID_IMAGES,
@@ -72,9 +72,14 @@ def sample_images(
         MissingPathError: if images that are given are not there.
         UserError: for settings the model cannot do, or if the files cannot be written.
     """
-    if classifier is not None:
-        _check_classifier(generator, settings, classifier)
     inputs = find_inputs(generator, settings)
+    if classifier is not None:
+        check_classifier(generator, settings, inputs, classifier)
+    elif settings.candidates not in (1, SampleSettings.candidates):
+        raise UserError(
+            f"rejection.candidates={settings.candidates}: of several candidates a classifier keeps "
+            "one, and there is none: give rejection.classifier."
+        )
     if settings.write_images and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     try:
@@ -82,7 +87,7 @@ def sample_images(
     except OSError as error:
         raise UserError(f"{output_dir} cannot be written: {error}.") from error
     drawn = _draw(generator, settings, inputs, classifier)
-    report = SampleReport(inputs.notes())
+    report = SampleReport(inputs.notes() + settings.notes())
     if drawn.probabilities:
         report.notes.append(
             f"of {settings.candidates} candidates for each image the one that the classifier finds "
@@ -171,45 +176,6 @@ def _first_tokens(generator: ImageGenerator, images: Tensor, keep_rows: int) -> 
     return to_tokens(indices[:, :keep_rows])
 
 
-def _check_classifier(
-    generator: ImageGenerator, settings: SampleSettings, classifier: Callable[[Tensor], Tensor]
-) -> None:
-    """Raises a `UserError` unless the classifier can choose among samples."""
-    conditioning, tokenizer = generator.conditioning, generator.tokenizer
-    num_classes = conditioning.num_classes
-    if num_classes is None:
-        raise UserError(
-            "rejection.classifier chooses the candidate that looks most like the asked-for class, "
-            "and this model was not trained on classes: leave it out."
-        )
-    if settings.greedy:
-        raise UserError(
-            "greedy=true draws the same image each time, so that rejection.classifier has nothing "
-            "to choose from: leave one of them out."
-        )
-    names = getattr(classifier, "class_names", None)
-    known = conditioning.class_names
-    if names is not None and known is not None and list(names) != list(known):
-        raise UserError(
-            f"rejection.classifier knows the classes {', '.join(names[:10])}, and this model has "
-            f"{', '.join(known[:10])}: they must be the same, in the same order."
-        )
-    if tokenizer is None:
-        return  # which is said elsewhere
-    images = torch.zeros(1, tokenizer.image_channels, *tokenizer.resolution)
-    with torch.no_grad():
-        if isinstance(classifier, torch.nn.Module):
-            with evaluation_mode(classifier):
-                logits = classifier(images.to(generator.device))
-        else:
-            logits = classifier(images.to(generator.device))
-    if logits.shape != (1, num_classes):
-        raise UserError(
-            f"rejection.classifier gives {tuple(logits.shape)} for an image, and this model has "
-            f"{num_classes} classes: it must give (1, {num_classes}), a logit for each."
-        )
-
-
 def _write(
     generator: ImageGenerator,
     settings: SampleSettings,
@@ -223,7 +189,7 @@ def _write(
     written = [output_dir / "samples.npz", output_dir / "samples.png"]
     np.savez_compressed(written[0], *arrays)
     shown = np.concatenate(drawn.shown)
-    sample_grid(shown, class_names, _num_columns(generator, settings)).save(written[1])
+    sample_grid(shown, class_names, _num_columns(generator, settings, inputs)).save(written[1])
     if settings.write_images:
         written.append(output_dir / "images")
         written[-1].mkdir(exist_ok=True)
@@ -244,8 +210,12 @@ def _class_names(generator: ImageGenerator, inputs: SampleInputs) -> list[str] |
     return [names[label] for label in labels]
 
 
-def _num_columns(generator: ImageGenerator, settings: SampleSettings) -> int | None:
+def _num_columns(
+    generator: ImageGenerator, settings: SampleSettings, inputs: SampleInputs
+) -> int | None:
     """A column a class where that gives a readable grid."""
+    if inputs.labels is None:
+        return None
     count = generator.conditioning.num_classes
     if settings.chosen_classes is not None:
         count = len(settings.chosen_classes)

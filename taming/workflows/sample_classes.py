@@ -7,7 +7,10 @@ import torch
 
 from taming.errors import UserError
 
-__all__ = ["chosen_labels", "folder_classes"]
+__all__ = ["NO_CLASS", "chosen_labels", "folder_classes", "listed"]
+
+NO_CLASS = "none"  # asks for no class, unless one has this name
+NAMES_SHOWN = 10
 
 
 def chosen_labels(
@@ -36,6 +39,12 @@ def chosen_labels(
                 f"{num_classes - 1}{known}."
             )
     return torch.tensor([int(labels[i % len(labels)]) for i in range(num_images)])
+
+
+def listed(labels: Sequence[int], class_names: Sequence[str]) -> str:
+    """The first of some classes for a message, by name if they have names."""
+    shown = [class_names[c] if class_names else str(c) for c in labels[:NAMES_SHOWN]]
+    return ", ".join([*shown, "…"] if len(labels) > NAMES_SHOWN else shown)
 
 
 def folder_classes(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from taming.conditioning import CellClasses
+from taming.conditioning import CellClasses, ImageCondition
 from taming.data import (
     BrokenImageError,
     ImageFile,
@@ -22,7 +22,7 @@ from taming.data import (
 from taming.errors import UserError
 from taming.generation import ImageGenerator, check_guidance
 from taming.vqgan import VQGAN
-from taming.workflows.sample_classes import chosen_labels, folder_classes
+from taming.workflows.sample_classes import NO_CLASS, chosen_labels, folder_classes, listed
 from taming.workflows.sample_settings import GivenImages, SampleSettings
 
 __all__ = ["InputImages", "SampleInputs", "find_inputs"]
@@ -71,6 +71,7 @@ class InputImages:
         }
         channels = tokenizer.image_channels
         if tokenizer.label_maps:
+            assert given.unlabelled != "auto" and given.unlabelled_class != "auto"  # read_as
             reader = LabelMapReader(
                 num_classes=channels,
                 unlabelled=given.unlabelled,
@@ -141,8 +142,8 @@ class SampleInputs:
 
     Attributes:
         num_images: how many images.
-        labels: `(num_images,)` int64, of models with classes.
-        labels_of_folders: whether they are the classes of the folders of the images to complete.
+        labels: `(num_images,)` int64, of models with classes; None also where none is asked for.
+        labels_note: where they are from, if that is not plain from the settings.
         conditions: of models that are asked for images.
         complete: images whose first rows are kept.
         keep_rows: rows of codes.
@@ -150,7 +151,7 @@ class SampleInputs:
 
     num_images: int
     labels: torch.Tensor | None = None
-    labels_of_folders: bool = False
+    labels_note: str | None = None
     conditions: InputImages | None = None
     complete: InputImages | None = None
     keep_rows: int = 0
@@ -177,8 +178,8 @@ class SampleInputs:
         if self.complete is not None:
             rows, height = self.keep_rows, self.complete.grid_size[0]
             notes.append(f"{rows} of {height} rows of codes are the given images' own.")
-        if self.labels_of_folders:
-            notes.append("each is of the class whose name its folder has.")
+        if self.labels_note is not None:
+            notes.append(self.labels_note)
         return notes
 
 
@@ -196,15 +197,16 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
     complete, keep_rows = None, 0
     if settings.complete.path is not None:
         keep_rows = _keep_rows(settings.complete.keep_rows, height)
-        complete = InputImages(tokenizer, (height, width), settings.complete, group="complete")
+        as_given = settings.complete.read_as(255, None)
+        complete = InputImages(tokenizer, (height, width), as_given, group="complete")
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
-    labels, of_folders = _labels(generator, settings, complete, num_images)
+    labels, labels_note = _labels(generator, settings, complete, num_images)
     asked = labels is not None or conditions is not None
     check_guidance(settings.guidance, generator.conditioning, asked=asked)
     for images in given:
         images.check(num_images)
-    return SampleInputs(num_images, labels, of_folders, conditions, complete, keep_rows)
+    return SampleInputs(num_images, labels, labels_note, conditions, complete, keep_rows)
 
 
 def _conditions(
@@ -231,10 +233,11 @@ def _conditions(
             "this generator has no tokenizer for condition images: save it with the one it was "
             "trained with."
         )
+    assert isinstance(conditioning, ImageCondition)
     return InputImages(
         generator.condition_tokenizer,
         generator.condition_grid_size(grid_size),
-        given,
+        given.read_as(conditioning.unlabelled, conditioning.unlabelled_class),
         group="conditions",
     )
 
@@ -255,18 +258,33 @@ def _labels(
     settings: SampleSettings,
     complete: InputImages | None,
     num_images: int,
-) -> tuple[torch.Tensor | None, bool]:
-    """`(num_images,)`, None without classes; and whether they are those of folders."""
-    num_classes = generator.conditioning.num_classes
+) -> tuple[torch.Tensor | None, str | None]:
+    """`(num_images,)`, None for no class; and a note that says where they are from."""
+    conditioning = generator.conditioning
+    num_classes = conditioning.num_classes
     if num_classes is None:
         if settings.classes is not None:
             raise UserError("this model was trained without classes: leave `classes` out.")
-        return None, False
+        return None, None
     names = generator.class_names or ()
     chosen: Sequence[int | str] | None = settings.chosen_classes
-    of_folders = None
+    note = None
+    if chosen == [NO_CLASS] and NO_CLASS not in names:
+        if not conditioning.can_do_without:
+            raise UserError(
+                f"classes={NO_CLASS}: this model was trained without condition_dropout and has not "
+                "learned to do without a class: name classes, or leave it out for all in turn."
+            )
+        return None, None
     if chosen is None and complete is not None:
-        of_folders = complete.classes(num_images, names)
+        chosen = complete.classes(num_images, names)
+        note = "each is of the class whose name its folder has."
+        if chosen is None:
+            note = "no folder of the images to complete is named like a class: "
+            if conditioning.can_do_without:
+                return None, note + "none is asked for. `classes` can say what they show."
+            note += f"of the classes {listed(range(min(num_images, num_classes)), names)} in turn. "
+            note += "Say with `classes` what they show."
     if chosen is None:
-        chosen = of_folders or range(num_classes)
-    return chosen_labels(chosen, num_classes, names, num_images), of_folders is not None
+        chosen = range(num_classes)
+    return chosen_labels(chosen, num_classes, names, num_images), note

@@ -1,9 +1,9 @@
 """What `sample_images` can be told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 from taming.errors import UserError
 from taming.generation import Guidance, check_choice
@@ -18,14 +18,31 @@ class GivenImages:
     Attributes:
         path: a folder, a `.zip` file or a single image; None: there are none.
         subfolder: only the images below this folder of it; None for all.
-        unlabelled, unlabelled_class: of label maps, see `taming.data.LabelMapReader`; the classes
-            are the model's.
+        unlabelled, unlabelled_class: of label maps, see `taming.data.LabelMapReader`; "auto": as in
+            the model's training. The classes are the model's.
     """
 
     path: str | Path | None = None
     subfolder: str | None = None
-    unlabelled: int | None = 255
-    unlabelled_class: int | None = None
+    unlabelled: int | Literal["auto"] | None = "auto"
+    unlabelled_class: int | Literal["auto"] | None = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("unlabelled", "unlabelled_class"):
+            value = getattr(self, name)
+            if value not in (None, "auto") and (
+                isinstance(value, bool) or not isinstance(value, int)
+            ):
+                raise UserError(f"{name}={value}: give a whole number, null, or auto.")
+
+    def read_as(self, unlabelled: int | None, unlabelled_class: int | None) -> Self:
+        """With these in place of "auto"."""
+        given = self
+        if given.unlabelled == "auto":
+            given = replace(given, unlabelled=unlabelled)
+        if given.unlabelled_class == "auto":
+            given = replace(given, unlabelled_class=unlabelled_class)
+        return given
 
     def unused(self, group: str) -> str | None:
         """Of the settings of `group`, what has no meaning without `path` and is given."""
@@ -42,6 +59,8 @@ class ImagesToComplete(GivenImages):
     """Images of which the first rows are kept.
 
     Attributes:
+        unlabelled, unlabelled_class: a tokenizer does not know how label maps were read, so that
+            "auto" is 255 and None.
         keep_rows: rows of codes that are kept; None: half of them.
     """
 
@@ -56,8 +75,9 @@ class SampleSettings:
         num_images: how many; None: as many as there are conditions or images to complete, of both
             the larger number, and 16 where there are neither.
         classes: labels or class names (or one of them) that the images take in turn; a number is
-            always a label. None: of images to complete the class whose name its folder has; else
-            all classes in turn, or none for an unconditional model.
+            always a label. "none" (unless a class has this name): no class is asked for. None: of
+            images to complete the class whose name its folder has; where no folder has one, no
+            class if the model can do without, else all in turn. Without such images all in turn.
         temperature, top_k, top_p, greedy, seed, guidance_scale, guidance_schedule, guidance_power,
             guidance_interval, stride, compile, batch_size: see `ImageGenerator.sample_tokens`.
         grid_size: (height, width) of larger images, in codes, one number for a square; None: as
@@ -118,6 +138,17 @@ class SampleSettings:
         """All that is said of it."""
         interval = self.guidance_interval
         return Guidance(self.guidance_scale, self.guidance_schedule, self.guidance_power, interval)
+
+    def notes(self) -> list[str]:
+        """What is said of guidance and has no effect, a sentence."""
+        given, default = self.guidance, Guidance()
+        names, why = ["schedule", "power", "interval"], "guidance_scale=1 is no guidance"
+        if not given.is_off:
+            names, why = ["power"], "it is of guidance_schedule=power_cosine"
+            if given.schedule == "power_cosine":
+                return []
+        unused = [f"guidance_{n}" for n in names if getattr(given, n) != getattr(default, n)]
+        return [f"no effect of {' and '.join(unused)}: {why}."] if unused else []
 
     @property
     def chosen_classes(self) -> list[int | str] | None:

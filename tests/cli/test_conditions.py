@@ -9,7 +9,7 @@ from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run
 
 import taming
-from taming.conditioning import CellClasses
+from taming.conditioning import CellClasses, ImageCondition
 
 
 @pytest.fixture
@@ -68,12 +68,14 @@ def test_label_maps_by_their_cells(
     outcome = run(
         "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER,
         f"condition_as={condition_as}", f"model.positions={positions}", "condition_cell=4",
-        "condition_dropout=0.1", "run_dir=scenes_gpt",
+        "condition_dropout=0.1", "data.unlabelled=3", "data.unlabelled_class=0",
+        "run_dir=scenes_gpt",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     assert list((tmp_path / "scenes_gpt" / "grids").glob("samples_*.png"))
     model = taming.ImageGenerator.from_pretrained("scenes_gpt")
     assert isinstance(model.condition_tokenizer, CellClasses)
+    assert (model.conditioning.unlabelled, model.conditioning.unlabelled_class) == (3, 0)
     assert model.grid_size == (2, 3) and model.conditioning.grid_size == (4, 6)
     maps = torch.zeros(2, 4, 16, 24)
     maps[:, 0] = 1.0
@@ -82,6 +84,27 @@ def test_label_maps_by_their_cells(
     assert model.sample(2, larger, seed=0, grid_size=(4, 6)).shape == (2, 3, 32, 48)
     resumed = run("train_transformer", "resume=scenes_gpt", "trainer.max_steps=3")
     assert resumed.status == 0, resumed.err
+
+
+def test_runs_are_resumed_that_did_not_keep_how_maps_were_read(
+    run: Run, pairs: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        config = ImageCondition.config
+        without = {"unlabelled", "unlabelled_class"}
+        older.setattr(
+            ImageCondition,
+            "config",
+            lambda self: {k: v for k, v in config(self).items() if k not in without},
+        )
+        outcome = run(
+            "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "run_dir=old"
+        )
+    assert outcome.status == 0, outcome.err
+    outcome = run("train_transformer", "resume=old", "trainer.max_steps=3")
+    assert outcome.status == 0, outcome.err
+    model = taming.ImageGenerator.from_pretrained("old")
+    assert model.conditioning.unlabelled is None
 
 
 def test_label_maps_by_a_tokenizer_of_their_own(

@@ -58,9 +58,7 @@ def test_data_are_named_by_what_is_not_default() -> None:
 
 def test_conditions_are_named_as_sample_takes_them() -> None:
     maps = data("data=paired", "data.path=x", "data.condition_folder=map", "data.unlabelled=null")
-    assert condition_settings(maps) == [
-        "conditions.path=x", "conditions.subfolder=map", "conditions.unlabelled=null"
-    ]  # fmt: skip
+    assert condition_settings(maps) == ["conditions.path=x", "conditions.subfolder=map"]
     depths = data("data=paired", "data.path=x", "data.val_path=v", "data.condition=image")
     assert condition_settings(depths) == ["conditions.path=v", "conditions.subfolder=label"]
 

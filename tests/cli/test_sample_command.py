@@ -109,6 +109,14 @@ def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> Non
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
 
 
+def test_no_class(run: Run, of_classes: ImageGenerator) -> None:
+    drawn, out = samples(
+        run, "checkpoint=of_classes", "classes=none", "num_images=3", "guidance_power=2"
+    )
+    assert np.array_equal(drawn, to_uint8(of_classes.sample(3, seed=0)))
+    assert "note: no effect of guidance_power: guidance_scale=1 is no guidance." in out
+
+
 def test_dtype_of_the_transformer(
     run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ def test_dropout_replaces_the_stated_share() -> None:
     [
         Unconditional(),
         ClassLabel(2, 0.1, ["cat", "dog"]),
-        ImageCondition(5, (2, 3), 0.1, palette=[[0, 0, 255]] * 5),
+        ImageCondition(5, (2, 3), 0.1, False, [[0, 0, 255]] * 5, unlabelled=0, unlabelled_class=3),
         ImageCondition(5, (2, 3), as_context=True),
     ],
 )
@@ -98,6 +98,14 @@ def test_config_round_trip(conditioning: Conditioning) -> None:
     again = conditioning_from_config(config)
     assert type(again) is type(conditioning) and again.config() == conditioning.config()
     assert again.class_names == conditioning.class_names
+
+
+def test_conditions_of_older_generators_are_read_as_they_were() -> None:
+    config = ImageCondition(5, (2, 3), unlabelled=0, unlabelled_class=3).config()
+    del config["unlabelled"], config["unlabelled_class"]
+    old = conditioning_from_config(config)
+    assert isinstance(old, ImageCondition)
+    assert (old.unlabelled, old.unlabelled_class) == (255, None)
 
 
 def test_settings_that_cannot_be() -> None:

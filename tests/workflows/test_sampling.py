@@ -163,6 +163,23 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
         assert np.array_equal(sample, expected[number])
 
 
+def test_label_maps_are_read_as_in_training(maps: Path, tmp_path: Path) -> None:
+    """Pixels of 0 were unlabelled, and of class 2; an explicit setting says otherwise."""
+    conditioning = ImageCondition(3, GRID, unlabelled=0, unlabelled_class=2)
+    model = generator(conditioning, CellClasses(3, 1, GRID))
+    classes = torch.from_numpy(in_turn(maps, [0, 1, 2])[:, :, 1:4])
+    merged = one_hot(classes.where(classes != 0, 2), 3)
+    drawn = draw(model, tmp_path, conditions=GivenImages(maps))
+    assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
+    drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled=None))
+    assert np.array_equal(drawn, to_uint8(model.sample(3, one_hot_of(maps, [0, 1, 2]), seed=0)))
+    drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled_class=1))
+    merged = one_hot(classes.where(classes != 0, 1), 3)
+    assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
+    with pytest.raises(UserError, match="unlabelled=none: give a whole number, null, or auto"):
+        GivenImages(maps, unlabelled="none")  # type: ignore[arg-type]
+
+
 def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 3, (4, 9), dtype=np.uint8)
     Image.fromarray(values).save(tmp_path / "map.png")
@@ -249,7 +266,53 @@ def test_images_to_complete_are_of_their_folders_classes(
     settings = SampleSettings(complete=ImagesToComplete(tmp_path / given), num_images=3)
     report = sample_images(model, settings, tmp_path / "out")
     assert written(tmp_path / "out")["arr_1"].tolist() == labels
-    assert any("class whose name its folder has" in n for n in report.notes) is (place != "photos")
+    notes = " ".join(report.notes)
+    assert ("class whose name its folder has" in notes) is (place != "photos")
+    assert ("of the classes cats, dogs in turn. Say with `classes`" in notes) is (place == "photos")
+
+
+def test_no_class_is_asked_for_where_nothing_says_which(photos: Path, tmp_path: Path) -> None:
+    model = generator(ClassLabel(2, 0.1, class_names=["cats", "dogs"]))
+    settings = SampleSettings(complete=ImagesToComplete(photos))
+    report = sample_images(model, settings, tmp_path / "out")
+    arrays = written(tmp_path / "out")
+    expected = model.complete(as_images(photos, [0, 1]), 1, seed=0)
+    assert np.array_equal(arrays["arr_0"], to_uint8(expected))
+    assert list(arrays) == ["arr_0"]
+    assert any("named like a class: none is asked for" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("none", ["none", ["none"]])
+def test_no_class_by_its_word_unless_that_is_a_class(none: Any, tmp_path: Path) -> None:
+    model = generator(ClassLabel(4, 0.1))
+    drawn = draw(model, tmp_path, classes=none, num_images=5, write_images=True)
+    assert np.array_equal(drawn, to_uint8(model.sample(5, seed=0)))
+    assert list(written(tmp_path / "out")) == ["arr_0"]
+    named = generator(ClassLabel(2, 0.1, class_names=["some", "none"]))
+    (tmp_path / "named").mkdir()
+    drawn = draw(named, tmp_path / "named", classes=none, num_images=5)
+    assert np.array_equal(
+        drawn, to_uint8(named.sample(5, torch.ones(5, dtype=torch.int64), seed=0))
+    )
+    assert written(tmp_path / "named" / "out")["arr_1"].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"guidance_schedule": "linear"}, "guidance_schedule: guidance_scale=1 is no guidance"),
+        (
+            {"guidance_power": 2, "guidance_interval": [0.0, 0.5]},
+            "guidance_power and guidance_interval: guidance_scale=1",
+        ),
+        ({"guidance_power": 2, "guidance_scale": 3}, "guidance_power: it is of guidance_schedule="),
+        ({"guidance_interval": [0.0, 1.0]}, None),
+        ({"guidance_power": 2, "guidance_scale": 3, "guidance_schedule": "power_cosine"}, None),
+    ],
+)
+def test_guidance_without_effect_is_noted(settings: dict[str, Any], note: str | None) -> None:
+    notes = SampleSettings(**settings).notes()
+    assert notes == [] if note is None else note in notes[0]
 
 
 def test_classes_of_folders_and_of_the_command(photos: Path, tmp_path: Path) -> None:
@@ -305,6 +368,15 @@ def brightness(images: Tensor) -> Tensor:
     return torch.stack([-light, light], 1) * 20
 
 
+def of_one_size(images: Tensor) -> Tensor:
+    """The same for images of 4×6 alone."""
+    return brightness(images.reshape(len(images), 3, 4, 6))
+
+
+def broken(images: Tensor) -> Tensor:
+    raise ValueError("weights are missing\nand more")
+
+
 def thirds(images: Tensor) -> Tensor:
     """The same for three classes."""
     return torch.cat([brightness(images), images.mean((1, 2, 3))[:, None]], 1)
@@ -335,6 +407,20 @@ def test_rejection_keeps_what_the_classifier_finds_most_probable(
     assert np.array_equal(completed, to_uint8(best.images))
 
 
+def test_a_classifier_is_asked_about_the_size_that_is_drawn(tmp_path: Path) -> None:
+    model = generator(ClassLabel(2))
+    assert len(draw(model, tmp_path, of_one_size, num_images=1, candidates=2)) == 1
+    message = r"of_one_size cannot take an image of 8×12 pixels, .*\(1, 3, 8, 12\): shape '\[1, 3"
+    with pytest.raises(UserError, match=message):
+        draw(model, tmp_path, of_one_size, num_images=1, candidates=2, grid_size=[4, 6])
+
+    def of_large(images: Tensor) -> Tensor:
+        return brightness(images.reshape(len(images), 3, 8, 12))
+
+    large = draw(model, tmp_path, of_large, num_images=1, candidates=2, grid_size=[4, 6])
+    assert large.shape == (1, 8, 12, 3)
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("classifier", [None, thirds])
 def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
@@ -348,7 +434,8 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     model = generator(ClassLabel(3))
     settings: dict[str, Any] = {
-        "complete": ImagesToComplete(photos), "num_images": 5, "batch_size": 3, "candidates": 2
+        "complete": ImagesToComplete(photos), "num_images": 5, "batch_size": 3,
+        "candidates": 1 if classifier is None else 2,
     }  # fmt: skip
     drawn = draw(model, tmp_path, classifier, **settings)
     assert not caplog.records
@@ -429,6 +516,14 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("classes", {"classifier": brightness, "greedy": True}, "nothing to choose"),
         ("classes", {"classifier": lambda images: brightness(images)[:, :1]}, r"\(1, 1\).*\(1, 2"),
         ("classes", {"classifier": brightness, "candidates": 0}, "candidates=0"),
+        ("classes", {"classifier": broken}, "broken cannot .* 4×6 pixels.*weights are missing$"),
+        ("classes", {"classifier": lambda images: [0.5]}, r"gives list for an image"),
+        ("classes", {"candidates": 3}, "candidates=3.*give rejection.classifier"),
+        ("classes", {"classes": "none"}, "classes=none.*without condition_dropout"),
+        ("classes", {"classes": ["none", 0]}, "class 'none' does not exist"),
+        ("dropped", {"classes": "none", "guidance_scale": 2.0}, "and there is none"),
+        ("dropped", {"classes": "none", "classifier": brightness}, "and none is asked for"),
+        ("free", {"classes": "none"}, "trained without classes"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_any_work(
@@ -451,6 +546,7 @@ def test_what_cannot_be_done_is_said_before_any_work(
         "free": lambda: generator(Unconditional()),
         "tokens": lambda: without_tokenizer(generator(Unconditional())),
         "classes": lambda: generator(ClassLabel(2)),
+        "dropped": lambda: generator(ClassLabel(2, 0.1)),
     }[kind]()
     forward = model.transformer.forward
     calls: list[int] = []

@@ -108,6 +108,8 @@ def paired(
         PairTransform(**frame, resolution=resolution, condition=shown, condition_channels=number),
         image_transform=ImageTransform(**frame, resolution=resolution),
         palette=_palette(palette, number) if condition == "label_map" else None,
+        unlabelled=unlabelled,
+        unlabelled_class=unlabelled_class,
         channels=channels,
         batch_size=batch_size,
         val_batch_size=val_batch_size,
