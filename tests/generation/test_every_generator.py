@@ -163,7 +163,7 @@ def test_a_saved_generator_draws_the_same(name: str, tmp_path: Any) -> None:
 
 @every
 def test_static_steps_equal_growing_ones(name: str) -> None:
-    """`GPT.step`, which is what gets compiled, run without compiling."""
+    """Both equal a pass without a cache; `GPT.step`, which gets compiled, run without compiling."""
     from taming.attention import KeyValueCache
 
     model = build(name)
@@ -171,14 +171,18 @@ def test_static_steps_equal_growing_ones(name: str) -> None:
     tokens = model.sample_tokens(3, condition(name), seed=0)
     prompt = model._prompt(model._encoded(condition(name), GRID), 3)
     num_prefix = prompt.prefix.shape[1]
-    cache = KeyValueCache(2, num_prefix + model.num_tokens)
+    growing, cache = (KeyValueCache(2, num_prefix + model.num_tokens) for _ in range(2))
     with torch.no_grad():
         whole = transformer.token_logits(prompt.prefix, tokens, prompt.context)
-        transformer(prompt.prefix, tokens[:, :4], cache, prompt.context)
+        for each in (growing, cache):
+            transformer(prompt.prefix, tokens[:, :4], each, prompt.context)
         for place in range(5, model.num_tokens):
+            latest = tokens[:, place - 1 : place]
+            logits = transformer(prompt.prefix[:, :0], latest, growing)[:, -1]
+            torch.testing.assert_close(logits, whole[:, place])
             cache.span = num_prefix + place + place % 2  # exactly enough, or one more
             where = torch.tensor([num_prefix + place - 1])
-            logits = transformer.step(tokens[:, place - 1 : place], where, cache)
+            logits = transformer.step(latest, where, cache)
             torch.testing.assert_close(logits, whole[:, place])
 
 
