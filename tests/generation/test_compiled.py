@@ -1,13 +1,16 @@
 """What compiled steps are used again for; that they draw the same is in test_every_generator.py."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from every_kind import KINDS, build, condition
+from recorded_graph import record_graphs
 from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, Prompt
-from taming.generation import ImageGenerator, TokenChoice, random_numbers
+from taming.generation import ImageGenerator, TokenChoice, compiled, random_numbers
 from taming.generation.compiled import CompiledSteps
 from taming.transformer import GPT
 
@@ -77,3 +80,32 @@ def test_memory_of_inference_mode_is_not_used_outside(
     with torch.inference_mode():
         inside = model.sample_tokens(2, torch.arange(2), seed=1, compile=True)
     assert torch.equal(model.sample_tokens(2, torch.arange(2), seed=1, compile=True), inside)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_recorded_graph_draws_every_batch_and_window(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = record_graphs(monkeypatch)
+    model = build(name)
+    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95}
+    if not name.startswith("unconditional"):
+        settings |= {"guidance_scale": 1.5, "guidance_schedule": "linear"}
+    for seed, scale in ((1, 1), (2, 1), (3, 2)):
+        settings |= {"seed": seed, "grid_size": (3 * scale, 4 * scale)}
+        asked_for = condition(name, seed=seed, scale=scale)
+        eager = model.sample_tokens(3, asked_for, **settings)
+        assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
+    assert len(graphs) == 1 and graphs[0].num_replays > 2 * (model.num_tokens - 1)
+
+
+def test_an_image_longer_than_a_span_has_two_graphs(
+    model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
+    graphs = record_graphs(monkeypatch)
+    for seed in (1, 2):
+        eager = model.sample_tokens(3, torch.arange(3), seed=seed)
+        drawn = model.sample_tokens(3, torch.arange(3), seed=seed, compile=True)
+        assert torch.equal(drawn, eager)
+    assert [graph.num_replays for graph in graphs] == [2 * n for n in (3, 4, 4)]  # 4, 8, 13

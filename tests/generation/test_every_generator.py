@@ -4,76 +4,19 @@ from typing import Any
 
 import pytest
 import torch
+from every_kind import GRID, KINDS, build, condition
 from torch import Tensor
 
-from taming.conditioning import (
-    CellClasses,
-    ClassLabel,
-    Conditioning,
-    ImageCondition,
-    Unconditional,
-)
+from taming.conditioning import CellClasses
 from taming.errors import UserError
 from taming.generation import ImageGenerator, TokenChoice, random_numbers
 from taming.linear import FEW_ROWS
 from taming.sequence import to_tokens
-from taming.transformer import GPT
 
-GRID = (3, 4)
-MODERN = {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True}
-IMAGE = ImageCondition(5, (3, 2), dropout=0.1)
-CONTEXT = ImageCondition(5, (3, 2), dropout=0.1, as_context=True)
-KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
-    "unconditional": (Unconditional(), {}),
-    "class": (ClassLabel(3, dropout=0.1), {}),
-    "class learned": (ClassLabel(3, dropout=0.1), {"positions": "learned"}),
-    "class sinusoidal_2d": (ClassLabel(3, dropout=0.1), {"positions": "sinusoidal_2d"}),
-    "class rotary_2d": (ClassLabel(3, dropout=0.1), {"positions": "rotary_2d", **MODERN}),
-    "class zero rotary_2d": (
-        ClassLabel(3, dropout=0.1),
-        {"positions": "rotary_2d", "zero_prefix_rotation": True, "tie_head": True},
-    ),
-    "image": (IMAGE, {}),
-    "image learned both ways": (IMAGE, {"positions": "learned", "bidirectional_prefix": True}),
-    "image sinusoidal_2d": (IMAGE, {"positions": "sinusoidal_2d"}),
-    "image rotary_2d": (IMAGE, {"positions": "rotary_2d", "bidirectional_prefix": True}),
-    "context": (CONTEXT, {}),
-    "context learned": (CONTEXT, {"positions": "learned", **MODERN}),
-    "context rotary_2d": (CONTEXT, {"positions": "rotary_2d"}),
-}
 every = pytest.mark.parametrize("name", KINDS)
-conditional = pytest.mark.parametrize("name", [name for name in KINDS if name != "unconditional"])
-
-
-def build(name: str, seed: int = 0) -> ImageGenerator:
-    torch.manual_seed(seed)
-    conditioning, changes = KINDS[name]
-    transformer = GPT(
-        **conditioning.transformer_config(GRID),
-        codebook_size=8,
-        num_layers=2,
-        num_heads=2,
-        embed_dim=16,
-        dropout=0.2,
-        **changes,
-    )
-    with torch.no_grad():
-        for parameter in transformer.parameters():  # far from uniform, and nothing is a zero
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    condition_tokenizer = CellClasses(5, 2, (6, 4)) if conditioning.takes_images else None
-    return ImageGenerator(
-        None, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
-    ).eval()
-
-
-def condition(name: str, count: int = 3, seed: int = 1, scale: int = 1) -> Tensor | None:
-    generator = torch.Generator().manual_seed(seed)
-    if name == "unconditional":
-        return None
-    if name.startswith("class"):
-        return torch.randint(3, (count,), generator=generator)
-    cells = torch.randint(5, (count, 3 * scale, 2 * scale), generator=generator)
-    return CellClasses(5, 2, (6, 4)).decode(cells)
+conditional = pytest.mark.parametrize(
+    "name", [name for name in KINDS if not name.startswith("unconditional")]
+)
 
 
 def log_likelihood(model: ImageGenerator, tokens: Tensor, asked_for: Tensor | None) -> Tensor:
@@ -154,7 +97,7 @@ def test_a_saved_generator_draws_the_same(name: str, tmp_path: Any) -> None:
 
 @every
 def test_static_steps_equal_growing_ones(name: str) -> None:
-    """`GPT.step`, which is what gets compiled, run without compiling."""
+    """Both equal a pass without a cache; `GPT.step`, which gets compiled, run without compiling."""
     from taming.attention import KeyValueCache
 
     model = build(name)
@@ -162,14 +105,18 @@ def test_static_steps_equal_growing_ones(name: str) -> None:
     tokens = model.sample_tokens(3, condition(name), seed=0)
     prompt = model._prompt(model._encoded(condition(name), GRID), 3)
     num_prefix = prompt.prefix.shape[1]
-    cache = KeyValueCache(2, num_prefix + model.num_tokens)
+    growing, cache = (KeyValueCache(2, num_prefix + model.num_tokens) for _ in range(2))
     with torch.no_grad():
         whole = transformer.token_logits(prompt.prefix, tokens, prompt.context)
-        transformer(prompt.prefix, tokens[:, :4], cache, prompt.context)
+        for each in (growing, cache):
+            transformer(prompt.prefix, tokens[:, :4], each, prompt.context)
         for place in range(5, model.num_tokens):
+            latest = tokens[:, place - 1 : place]
+            logits = transformer(prompt.prefix[:, :0], latest, growing)[:, -1]
+            torch.testing.assert_close(logits, whole[:, place])
             cache.span = num_prefix + place + place % 2  # exactly enough, or one more
             where = torch.tensor([num_prefix + place - 1])
-            logits = transformer.step(tokens[:, place - 1 : place], where, cache)
+            logits = transformer.step(latest, where, cache)
             torch.testing.assert_close(logits, whole[:, place])
 
 
@@ -202,15 +149,25 @@ def test_training_reaches_every_weight(name: str) -> None:
 
 
 @every
-def test_checkpointing_changes_no_gradient(name: str) -> None:
-    gradients = []
+def test_checkpointing_keeps_fewer_activations_and_changes_no_gradient(name: str) -> None:
+    gradients, num_kept = [], []
     for checkpointing in (False, True):
         model = build(name).train()
         model.transformer.checkpointing = checkpointing
         tokens = torch.randint(8, (3, 12), generator=torch.Generator().manual_seed(0))
         torch.manual_seed(3)  # dropout
-        model.logits(tokens, condition(name)).logsumexp(-1).sum().backward()
+        sizes: list[int] = []
+
+        def count(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            logits = model.logits(tokens, condition(name))
+        num_kept.append(sum(sizes))
+        logits.logsumexp(-1).sum().backward()
         gradients.append([p.grad for p in model.transformer.parameters()])
+    assert num_kept[1] < 0.3 * num_kept[0]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.special import chdtri
 from torch import nn
 
 import taming
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.errors import MissingPathError, UserError
-from taming.generation import ImageGenerator, generator
+from taming.generation import ImageGenerator, filter_logits, generator
 from taming.serialization import SavedModel
 from taming.transformer import GPT
 
@@ -86,34 +87,49 @@ def test_without_a_seed_pytorch_global_state_decides() -> None:
     assert not torch.equal(first, second)
 
 
+PAIRS = torch.tensor(list(itertools.product(range(4), repeat=2)))  # all images of two codes of 4
+
+
+def assert_frequencies(logits: torch.Tensor, tokens: torch.Tensor, **options: Any) -> None:
+    """Chi-square test of drawn images `(b 2)` against the logits `(16 2 4)` of all there are."""
+    log_probabilities = filter_logits(logits, **options).log_softmax(-1)
+    chosen = log_probabilities.gather(-1, PAIRS[..., None]).squeeze(-1)  # (16 2)
+    probabilities = chosen.sum(1).exp()
+    torch.testing.assert_close(probabilities.sum(), torch.tensor(1.0))
+    expected = len(tokens) * probabilities
+    counts = torch.bincount(tokens[:, 0] * 4 + tokens[:, 1], minlength=16).float()
+    possible = expected > 0
+    assert (counts[~possible] == 0).all()
+    assert possible.sum() >= 3 and expected[possible].min() > 5
+    chi_square = ((counts - expected)[possible] ** 2 / expected[possible]).sum().item()
+    degrees_of_freedom = int(possible.sum()) - 1
+    assert chi_square < chdtri(degrees_of_freedom, 0.001)  # exceeded once in a thousand
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 2.0}, {"top_k": 2}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.8}]
 )
 def test_frequencies_are_the_probabilities_of_the_model(options: dict[str, Any]) -> None:
     model = make(grid_size=(1, 2), codebook_size=4, conditioning=Unconditional())
-    pairs = torch.tensor(list(itertools.product(range(4), repeat=2)))  # all images there are
     with torch.no_grad():
-        logits = model.logits(pairs)
-    log_probabilities = generator_filter(logits, **options).log_softmax(-1)  # (16 2 4)
-    chosen = log_probabilities.gather(-1, pairs[..., None]).squeeze(-1)
-    expected = chosen.sum(1).exp()
-    torch.testing.assert_close(expected.sum(), torch.tensor(1.0))
-
-    num_images = 6000
-    tokens = model.sample_tokens(num_images, seed=0, batch_size=2000, **options)
-    counts = torch.bincount(tokens[:, 0] * 4 + tokens[:, 1], minlength=16).float()
-    assert (counts[expected == 0] == 0).all()
-    possible = expected > 0
-    difference = counts[possible] - num_images * expected[possible]
-    chi_square = (difference**2 / (num_images * expected[possible])).sum().item()
-    assert possible.sum() >= 3
-    assert chi_square < 37.7  # the 0.1 % point of 15 degrees of freedom
+        logits = model.logits(PAIRS)
+    tokens = model.sample_tokens(6000, seed=0, batch_size=2000, **options)
+    assert_frequencies(logits, tokens, **options)
 
 
-def generator_filter(logits: torch.Tensor, **options: Any) -> torch.Tensor:
-    from taming.generation import filter_logits
-
-    return filter_logits(logits, **options)
+@pytest.mark.parametrize("options", [{"temperature": 4.0}, {"temperature": 4.0, "top_k": 3}])
+def test_frequencies_with_guidance_are_those_of_the_guided_logits(options: dict[str, Any]) -> None:
+    model = make(grid_size=(1, 2), codebook_size=4)
+    nn.init.normal_(model.transformer.prefix_embedding.weight, std=0.1)  # classes that differ
+    tokens = model.sample_tokens(
+        12000, torch.arange(2).repeat(6000), guidance_scale=2.0, seed=0, batch_size=2000, **options
+    )
+    with torch.no_grad():
+        without = model.logits(PAIRS)
+        for label in (0, 1):
+            with_condition = model.logits(PAIRS, torch.full((16,), label))
+            guided = without + 2.0 * (with_condition - without)
+            assert_frequencies(guided, tokens[label::2], **options)
 
 
 def test_greedy_is_the_most_probable_and_needs_no_seed() -> None:

@@ -1,14 +1,24 @@
 import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_training import run_training, token_data, trainer_config, transformer_training
+from tiny_training import (
+    FakeData,
+    run_training,
+    token_data,
+    trainer_config,
+    transformer_training,
+)
+from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, ImageCondition
 from taming.errors import UserError
 from taming.generation import ImageGenerator
+from taming.training import TransformerTraining
 from taming.vqgan import VQGAN
 
 
@@ -119,7 +129,6 @@ def test_conditions_that_are_images(tmp_path: Path, as_context: bool) -> None:
     assert losses[0] == losses[1] and abs(losses[0] - losses[2]) > 1e-6
 
 
-@pytest.mark.compile
 def test_unknown_labels_are_refused_while_they_are_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,17 +142,63 @@ def test_unknown_labels_are_refused_while_they_are_on_the_cpu(
         run_training(tmp_path, transformer_training(), data, trainer_config(max_steps=1))
 
 
-def test_compiled_training_takes_the_same_steps() -> None:
-    gradients = []
+@pytest.mark.compile
+def test_compiled_training_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = CompileCounter()  # stands for the compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    gradients, compilations = [], []
     for compiled in (False, True):
         torch.manual_seed(0)
         module = transformer_training(compile=compiled, ema_decay=None)
         module.manual_backward = lambda loss: loss.backward()  # type: ignore[method-assign]
         module.eval()  # no dropout, which compiled code draws differently
         batch = {"indices": torch.arange(128).reshape(2, 8, 8) % 8, "labels": torch.tensor([0, 1])}
-        module.backward_losses(batch)
+        for _ in range(2):
+            module.backward_losses(batch)
         gradients.append(module.transformer.head.weight.grad)
+        compilations.append(counter.frame_count)
     torch.testing.assert_close(gradients[0], gradients[1])
+    assert compilations == [0, 1]  # the whole transformer at once, and once
+
+
+def memorizing(**changes: Any) -> tuple[TransformerTraining, FakeData]:
+    """A training that learns by heart what makes validation worse."""
+    torch.manual_seed(0)
+    module = transformer_training(num_samples=0, ema_decay=None, patience=2, **changes)
+    data = token_data()
+    data.items.tensors["indices"] = torch.full((10, 8, 8), 3)
+    data.val_items.tensors["indices"] = torch.full((7, 8, 8), 5)
+    return module, data
+
+
+def test_overfitting_reaches_user_and_trackers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, data = memorizing(max_steps=6)
+    _, recorder = run_training(tmp_path, module, data, trainer_config(val_every=1))
+    losses = [value for _, value in recorder.column("val/loss")]
+    assert losses == sorted(losses)  # the first is the best
+    ((text, step),) = recorder.alerts
+    assert step == 3 and text.startswith("overfitting: since step 1 the validation loss has risen")
+    assert f"from {losses[0]:.4f} to {losses[2]:.4f}" in text
+    assert "warning, step 3: overfitting" in caplog.text
+
+
+def test_training_that_gets_better_is_no_overfitting(tmp_path: Path) -> None:
+    module, data = memorizing(max_steps=6)
+    data.val_items.tensors["indices"] = torch.full((7, 8, 8), 3)
+    _, recorder = run_training(tmp_path, module, data, trainer_config(val_every=1))
+    assert recorder.alerts == []
+
+
+def test_overfitting_is_watched_across_a_resume(tmp_path: Path) -> None:
+    run_training(tmp_path, *memorizing(max_steps=2), trainer_config(val_every=1))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    module, data = memorizing(max_steps=6)
+    config = trainer_config(val_every=1)
+    _, recorder = run_training(tmp_path, module, data, config, resume_from=last)
+    ((text, step),) = recorder.alerts
+    assert step == 3 and "since step 1" in text
 
 
 def test_checkpointing_is_a_switch() -> None:

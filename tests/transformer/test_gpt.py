@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from taming.attention import KeyValueCache
 from taming.errors import UserError
 from taming.transformer import GPT
+
+GRID = {"grid_size": [2, 4], "prefix_length": 2}
 
 
 def tiny(**changes: Any) -> GPT:
@@ -94,21 +97,74 @@ def test_the_context_ends_with_a_clear_message() -> None:
         model(prefix[:, :0], tokens[:, 8:], cache)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_initialisation_is_that_of_the_table(positions: str) -> None:
-    model = tiny(positions=positions, embed_dim=128, codebook_size=512)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": "sinusoidal"},
+        {"positions": "learned"},
+        {"norm": "rms_norm", "feed_forward": "swiglu", "positions": "rotary_2d", **GRID},
+        {"num_context_ids": 3, "context_grid_size": [1, 2], "num_layers": 3},
+    ],
+)
+def test_initialisation_is_that_of_the_table(changes: dict[str, Any]) -> None:
+    model = tiny(embed_dim=128, codebook_size=512, **changes)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0)
+    model.init_weights()
     block = model.blocks[0]
-    assert block.attention.query.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    has_context = "num_context_ids" in changes
+    ends = {"attention.output", "feed_forward.contract"}
+    ends |= {"context_attention.output"} if has_context else set()
+    assert ends <= {name for name, _ in block.named_modules()}
+    num_branches = len(ends) * len(model.blocks)  # their sum keeps its scale
+    for name, module in block.named_modules():
+        if isinstance(module, nn.Linear):
+            std = 0.02 / math.sqrt(num_branches) if name in ends else 0.02
+            assert module.weight.std().item() == pytest.approx(std, rel=0.05), name
+            assert (module.bias == 0).all()
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            assert (module.weight == 1).all()
+            assert all((p == 0).all() for name, p in module.named_parameters() if name == "bias")
     assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    for map_ in (block.attention.output, block.feed_forward.contract):
-        assert map_.weight.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.05)
-        assert (map_.bias == 0).all()
     assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    added = model.positions(torch.zeros(1, 10, 128), torch.arange(10))  # neither drowns the other
-    assert 0.015 < added.std().item() < 0.06
+    if changes.get("positions") in ("sinusoidal", "learned"):
+        added = model.positions(torch.zeros(1, 10, 128), torch.arange(10))
+        assert 0.015 < added.std().item() < 0.06  # neither drowns the other
     prefix, tokens = inputs()
-    loss = F.cross_entropy(model.token_logits(prefix, tokens).flatten(0, 1), tokens.flatten())
+    context = torch.tensor([[0, 1], [2, 0]]) if has_context else None
+    logits = model.token_logits(prefix, tokens, context)
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     assert loss.item() == pytest.approx(math.log(512), rel=0.03)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "embedding_dropout"])
+def test_each_dropout_is_of_training_alone(kind: str) -> None:
+    model, plain = tiny(**{kind: 0.3}), tiny().eval()
+    model.load_state_dict(plain.state_dict())
+    prefix, tokens = inputs()
+    expected = plain(prefix, tokens)
+    first, second = model(prefix, tokens), model(prefix, tokens)
+    assert not torch.equal(first, second) and not torch.equal(first, expected)
+    model.eval()
+    assert torch.equal(model(prefix, tokens), expected)
+
+
+@pytest.mark.parametrize("branch", ["attention", "context_attention", "feed_forward"])
+def test_dropout_is_on_every_branch(branch: str) -> None:
+    """A branch that alone is not 0 differs from call to call."""
+    model = tiny(dropout=0.3, num_context_ids=3, context_grid_size=[1, 2], num_layers=1)
+    block = model.blocks[0]
+    ends = {
+        "attention": block.attention.output,
+        "context_attention": block.context_attention.output,
+        "feed_forward": block.feed_forward.contract,
+    }
+    for name, end in ends.items():
+        if name != branch:
+            nn.init.zeros_(end.weight)
+    prefix, tokens = inputs()
+    outputs = [model(prefix, tokens, context=torch.zeros(2, 2).long()) for _ in range(2)]
+    assert not torch.equal(*outputs)
 
 
 def test_tied_head_is_the_token_embedding() -> None:

@@ -1,0 +1,77 @@
+"""A tiny generator of every kind of transformer and condition, for the tests beside this file."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taming.conditioning import (
+    CellClasses,
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Unconditional,
+)
+from taming.generation import ImageGenerator
+from taming.transformer import GPT
+
+GRID = (3, 4)
+MODERN = {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True}
+IMAGE = ImageCondition(5, (3, 2), dropout=0.1)
+CONTEXT = ImageCondition(5, (3, 2), dropout=0.1, as_context=True)
+KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
+    "unconditional": (Unconditional(), {}),
+    "unconditional sinusoidal_2d": (Unconditional(), {"positions": "sinusoidal_2d"}),
+    "unconditional rotary_2d": (Unconditional(), {"positions": "rotary_2d"}),
+    "class": (ClassLabel(3, dropout=0.1), {}),
+    "class learned": (ClassLabel(3, dropout=0.1), {"positions": "learned"}),
+    "class sinusoidal_2d": (ClassLabel(3, dropout=0.1), {"positions": "sinusoidal_2d"}),
+    "class rotary_2d": (ClassLabel(3, dropout=0.1), {"positions": "rotary_2d", **MODERN}),
+    "class zero rotary_2d": (
+        ClassLabel(3, dropout=0.1),
+        {"positions": "rotary_2d", "zero_prefix_rotation": True, "tie_head": True},
+    ),
+    "image": (IMAGE, {}),
+    "image learned both ways": (IMAGE, {"positions": "learned", "bidirectional_prefix": True}),
+    "image sinusoidal_2d": (IMAGE, {"positions": "sinusoidal_2d"}),
+    "image sinusoidal_2d both ways": (
+        IMAGE,
+        {"positions": "sinusoidal_2d", "bidirectional_prefix": True},
+    ),
+    "image rotary_2d": (IMAGE, {"positions": "rotary_2d", "bidirectional_prefix": True}),
+    "context": (CONTEXT, {}),
+    "context learned": (CONTEXT, {"positions": "learned", **MODERN}),
+    "context sinusoidal_2d": (CONTEXT, {"positions": "sinusoidal_2d"}),
+    "context rotary_2d": (CONTEXT, {"positions": "rotary_2d"}),
+}
+
+
+def build(name: str, seed: int = 0) -> ImageGenerator:
+    torch.manual_seed(seed)
+    conditioning, changes = KINDS[name]
+    transformer = GPT(
+        **conditioning.transformer_config(GRID),
+        codebook_size=8,
+        num_layers=2,
+        num_heads=2,
+        embed_dim=16,
+        dropout=0.2,
+        **changes,
+    )
+    with torch.no_grad():
+        for parameter in transformer.parameters():  # far from uniform, and nothing is a zero
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    condition_tokenizer = CellClasses(5, 2, (6, 4)) if conditioning.takes_images else None
+    return ImageGenerator(
+        None, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
+    ).eval()
+
+
+def condition(name: str, count: int = 3, seed: int = 1, scale: int = 1) -> Tensor | None:
+    generator = torch.Generator().manual_seed(seed)
+    if name.startswith("unconditional"):
+        return None
+    if name.startswith("class"):
+        return torch.randint(3, (count,), generator=generator)
+    cells = torch.randint(5, (count, 3 * scale, 2 * scale), generator=generator)
+    return CellClasses(5, 2, (6, 4)).decode(cells)

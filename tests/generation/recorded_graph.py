@@ -1,0 +1,75 @@
+"""A pretended CUDA graph: the operations on the CPU, recorded and replayed in the same memory.
+
+As on a GPU no Python runs in a replay: a number or a tensor that was there when it was recorded
+stays, whatever the program has instead by then.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from taming.generation.compiled import CompiledSteps, _Graph
+
+
+class RecordedGraph(TorchDispatchMode):
+    """Stands for `torch.cuda.CUDAGraph`; it records while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.num_replays = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor | tuple):
+            self.calls.append((func, args, kwargs, result))
+        return result
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        for func, args, kwargs, result in self.calls:
+            new = func(*args, **kwargs)
+            for there, value in zip(tree_leaves(result), tree_leaves(new), strict=True):
+                if there.data_ptr() != value.data_ptr():  # no view, and not in place
+                    there.copy_(value)
+
+
+def record_graphs(patch: pytest.MonkeyPatch) -> list[RecordedGraph]:
+    """Lets compiled steps go through graphs on the CPU, not compiled; returns the graphs."""
+    graphs: list[RecordedGraph] = []
+    run = CompiledSteps._run
+
+    def graph() -> RecordedGraph:
+        graphs.append(RecordedGraph())
+        return graphs[-1]
+
+    def through_graph(
+        self: CompiledSteps, latest: torch.Tensor, place: torch.Tensor
+    ) -> torch.Tensor:
+        span = self.cache.span
+        if span not in self._graphs:  # as `step` does it on a GPU
+            self._graphs[span] = _Graph(lambda *inputs: run(self, *inputs), latest, place)
+        return self._graphs[span](latest, place)
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    patch.setattr(CompiledSteps, "_run", through_graph)
+    patch.setattr(torch, "compile", lambda function, **settings: function)
+    patch.setattr(torch.cuda, "Stream", lambda device: stream)
+    patch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    patch.setattr(torch.cuda, "CUDAGraph", graph)
+    patch.setattr(torch.cuda, "graph", lambda graph, **settings: graph)
+    return graphs
