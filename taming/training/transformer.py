@@ -183,7 +183,7 @@ class TransformerTraining(TrainingModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lets the overfitting watch go on."""
         super().on_load_checkpoint(checkpoint)
-        self.overfitting = OverfittingWatch(**checkpoint["overfitting"])
+        self.overfitting.load_state_dict(checkpoint["overfitting"])
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
