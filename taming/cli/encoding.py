@@ -171,6 +171,14 @@ def encode(
     """Training and validation images, and their conditions, as tokens: cached, or encoded now."""
     if isinstance(images, PairedDataModule) and condition_tokenizer is None:
         images = images.images_alone()
+    train_views = config.tokens.num_views
+    if train_views > 1 and not images.transform.augments:
+        log.warning(
+            "note: nothing of the data is augmented (crop, horizontal_flip, random_shift): one "
+            "view of each image is encoded, not tokens.num_views=%d alike.",
+            train_views,
+        )
+        train_views = 1
     train, val = (
         encode_dataset(
             tokenizer,
@@ -184,7 +192,7 @@ def encode(
             condition_tokenizer=condition_tokenizer,
         )
         for name, dataset, num_views in (
-            ("training images", images.train_dataset, config.tokens.num_views),
+            ("training images", images.train_dataset, train_views),
             ("validation images", images.val_dataset, 1),
         )
     )
