@@ -268,7 +268,7 @@ def test_conditions_that_do_not_fit(pairs: Path, tmp_path: Path) -> None:
 
     fails("are label maps of 5 .* takes label maps of 4 ", dataset(pairs), CellClasses(4, 8, 16))
     fails("label maps of 5 .* takes pictures of 3 channels", dataset(pairs), tokenizer())
-    pictures = dataset(pairs, condition="image", condition_folder="image")
+    pictures = dataset(pairs, condition="image", condition_folder="image", num_classes=None)
     of_three = tokenizer(label_maps=True)
     fails("are pictures of 3 channels, .* takes label maps of 3 classes", pictures, of_three)
     fails("does not divide", dataset(pairs), CellClasses(5, 5, 15))
