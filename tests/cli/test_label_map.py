@@ -9,7 +9,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
-from tiny_commands import TINY_VQGAN, Run, fails
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails
 
 from taming.cli.app import build, config_directory
 from taming.vqgan import VQGAN
@@ -108,9 +108,9 @@ def test_tokenizers_of_the_other_kind(run: Run, label_maps: Path, of_maps: bool)
     data = "image_folder" if of_maps else "label_maps"
     kinds = ("label maps", "pictures") if of_maps else ("pictures", "label maps")
     for more in ([], ["data.channels=3"], ["data.channels=4"]):
-        for command in ("train_transformer", "encode_dataset"):
+        for command, tiny in (("train_transformer", TINY_TRANSFORMER), ("encode_dataset", ())):
             outcome = run(
-                command, "vqgan=tokenizer", f"data={data}", f"data.path={label_maps}", *more
+                command, "vqgan=tokenizer", f"data={data}", f"data.path={label_maps}", *tiny, *more
             )
             fails(outcome, "trained on {}, and the data are {}".format(*kinds))
 
