@@ -25,6 +25,9 @@ __all__ = [
 
 log = logging.getLogger("taming")
 
+LABEL_MAPS = "taming.data.sets.label_maps"  # the data of which the images are label maps
+KINDS = "pictures", "label maps"
+
 ENCODING_TYPES = {
     "data.resolution": int | Sequence[int] | None,  # None: the tokenizer's
     "data.channels": int | None,
@@ -39,8 +42,16 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
     """Fills in the tokenizer's resolution and channels where `config.data` leaves them open.
 
     Raises:
-        UserError: if the data's channels are not the tokenizer's.
+        UserError: if the data's channels are not the tokenizer's, or one of them is of label maps
+            and the other of pictures.
     """
+    of_label_maps = config.data._target_ == LABEL_MAPS
+    if of_label_maps != tokenizer.label_maps:
+        raise UserError(
+            f"the tokenizer was trained on {KINDS[tokenizer.label_maps]}, and the data are "
+            f"{KINDS[of_label_maps]}: give a tokenizer of {KINDS[of_label_maps]}, or other data "
+            "(data=label_maps, with data.subfolder, are label maps; all others are pictures)."
+        )
     if config.data.resolution is None:
         height, width = tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
@@ -128,12 +139,11 @@ def build_condition_tokenizer(
     channels, resolution = images.condition_channels, images.condition_resolution
     if config.condition_tokenizer is not None:
         chosen = VQGAN.from_pretrained(config.condition_tokenizer)
-        kinds = "label maps", "pictures"
         if chosen.label_maps != images.conditions_are_label_maps:
             raise UserError(
                 f"condition_tokenizer={config.condition_tokenizer} is of "
-                f"{kinds[not chosen.label_maps]}, and the conditions of the data are "
-                f"{kinds[chosen.label_maps]}: give one trained on such conditions."
+                f"{KINDS[chosen.label_maps]}, and the conditions of the data are "
+                f"{KINDS[images.conditions_are_label_maps]}: give one trained on such conditions."
             )
         if chosen.image_channels != channels:
             raise UserError(
@@ -161,6 +171,14 @@ def encode(
     """Training and validation images, and their conditions, as tokens: cached, or encoded now."""
     if isinstance(images, PairedDataModule) and condition_tokenizer is None:
         images = images.images_alone()
+    train_views = config.tokens.num_views
+    if train_views > 1 and not images.transform.augments:
+        log.warning(
+            "note: nothing of the data is augmented (crop, horizontal_flip, random_shift): one "
+            "view of each image is encoded, not tokens.num_views=%d alike.",
+            train_views,
+        )
+        train_views = 1
     train, val = (
         encode_dataset(
             tokenizer,
@@ -174,7 +192,7 @@ def encode(
             condition_tokenizer=condition_tokenizer,
         )
         for name, dataset, num_views in (
-            ("training images", images.train_dataset, config.tokens.num_views),
+            ("training images", images.train_dataset, train_views),
             ("validation images", images.val_dataset, 1),
         )
     )

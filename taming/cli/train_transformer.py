@@ -60,7 +60,9 @@ def main(config: DictConfig) -> int:
     images, condition_tokenizer = open_images(config, tokenizer, saved)
     grid_size = tokenizer.grid_size_for(images.resolution)
     conditioning = build_conditioning(config, images, condition_tokenizer)
-    if saved is not None and not _same(saved.config["conditioning"], conditioning.config()):
+    if saved is None:
+        check_prefix(config, conditioning)
+    elif not _same(saved.config["conditioning"], conditioning.config()):
         raise UserError(
             f"the classes or conditions of the images are no longer those that the run in "
             f"{config.resume} was begun with: resume it with the same data, or start a new run."
@@ -138,6 +140,16 @@ def _check_kind(config: DictConfig, kind: str) -> None:
             f"condition_dropout={config.condition_dropout} leaves out the condition some of the "
             "time, and here is none: set condition_dropout=0, or give images with classes or "
             "condition images."
+        )
+
+
+def check_prefix(config: DictConfig, conditioning: Conditioning) -> None:
+    """Raises a `UserError` for a setting of several ids in front where there is but one."""
+    if config.model.get("bidirectional_prefix") and conditioning.prefix_length < 2:
+        raise UserError(
+            "model.bidirectional_prefix=true is for condition images in front, whose tokens see "
+            "each other, and here a single token is in front: set "
+            "model.bidirectional_prefix=false, or give data=paired with condition_as=prefix."
         )
 
 

@@ -4,13 +4,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from taming.data.tokens import LABELS_FILE, META_FILE, CacheDescription
+from taming.data.tokens import LABELS, META_FILE, CacheDescription
 
 __all__ = ["TokenWriter"]
 
@@ -29,7 +29,7 @@ class TokenWriter:
     Args:
         directory: where the unfinished cache is; made if need be. No other process may use it.
         description: what it is a cache of.
-        labels: the class of each image; None without classes.
+        with_labels: whether the images have classes.
 
     Attributes:
         done: number of items written.
@@ -39,17 +39,22 @@ class TokenWriter:
     """
 
     def __init__(
-        self, directory: Path, description: CacheDescription, labels: Sequence[int] | None
+        self, directory: Path, description: CacheDescription, *, with_labels: bool
     ) -> None:
         self.directory = directory
         self.description = description
         self.total = description.num_images * description.num_views
+        self._files: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            name: (grid.dtype, description.shape(name)) for name, grid in description.grids.items()
+        }
+        if with_labels:
+            self._files[LABELS] = np.dtype(np.int64), (description.num_images,)
         try:
             self.done, self._arrays = self._begun()
         except (OSError, ValueError, EOFError, KeyError, TypeError):  # none, or none of any use
             shutil.rmtree(directory, ignore_errors=True)
             try:
-                self.done, self._arrays = 0, self._new(labels)
+                self.done, self._arrays = 0, self._new()
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
@@ -65,14 +70,20 @@ class TokenWriter:
                 for item in range(start, min(start + batch_size, self.total))
             ]
 
-    def write(self, codes: Mapping[str, np.ndarray]) -> None:
-        """Writes the next items: integers `(b h w)` by name, as in `CacheDescription.grids`."""
+    def write(self, codes: Mapping[str, np.ndarray], labels: np.ndarray | None = None) -> None:
+        """Writes the next items: integers `(b h w)` by name, as in `CacheDescription.grids`.
+
+        `labels` `(b,)` are their classes, of an image the same in all views.
+        """
         count = len(codes["indices"])
         views, images = np.divmod(
             np.arange(self.done, self.done + count), self.description.num_images
         )
         for name, array in self._arrays.items():
-            array[images, views] = codes[name]
+            if name == LABELS:
+                array[images] = labels
+            else:
+                array[images, views] = codes[name]
         self.done += count
 
     def record(self) -> None:
@@ -100,23 +111,19 @@ class TokenWriter:
         if progress != self.description.plain() or not 0 <= done <= self.total:
             raise ValueError
         arrays = {}
-        for name, grid in self.description.grids.items():
+        for name, file in self._files.items():
             array = np.lib.format.open_memmap(self._path(name), "r+")
-            if array.shape != self.description.shape(name) or array.dtype != grid.dtype:
+            if (array.dtype, array.shape) != file:
                 raise ValueError
             arrays[name] = array
         return done, arrays
 
-    def _new(self, labels: Sequence[int] | None) -> dict[str, np.memmap[Any, Any]]:
+    def _new(self) -> dict[str, np.memmap[Any, Any]]:
         self.directory.mkdir(parents=True)
-        if labels is not None:
-            np.save(self.directory / LABELS_FILE, np.asarray(labels, dtype=np.int64))
         arrays = {}
-        for name, grid in self.description.grids.items():
+        for name, (dtype, shape) in self._files.items():
             path = self._path(name)
-            arrays[name] = np.lib.format.open_memmap(
-                path, "w+", dtype=grid.dtype, shape=self.description.shape(name)
-            )
+            arrays[name] = np.lib.format.open_memmap(path, "w+", dtype=dtype, shape=shape)
             if hasattr(os, "posix_fallocate"):  # a full disk: an OSError now, not a bus error later
                 with path.open("r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

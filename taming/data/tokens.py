@@ -14,7 +14,7 @@ from taming.errors import UserError
 
 __all__ = ["CacheDescription", "TokenDataModule", "TokenDataset", "TokenGrid"]
 
-META_FILE, LABELS_FILE = "meta.json", "labels.npy"
+META_FILE, LABELS = "meta.json", "labels"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
             self.arrays = {
                 name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in expected.grids
             }
-            labels_file = directory / LABELS_FILE
+            labels_file = directory / f"{LABELS}.npy"
             self.labels = np.load(labels_file) if labels_file.exists() else None
         except (OSError, ValueError, EOFError) as error:
             raise UserError(

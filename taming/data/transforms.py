@@ -203,6 +203,11 @@ class ImageTransform:
         )
         return self.resize in ("shorter_side", "stretch") and too_small
 
+    @property
+    def augments(self) -> bool:
+        """Whether anything is drawn in training: if not, each image has one view only."""
+        return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
+
     def kind(self, channels: int) -> str:
         """What images of so many channels are, for people; a `UserError` if there are none."""
         if channels not in (1, 3):

@@ -169,6 +169,13 @@ class OverfittingWatch:
     train_at_best: float = math.inf
     since_best: int = 0
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there, with its own patience."""
+        self.best, self.best_step = state["best"], state["best_step"]
+        self.train_at_best, self.since_best = state["train_at_best"], state["since_best"]
+        if self.since_best < state["patience"]:  # it has not spoken yet: less patience may be over
+            self.since_best = min(self.since_best, self.patience - 1)
+
     def update(self, step: int, train_loss: float, val_loss: float) -> str | None:
         """Takes a validation's two losses; returns the warning when it is time for it."""
         if val_loss < self.best:

@@ -154,12 +154,18 @@ class TrainingModule(L.LightningModule):
             self._sums[name] = self._sums.get(name, 0.0) + value.detach().float()
             self._num_summed[name] = self._num_summed.get(name, 0) + 1
 
+    def recent(self, name: str) -> float:
+        """The mean of a training number since its last report, else that report; NaN before any.
+
+        It waits for the GPU.
+        """
+        if name in self._sums:
+            return float(self._sums[name]) / self._num_summed[name]
+        return self.latest.get(f"train/{name}", math.nan)
+
     def _log_training(self) -> None:
         """Reports the mean of each number since the last report (this rank's)."""
-        means = {
-            f"train/{name}": float(total) / self._num_summed[name]
-            for name, total in self._sums.items()
-        }
+        means = {f"train/{name}": self.recent(name) for name in self._sums}
         self._sums, self._num_summed = {}, {}
         self.require_finite([name for name, mean in means.items() if not math.isfinite(mean)])
         means |= {f"train/{name}": value for name, value in self.training_metrics().items()}

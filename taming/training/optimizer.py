@@ -49,19 +49,25 @@ class OptimizerConfig:
             )
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """The optimizer of these parameters, with and without weight decay in two groups."""
+        """The optimizer of these parameters, with and without weight decay in two groups.
+
+        It keeps these settings when it loads the state of one that had others: of a resumed run
+        they can be changed.
+        """
         trained = [p for p in parameters if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        return torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             groups,
             lr=self.learning_rate,
             betas=(self.betas[0], self.betas[1]),
             fused=self.fused,
         )
+        optimizer.register_load_state_dict_pre_hook(_with_own_settings)
+        return optimizer
 
     def learning_rate_at(self, step: int, max_steps: int) -> float:
         """The learning rate of the update after `step` finished ones, of `max_steps` in all."""
@@ -72,3 +78,12 @@ class OptimizerConfig:
         progress = min(1.0, (step - self.warmup_steps) / max(1, max_steps - self.warmup_steps))
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * cosine)
+
+
+def _with_own_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The state to load, with what `OptimizerConfig` sets as in the optimizer that loads it."""
+    groups = [
+        {**saved, **{name: own[name] for name in ("betas", "weight_decay", "fused")}}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**state, "param_groups": groups}

@@ -1,6 +1,5 @@
 """Stage 2: training a GPT on the tokenizer's codes (Esser et al. 2021, §3.2)."""
 
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -183,7 +182,7 @@ class TransformerTraining(TrainingModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lets the overfitting watch go on."""
         super().on_load_checkpoint(checkpoint)
-        self.overfitting = OverfittingWatch(**checkpoint["overfitting"])
+        self.overfitting.load_state_dict(checkpoint["overfitting"])
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
@@ -202,13 +201,13 @@ class TransformerTraining(TrainingModule):
         """Reports nats, bits and perplexity over all tokens of all ranks, and draws samples."""
         found = {name: value.item() for name, value in self.likelihood.compute().items()}
         nats = found["nats_per_token"]
-        train_loss = self.latest.get("train/loss", math.inf)
+        train_loss = self.recent("loss")
         self.report(
             {
                 "val/loss": nats,
                 "val/bits_per_token": found["bits_per_token"],
                 "val/perplexity": found["perplexity"],
-                "val/gap": nats - train_loss if math.isfinite(train_loss) else math.nan,
+                "val/gap": nats - train_loss,
             }
         )
         warning = self.overfitting.update(self.step, train_loss, nats)

@@ -90,7 +90,9 @@ def encode_dataset(
             with exclusive(cache_dir / f"{digest}.lock", f"the tokens of the {name}"):
                 if not directory.exists():
                     writer = TokenWriter(
-                        cache_dir / f"{digest}.unfinished", description, _labels(dataset)
+                        cache_dir / f"{digest}.unfinished",
+                        description,
+                        with_labels=dataset.label(0) is not None,
                     )
                     tokenizers: dict[str, VQGAN | CellClasses] = {"indices": tokenizer}
                     if condition_tokenizer is not None:
@@ -142,7 +144,9 @@ def _encode(
                     key: tokenizer.encode(batch[ENCODED[key]].to(device)).cpu().numpy()
                     for key, tokenizer in tokenizers.items()
                 }
-                writer.write(codes)
+                # a broken image's stand-in may be of another class, and is encoded as what it is
+                labels = batch.get("labels")
+                writer.write(codes, None if labels is None else labels.numpy())
                 bar.update(len(batch["images"]))
                 if time.monotonic() - recorded > RECORD_SECONDS:
                     writer.record()
@@ -157,11 +161,6 @@ def _grid(tokenizer: VQGAN | CellClasses, resolution: tuple[int, int]) -> TokenG
         grid_size=tokenizer.grid_size_for(resolution),
         codebook_size=tokenizer.codebook_size,
     )
-
-
-def _labels(dataset: ImageDataset) -> list[int] | None:
-    labels = [dataset.label(index) for index in range(len(dataset))]
-    return [label for label in labels if label is not None] or None
 
 
 def _check_conditions(dataset: ImageDataset, tokenizer: VQGAN | CellClasses) -> tuple[int, int]:

@@ -129,7 +129,9 @@ def test_label_maps_by_a_tokenizer_of_their_own(
 
 
 def test_pictures_by_a_tokenizer_of_their_own(run: Run, pairs: Path, tokenizer: str) -> None:
-    depths = data(pairs, "data.condition=image", "data.condition_folder=depth")
+    depths = data(
+        pairs, "data.condition=image", "data.condition_folder=depth", "data.num_classes=null"
+    )
     refused = run("train_transformer", tokenizer, *depths, *TINY_TRANSFORMER, "run_dir=x")
     assert refused.status != 0
     assert "need a condition_tokenizer" in refused.err
@@ -145,6 +147,14 @@ def test_what_does_not_fit_is_said_before_any_work(
 ) -> None:
     for overrides, message in (
         ([*data(pairs), "condition_tokenizer=tokenizer"], "is of pictures, and the conditions"),
+        (
+            [*folder_overrides, "model.bidirectional_prefix=true"],
+            "bidirectional_prefix=true is for condition images in front",
+        ),
+        (
+            [*data(pairs), "condition_as=context", "model.bidirectional_prefix=true"],
+            "bidirectional_prefix=true is for condition images in front",
+        ),
         ([*data(pairs), "condition_cell=5"], "does not divide by the cell size 5"),
         ([*data(pairs), "condition_as=suffix"], "condition_as is prefix or context"),
         ([*folder_overrides, "conditioning=image"], "needs images with condition images"),

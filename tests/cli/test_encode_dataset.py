@@ -63,6 +63,20 @@ def test_the_validation_images_do_not_depend_on_the_seed(
         assert len(list(Path("outputs/tokens").iterdir())) == num_caches
 
 
+def test_without_augmentation_there_is_one_view(
+    run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]
+) -> None:
+    overrides = [f"vqgan={vqgan_run}", *folder_overrides, "data.num_workers=0", "data.crop=center"]
+    for flip, views, noted in (("true", " in 2 views", False), ("false", "", True)):
+        outcome = run(
+            "encode_dataset", *overrides, f"data.horizontal_flip={flip}", "tokens.num_views=2",
+            "device=cpu",
+        )  # fmt: skip
+        assert outcome.status == 0, outcome.err
+        assert f"12 images{views}, 2×2 codes each" in outcome.out
+        assert ("one view of each image is encoded, not tokens.num_views=2" in outcome.err) is noted
+
+
 def test_mistakes_are_one_line(run: Run, vqgan_run: Path) -> None:
     tokenizer = f"vqgan={vqgan_run}"
     for overrides, parts in (

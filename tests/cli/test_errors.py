@@ -204,6 +204,15 @@ def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
         fails(run("train_vqgan", f"resume={vqgan_run}", override), override, "resume=")
 
 
+@pytest.mark.parametrize("override", ["condition_tokenizer=x", "condition_cell=4",
+    "condition_dropout=0.1", "condition_as=context"])  # fmt: skip
+def test_conditions_cannot_change_on_resume(run: Run, transformer_run: Path, override: str) -> None:
+    config = (transformer_run / "config.yaml").read_bytes()
+    outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3", override)
+    fails(outcome, f"its own configuration: {override} cannot be combined")
+    assert (transformer_run / "config.yaml").read_bytes() == config
+
+
 def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: Path) -> None:
     (images / "cats").rename(images / "lions")
     outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3")

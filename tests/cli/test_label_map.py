@@ -9,7 +9,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
-from tiny_commands import TINY_VQGAN, Run
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails
 
 from taming.cli.app import build, config_directory
 from taming.vqgan import VQGAN
@@ -90,6 +90,29 @@ def test_mistakes_are_one_line(run: Run, label_maps: Path) -> None:
         outcome = run("train_vqgan", *overrides(label_maps), *more, "run_dir=run")
         assert outcome.status != 0
         assert message in outcome.err
+
+
+@pytest.mark.parametrize("of_maps", [True, False])
+def test_tokenizers_of_the_other_kind(run: Run, label_maps: Path, of_maps: bool) -> None:
+    """Three classes are not three channels."""
+    VQGAN(
+        quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 4},
+        resolution=16,
+        base_channels=8,
+        channel_multipliers=[1, 1],
+        num_residual_blocks=1,
+        attention_resolutions=[],
+        latent_channels=8,
+        label_maps=of_maps,
+    ).save_pretrained("tokenizer")
+    data = "image_folder" if of_maps else "label_maps"
+    kinds = ("label maps", "pictures") if of_maps else ("pictures", "label maps")
+    for more in ([], ["data.channels=3"], ["data.channels=4"]):
+        for command, tiny in (("train_transformer", TINY_TRANSFORMER), ("encode_dataset", ())):
+            outcome = run(
+                command, "vqgan=tokenizer", f"data={data}", f"data.path={label_maps}", *tiny, *more
+            )
+            fails(outcome, "trained on {}, and the data are {}".format(*kinds))
 
 
 def test_stage_1_on_paired_data(run: Run, label_maps: Path, tmp_path: Path) -> None:

@@ -97,7 +97,12 @@ def test_crop_and_flip_are_the_same_at_other_sizes(tmp_path: Path, scale: int) -
 @pytest.mark.parametrize(("channels", "kind"), [(1, "grey"), (3, "RGB")])
 def test_pictures_as_conditions(pairs: Path, channels: int, kind: str) -> None:
     data = module(
-        pairs, condition="image", condition_folder="image", condition_channels=channels, channels=1
+        pairs,
+        condition="image",
+        condition_folder="image",
+        condition_channels=channels,
+        channels=1,
+        num_classes=None,
     )
     assert f"grey from {kind}" in data.summary()
     assert not data.conditions_are_label_maps
@@ -108,7 +113,11 @@ def test_pictures_as_conditions(pairs: Path, channels: int, kind: str) -> None:
 
 
 def test_an_image_from_itself_at_a_low_resolution(pairs: Path) -> None:
-    settings: dict[str, Any] = {"condition": "image", "condition_folder": "image"}
+    settings: dict[str, Any] = {
+        "condition": "image",
+        "condition_folder": "image",
+        "num_classes": None,
+    }
     data = module(pairs, **settings, condition_resolution=(3, 4))
     batch = next(iter(data.train_dataloader()))
     small = torch.nn.functional.interpolate(batch["images"], (3, 4), mode="area")
@@ -231,7 +240,27 @@ def test_shapes_that_differ(pairs: Path) -> None:
         ({"condition": "depth"}, "condition is 'depth': choose label_map or image"),
         ({"num_classes": None}, r"num_classes must be given .*data\.condition=image"),
         ({"num_classes": 1}, r"data\.num_classes is 1"),
-        ({"condition": "image", "condition_channels": 2}, "condition_channels is 2"),
+        (
+            {"condition": "image", "num_classes": None, "condition_channels": 2},
+            "condition_channels is 2",
+        ),
+        ({"condition": "image"}, r"data\.num_classes=5 is for data\.condition=label_map only"),
+        (
+            {"condition": "image", "num_classes": None, "unlabelled": 11},
+            r"data\.unlabelled=11 is for data\.condition=label_map only",
+        ),
+        (
+            {"condition": "image", "num_classes": None, "unlabelled_class": 0},
+            r"data\.unlabelled_class=0 is for .* or set data\.unlabelled_class=null",
+        ),
+        (
+            {"condition": "image", "num_classes": None, "palette": [[0, 0, 0]]},
+            r"data\.palette=\[\[0, 0, 0\]\] is for data\.condition=label_map only",
+        ),
+        (
+            {"condition_channels": 1},
+            r"data\.condition_channels=1 is for data\.condition=image only: .*=3 where",
+        ),
         ({"condition_resolution": 16}, r"condition_resolution is 16x16 and data\.resolution 12x16"),
         ({"palette": [[0, 0, 0]] * 4}, "4 colours for 5 classes"),
         ({"palette": [[0, 0, 256]] * 5}, r"data\.palette is \[0, 0, 256\]"),

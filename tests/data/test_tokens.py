@@ -26,9 +26,15 @@ def codes(first: int, count: int) -> dict[str, np.ndarray]:
 
 
 def made(directory: Path, description: CacheDescription, labels: Any = None) -> TokenDataset:
-    writer = TokenWriter(directory.with_suffix(".unfinished"), description, labels)
+    writer = TokenWriter(
+        directory.with_suffix(".unfinished"), description, with_labels=labels is not None
+    )
     for first in range(0, 12, 5):
-        writer.write(codes(first, min(5, 12 - first)))
+        count = min(5, 12 - first)
+        classes = (
+            None if labels is None else np.take(labels, range(first, first + count), mode="wrap")
+        )
+        writer.write(codes(first, count), classes)
     writer.finish(directory)
     return TokenDataset(directory, description)
 
@@ -117,7 +123,7 @@ def test_a_damaged_cache(tmp_path: Path) -> None:
 
 
 def test_the_order_of_items_is_view_after_view(tmp_path: Path) -> None:
-    writer = TokenWriter(tmp_path / "a", PLAIN, None)
+    writer = TokenWriter(tmp_path / "a", PLAIN, with_labels=False)
     whole = [0, 1, 2, 3, *((n % 4, n) for n in range(4, 12))]
     assert [*writer.remaining(5)] == [whole[:5], whole[5:10], whole[10:]]
     writer.write(codes(0, 5))
@@ -128,13 +134,13 @@ def test_the_order_of_items_is_view_after_view(tmp_path: Path) -> None:
 
 
 def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
-    begun = TokenWriter(tmp_path / "a", PAIRED, [1, 0, 1, 2])
-    begun.write(codes(0, 5))
+    begun = TokenWriter(tmp_path / "a", PAIRED, with_labels=True)
+    begun.write(codes(0, 5), np.array([1, 0, 1, 2, 1]))
     begun.record()
-    begun.write(codes(100, 3))  # is not recorded: to be done again
-    writer = TokenWriter(tmp_path / "a", PAIRED, [1, 0, 1, 2])
+    begun.write(codes(100, 3), np.array([9, 9, 9]))  # is not recorded: to be done again
+    writer = TokenWriter(tmp_path / "a", PAIRED, with_labels=True)
     assert writer.done == 5
-    writer.write(codes(5, 7))
+    writer.write(codes(5, 7), np.array([0, 1, 2, 1, 0, 1, 2]))
     writer.finish(tmp_path / "done")
     whole = made(tmp_path / "whole", PAIRED, [1, 0, 1, 2])
     for name in ("indices", "condition_indices", "labels"):
@@ -144,7 +150,7 @@ def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
 
 
 def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = TokenWriter(tmp_path / "a", PLAIN, None)
+    writer = TokenWriter(tmp_path / "a", PLAIN, with_labels=False)
     writer.write(codes(0, 12))
 
     def killed(self: Path, target: Path) -> None:
@@ -154,7 +160,7 @@ def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
             writer.finish(tmp_path / "done")
-    writer = TokenWriter(tmp_path / "a", PLAIN, None)
+    writer = TokenWriter(tmp_path / "a", PLAIN, with_labels=False)
     assert [*writer.remaining(4)] == []
     writer.finish(tmp_path / "done")
     assert TokenDataset(tmp_path / "done", PLAIN)[3]["indices"].unique().tolist() == [30]
@@ -162,7 +168,7 @@ def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("damage", ["record", "too_many", "file", "shape", "none", "description"])
 def test_what_cannot_be_gone_on_with_begins_anew(tmp_path: Path, damage: str) -> None:
-    begun = TokenWriter(tmp_path / "a", PAIRED, None)
+    begun = TokenWriter(tmp_path / "a", PAIRED, with_labels=False)
     begun.write(codes(0, 5))
     begun.record()
     record, file = tmp_path / "a" / "progress.json", tmp_path / "a" / "condition_indices.npy"
@@ -177,6 +183,6 @@ def test_what_cannot_be_gone_on_with_begins_anew(tmp_path: Path, damage: str) ->
     elif damage == "none":
         record.unlink()
     changes: dict[str, Any] = {"seed": 9} if damage == "description" else {}
-    writer = TokenWriter(tmp_path / "a", dataclasses.replace(PAIRED, **changes), None)
+    writer = TokenWriter(tmp_path / "a", dataclasses.replace(PAIRED, **changes), with_labels=False)
     assert writer.done == 0
     assert not record.exists()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -137,6 +139,25 @@ def test_shift_moves_and_fills() -> None:
         assert found.sum() == 255  # never lost, the rest is fill
         places.add(int(found.argmax()))
     assert places == set(range(25))
+
+
+@pytest.mark.parametrize(
+    ("settings", "augments"),
+    [
+        ({"crop": "random"}, True),
+        ({"horizontal_flip": True}, True),
+        ({"random_shift": 1}, True),
+        ({"crop": "center", "pad": 2, "crop_scale": (0.5, 0.9)}, False),
+    ],
+)
+def test_whether_there_is_more_than_one_view(settings: dict[str, Any], augments: bool) -> None:
+    transform = ImageTransform(**{"resolution": 8, "resize": "none", "crop": "none", **settings})
+    assert transform.augments is augments
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8))
+    if settings.get("crop") == "random":
+        image = image.resize((16, 16))
+    views = {transform(image, np.random.default_rng(seed)).numpy().tobytes() for seed in range(16)}
+    assert (len(views) > 1) is augments
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from tiny_training import (
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import load_saved_model, load_training_checkpoint
-from taming.training import VQGANTraining, check_resume
+from taming.training import OptimizerConfig, VQGANTraining, check_resume
+from taming.training.health import OverfittingWatch
 from taming.training.module import TrainingModule
 from taming.vqgan import VQGAN
 
@@ -310,6 +311,33 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(
         max(Counter((r["step"], bool(r["train/learning_rate"])) for r in tables[1]).values()) == 1
     )
     assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("kind", ["vqgan", "transformer"])
+def test_what_is_changed_for_the_rest_of_a_run_is_changed(tmp_path: Path, kind: str) -> None:
+    module, data = stage(kind)
+    run_training(tmp_path, module, data, config_for(kind), interrupt_at=3)
+    other = OptimizerConfig(learning_rate=1e-2, weight_decay=0.3, betas=(0.5, 0.8), fused=False)
+    module, data = stage(kind, optimizer=other)
+    if isinstance(module, VQGANTraining):
+        assert module.adversary is not None
+        module.adversary.optimizer = other
+    run_training(tmp_path, module, data, config_for(kind), resume_from=last(tmp_path))
+    states = torch.load(last(tmp_path), weights_only=True)["optimizer_states"]
+    assert len(states) == (2 if kind == "vqgan" else 1)
+    for state in states:
+        found = [(g["weight_decay"], g["betas"], g["fused"]) for g in state["param_groups"]]
+        assert found == [(0.3, (0.5, 0.8), False), (0.0, (0.5, 0.8), False)]
+
+
+def test_a_resumed_run_has_the_patience_it_is_given(tmp_path: Path) -> None:
+    module, data = stage("transformer", patience=5)
+    run_training(tmp_path, module, data, config_for("transformer"), interrupt_at=4)
+    watched = torch.load(last(tmp_path), weights_only=True)["overfitting"]
+    assert (watched["patience"], watched["best_step"]) == (5, 3)
+    module, data = stage("transformer", patience=2)
+    module.on_load_checkpoint(torch.load(last(tmp_path), weights_only=True))
+    assert vars(module)["overfitting"] == OverfittingWatch(**{**watched, "patience": 2})
 
 
 def test_resuming_after_a_crash_repeats_no_row(tmp_path: Path) -> None:

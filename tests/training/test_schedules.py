@@ -1,3 +1,4 @@
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -51,6 +52,29 @@ def test_a_fused_step_is_the_plain_one() -> None:
             optimizer.step()
         results.append(layer.weight.detach())
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: bool) -> None:
+    def built(**settings: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+        optimizer = OptimizerConfig(learning_rate=0.1, **settings).build(layer.parameters())
+        layer(torch.ones(1, 3)).sum().backward()
+        return layer, optimizer
+
+    _, saved = built(weight_decay=0.0, fused=not fused)
+    saved.step()
+    layer, optimizer = built(weight_decay=0.5, betas=(0.1, 0.2), fused=fused)
+    before, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    optimizer.load_state_dict(saved.state_dict())
+    groups = [(g["weight_decay"], g["betas"], g["fused"]) for g in optimizer.param_groups]
+    assert groups == [(0.5, (0.1, 0.2), fused), (0.0, (0.1, 0.2), fused)]
+    optimizer.step()  # the second: its gradients are 1, and so were those of the first
+    # moments 0.9·0.1 → 0.1·0.1 + 0.9 and 0.05 → 0.2·0.05 + 0.8, corrected by 1 - 0.1² and 1 - 0.2²
+    moved = 0.1 * (0.91 / 0.99) / (0.81 / 0.96) ** 0.5
+    torch.testing.assert_close(layer.weight.detach(), before * (1 - 0.1 * 0.5) - moved)
+    torch.testing.assert_close(layer.bias.detach(), bias - moved)
 
 
 def test_mistakes_in_an_optimizer() -> None:
@@ -157,6 +181,13 @@ def test_overfitting_is_noticed_once_and_only_while_training_improves() -> None:
     text = str(said[3])
     for part in ("since step 1", "2.5000 to 2.8000", "1.9000 to 1.2000", "best.ckpt keeps step 1"):
         assert part in text
+    resumed = OverfittingWatch(patience=1)  # of a run whose patience of 9 was not yet over
+    resumed.load_state_dict({**asdict(watch), "patience": 9})
+    assert resumed.best_step == 1
+    assert resumed.update(5, 0.9, 3.0) is not None
+    again = OverfittingWatch(patience=2)  # it had spoken already
+    again.load_state_dict(asdict(watch))
+    assert again.update(5, 0.9, 3.0) is None
     noisy = OverfittingWatch(patience=1)  # both get worse: that is divergence, not overfitting
     assert noisy.update(0, 1.0, 1.0) is None
     assert noisy.update(1, 1.5, 2.0) is None

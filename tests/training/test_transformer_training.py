@@ -58,6 +58,29 @@ def test_the_run_writes_samples_and_a_generator_with_its_tokenizer(tmp_path: Pat
         assert images.shape == (2, 3, 16, 16)
 
 
+def test_the_gap_is_to_the_training_loss_of_the_steps_before(tmp_path: Path) -> None:
+    module = transformer_training(max_steps=7)
+    losses: list[float] = []
+    step = module.backward_losses
+
+    def kept(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = step(batch)
+        losses.append(found["loss"].item())
+        return found
+
+    module.backward_losses = kept  # type: ignore[method-assign]
+    config = trainer_config(max_steps=7, val_every=3, log_every=5)  # reports at 1 and 5
+    _, recorder = run_training(tmp_path, module, token_data(), config)
+    since = {3: losses[1:3], 6: losses[5:6], 7: losses[5:7]}
+    validated = dict(recorder.column("val/loss"))
+    assert validated.keys() == since.keys()
+    for at, gap in recorder.column("val/gap"):
+        mean = sum(since[at]) / len(since[at])
+        assert gap == pytest.approx(validated[at] - mean, abs=1e-5)
+    reported = dict(recorder.column("train/loss"))  # and the reports are what they were
+    assert reported == pytest.approx({1: losses[0], 5: sum(losses[1:5]) / 4}, abs=1e-5)
+
+
 def test_the_tokenizer_is_not_trained(tmp_path: Path) -> None:
     module = transformer_training()
     before = module.tokenizer.network.to_saved().fingerprint()  # type: ignore[operator]

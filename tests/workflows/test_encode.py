@@ -119,6 +119,28 @@ def test_images_and_conditions_of_the_same_view(pairs: Path, tmp_path: Path, kin
     assert (views[:, 1] != views[:, 0]).any()  # crops and flips
 
 
+def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> None:
+    for index, label in enumerate(("cat", "dog", "cow", "cow")):
+        folder = tmp_path / "zoo" / label
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (index * 60, 20, 0)).save(folder / f"{index}.png")
+    (tmp_path / "zoo" / "dog" / "1.png").write_bytes(b"broken, and the only one of its class")
+    settings: dict[str, Any] = {"val_path": tmp_path / "zoo", "batch_size": 2, "check": "none"}
+    data = image_folder(
+        tmp_path / "zoo", resolution=16, max_broken_fraction=0.5, **settings
+    ).train_dataset
+    assert [data.label(index) for index in range(4)] == [0, 1, 1, 2]  # cat, cow, cow, dog
+    model = tokenizer()
+    sizes = interrupting(model, 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        encoded(data, tmp_path / "cache", model, num_views=2, batch_size=3)
+    assert sizes == [3]
+    tokens = encoded(data, tmp_path / "cache", tokenizer(), num_views=2, batch_size=3)
+    assert tokens.labels is not None
+    assert tokens.labels.tolist() == [0, 1, 1, 0]  # the dog's stand-in is a cat
+    assert np.array_equal(tokens.arrays["indices"][3], tokens.arrays["indices"][0])
+
+
 @pytest.mark.parametrize("conditions", [None, CELLS])
 @pytest.mark.parametrize("batches", [0, 2, 5])
 def test_an_interrupted_encoding_goes_on(
@@ -246,7 +268,7 @@ def test_conditions_that_do_not_fit(pairs: Path, tmp_path: Path) -> None:
 
     fails("are label maps of 5 .* takes label maps of 4 ", dataset(pairs), CellClasses(4, 8, 16))
     fails("label maps of 5 .* takes pictures of 3 channels", dataset(pairs), tokenizer())
-    pictures = dataset(pairs, condition="image", condition_folder="image")
+    pictures = dataset(pairs, condition="image", condition_folder="image", num_classes=None)
     of_three = tokenizer(label_maps=True)
     fails("are pictures of 3 channels, .* takes label maps of 3 classes", pictures, of_three)
     fails("does not divide", dataset(pairs), CellClasses(5, 5, 15))

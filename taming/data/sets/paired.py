@@ -69,11 +69,22 @@ def paired(
     shown: ImageTransform
     read_condition: Callable[..., ImageFolder]
     if condition == "label_map":
+        if condition_channels != 3:  # the default
+            raise _unused("condition_channels", condition_channels, "3", "condition=image")
         reader = _reader(num_classes, unlabelled, unlabelled_class)
         number = reader.num_classes
         shown = LabelMapTransform(**condition_frame, num_classes=number)
         read_condition = partial(LabelMapFolder, reader=reader)
     elif condition == "image":
+        for name, value in (
+            ("num_classes", num_classes),
+            ("unlabelled_class", unlabelled_class),
+            ("palette", palette),
+        ):
+            if value is not None:
+                raise _unused(name, value, "null", "condition=label_map")
+        if unlabelled not in (None, 255):  # no such pixels, and the default
+            raise _unused("unlabelled", unlabelled, "null", "condition=label_map")
         number = condition_channels
         if number not in (1, 3):
             raise UserError(f"data.condition_channels is {number}: 1 for grey or 3 for RGB.")
@@ -115,6 +126,13 @@ def paired(
         val_batch_size=val_batch_size,
         num_workers=num_workers,
         seed=seed,
+    )
+
+
+def _unused(name: str, value: object, default: str, used_with: str) -> UserError:
+    return UserError(
+        f"data.{name}={value} is for data.{used_with} only: leave it out, or set "
+        f"data.{name}={default} where an experiment gives it."
     )
 
 
