@@ -24,7 +24,8 @@ class Linear(nn.Linear):
     can be read. For x Wᵀ with 2 rows PyTorch's BLAS reads them at a fifth of the memory's speed,
     for the same product as (W xᵀ)ᵀ at all of it; a single row is faster as two. With more rows
     oneDNN is faster than that BLAS, by a third at 16 and by a tenth at the thousands of a training
-    step, where it takes a wide layer to notice.
+    step, where it takes a wide layer to notice (and gradients are those of `backward` only, not of
+    forward mode or `torch.func.vmap`).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,10 +76,16 @@ class OneDNNLinear(torch.autograd.Function):
     """`onednn` with gradients: oneDNN's too for x, but for W a product that BLAS is as fast at."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Gives x Wᵀ + b."""
-        ctx.save_for_backward(x, weight)
         return onednn(x, weight, bias)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
+    ) -> None:
+        """Keeps x and W."""
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

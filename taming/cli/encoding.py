@@ -25,7 +25,8 @@ __all__ = [
 
 log = logging.getLogger("taming")
 
-LABEL_MAPS = "taming.data.sets.label_maps"  # the data of which the images are label maps
+OUR_DATA = "taming.data.sets."
+LABEL_MAPS = OUR_DATA + "label_maps"  # the data of which the images are label maps
 KINDS = "pictures", "label maps"
 
 ENCODING_TYPES = {
@@ -42,16 +43,8 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
     """Fills in the tokenizer's resolution and channels where `config.data` leaves them open.
 
     Raises:
-        UserError: if the data's channels are not the tokenizer's, or one of them is of label maps
-            and the other of pictures.
+        UserError: if the data's channels are not the tokenizer's.
     """
-    of_label_maps = config.data._target_ == LABEL_MAPS
-    if of_label_maps != tokenizer.label_maps:
-        raise UserError(
-            f"the tokenizer was trained on {KINDS[tokenizer.label_maps]}, and the data are "
-            f"{KINDS[of_label_maps]}: give a tokenizer of {KINDS[of_label_maps]}, or other data "
-            "(data=label_maps, with data.subfolder, are label maps; all others are pictures)."
-        )
     if config.data.resolution is None:
         height, width = tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
@@ -90,6 +83,7 @@ def open_images(
         UserError: for settings that do not fit each other, the tokenizer or the data.
     """
     check_encoding(config)
+    check_kind(config, tokenizer)
     set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
     images = build(config.data)
@@ -105,6 +99,21 @@ def check_encoding(config: DictConfig) -> None:
     for name in ("num_views", "batch_size"):
         if config.tokens[name] < 1:
             raise UserError(f"tokens.{name} must be at least 1, not {config.tokens[name]}.")
+
+
+def check_kind(config: DictConfig, tokenizer: VQGAN) -> None:
+    """Raises a `UserError` where one of tokenizer and data is of label maps, the other of pictures.
+
+    Their numbers of channels may be the same. Data of a user's own are not known to be of either.
+    """
+    target: str = config.data._target_
+    of_label_maps = target == LABEL_MAPS
+    if target.startswith(OUR_DATA) and of_label_maps != tokenizer.label_maps:
+        raise UserError(
+            f"the tokenizer was trained on {KINDS[tokenizer.label_maps]}, and the data are "
+            f"{KINDS[of_label_maps]}: give a tokenizer of {KINDS[of_label_maps]}, or other data "
+            "(data=label_maps, with data.subfolder, are label maps; all others are pictures)."
+        )
 
 
 def build_condition_tokenizer(

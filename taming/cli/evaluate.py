@@ -14,7 +14,7 @@ from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
 from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
-from taming.workflows import evaluate_model
+from taming.workflows import check_pictures, evaluate_model
 
 __all__ = ["main"]
 
@@ -32,6 +32,7 @@ def main(config: DictConfig) -> None:
     model = load_model(plain["checkpoint"])
     tokenizer = model.tokenizer if isinstance(model, ImageGenerator) else model
     if tokenizer is not None:
+        check_pictures(tokenizer)
         with_tokenizer_shape(config, tokenizer)
     warn_of_trained_images(config)
     data = build(config.data)

@@ -58,11 +58,19 @@ def data_settings(data: DictConfig) -> list[str]:
     return []  # a set of the user's own
 
 
-def data_of_run(checkpoint: str) -> list[str]:
-    """The data a run was trained on, as settings; of other models a name to put one's own at."""
-    config = Path(checkpoint).expanduser() / RESOLVED_FILE
-    of_run = data_settings(OmegaConf.load(config).data) if config.is_file() else []
-    return of_run or ["data.path=MY_IMAGES"]
+def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
+    """The data a run was trained on, as settings; of other models a name to put one's own at.
+
+    The images' size is named where it is not the `resolution` of the tokenizer.
+    """
+    path = Path(checkpoint).expanduser() / RESOLVED_FILE
+    data = OmegaConf.load(path).data if path.is_file() else None
+    if data is None or not data_settings(data):
+        return ["data.path=MY_IMAGES"]
+    size = data.resolution
+    sides = [size, size] if isinstance(size, int) else list(size)
+    other = [] if tuple(sides) == resolution else [setting("data.resolution", sides)]
+    return data_settings(data) + other
 
 
 def condition_settings(data: DictConfig) -> list[str]:

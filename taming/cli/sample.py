@@ -64,13 +64,11 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
 def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenerator) -> str:
     """What can be done now, as a command."""
     checkpoint = setting("checkpoint", plain["checkpoint"])
-    if generator.conditioning.takes_images:
-        if given.path is None:
+    tokenizer = generator.require_tokenizer()
+    if generator.conditioning.takes_images or tokenizer.label_maps:
+        if generator.conditioning.takes_images and given.path is None:
             given = replace(given, path="MY_CONDITIONS")
         settings = " ".join([checkpoint, *given_settings(given)])
-        return (
-            "draw others from the same conditions:\n"
-            f"  {program('sample')} {settings} seed={plain['seed'] + 1}"
-        )
-    settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"])])
+        return f"draw others:\n  {program('sample')} {settings} seed={plain['seed'] + 1}"
+    settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"], tokenizer.resolution)])
     return f"measure the model on real images:\n  {program('evaluate')} {settings}"

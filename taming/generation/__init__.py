@@ -1,6 +1,6 @@
 """Drawing images from a trained generator."""
 
-from taming.generation.checks import check_choice, check_guidance
+from taming.generation.checks import check_choice, check_grid_size, check_guidance
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
@@ -18,6 +18,7 @@ __all__ = [
     "WindowRun",
     "apply_temperature",
     "check_choice",
+    "check_grid_size",
     "check_guidance",
     "decode_tokens",
     "filter_logits",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,13 +70,14 @@ def check_tensor(value: object, name: str) -> None:
 
 def check_grid_size(grid_size: int | Sequence[int]) -> tuple[int, int]:
     """(height, width), one number being both; raises a `UserError` for anything else."""
-    sides = (grid_size, grid_size) if isinstance(grid_size, int) else tuple(grid_size)
-    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+    sides = tuple(grid_size) if isinstance(grid_size, Sequence) else (grid_size, grid_size)
+    whole = all(isinstance(side, int | np.integer) and side is not True for side in sides)
+    if len(sides) != 2 or not whole or min(sides) < 1:
         raise UserError(
             f"grid_size is {grid_size} and must be (height, width) in codes, or one whole number "
             "for a square."
         )
-    return sides
+    return int(sides[0]), int(sides[1])
 
 
 def check_tokens(tokens: Tensor, codebook_size: int) -> None:

@@ -82,6 +82,8 @@ class OptimizerConfig:
 
 def _with_own_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """The state to load, with what `OptimizerConfig` sets as in the optimizer that loads it."""
+    if len(state["param_groups"]) != len(optimizer.param_groups):
+        return state  # which PyTorch refuses
     groups = [
         {**saved, **{name: own[name] for name in ("betas", "weight_decay", "fused")}}
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)

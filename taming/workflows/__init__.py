@@ -4,6 +4,7 @@ from taming.workflows.classifier_training import ClassifierTraining, train_class
 from taming.workflows.digits_report import DigitsReport, report_digits
 from taming.workflows.encode import encode_dataset
 from taming.workflows.evaluate import EvaluationReport, evaluate_model
+from taming.workflows.evaluation_checks import check_pictures
 from taming.workflows.evaluation_settings import EvaluationSettings
 from taming.workflows.reconstruct import ReconstructionReport, reconstruct_images
 from taming.workflows.reconstruction_settings import ReconstructionSettings
@@ -21,6 +22,7 @@ __all__ = [
     "ReconstructionSettings",
     "SampleReport",
     "SampleSettings",
+    "check_pictures",
     "encode_dataset",
     "evaluate_model",
     "reconstruct_images",

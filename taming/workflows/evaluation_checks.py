@@ -9,7 +9,13 @@ from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_settings import EvaluationSettings
 
-__all__ = ["check_classifier", "check_data", "check_sampling"]
+__all__ = ["check_classifier", "check_data", "check_pictures", "check_sampling"]
+
+
+def check_pictures(tokenizer: VQGAN) -> None:
+    """Raises a `UserError` if the tokenizer is of label maps."""
+    if tokenizer.label_maps:
+        raise UserError("the model's images are label maps, and evaluate measures pictures only.")
 
 
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
@@ -19,8 +25,7 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
         UserError: if the model has none, or the data are not what it was trained for.
     """
     tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
-    if tokenizer.label_maps:
-        raise UserError("the model's images are label maps, and evaluate measures pictures only.")
+    check_pictures(tokenizer)
     if data.channels != tokenizer.image_channels:
         raise UserError(
             f"data.channels={data.channels}, but the model was trained on images of "

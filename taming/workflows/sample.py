@@ -72,13 +72,18 @@ def sample_images(
         MissingPathError: if images that are given are not there.
         UserError: for settings the model cannot do, or if the files cannot be written.
     """
-    inputs = find_inputs(generator, settings)
     if classifier is not None:
-        check_classifier(generator, settings, inputs, classifier)
+        check_classifier(generator, settings, classifier)
     elif settings.candidates not in (1, SampleSettings.candidates):
         raise UserError(
             f"rejection.candidates={settings.candidates}: of several candidates a classifier keeps "
             "one, and there is none: give rejection.classifier."
+        )
+    inputs = find_inputs(generator, settings)
+    if classifier is not None and inputs.labels is None:
+        raise UserError(
+            "rejection.classifier chooses the candidate that looks most like the asked-for class, "
+            "and none is asked for: say with `classes` which are."
         )
     if settings.write_images and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.modes import evaluation_mode
-from taming.workflows.sample_inputs import SampleInputs
 from taming.workflows.sample_settings import SampleSettings
 
 __all__ = ["check_classifier"]
@@ -18,7 +17,6 @@ __all__ = ["check_classifier"]
 def check_classifier(
     generator: ImageGenerator,
     settings: SampleSettings,
-    inputs: SampleInputs,
     classifier: Callable[[Tensor], Tensor],
 ) -> None:
     """Raises a `UserError` unless the classifier can choose among samples of the size drawn.
@@ -26,7 +24,6 @@ def check_classifier(
     Args:
         generator: see `sample_images`.
         settings: likewise.
-        inputs: what the samples are made from.
         classifier: is shown one image, a grey one.
     """
     conditioning = generator.conditioning
@@ -35,11 +32,6 @@ def check_classifier(
         raise UserError(
             "rejection.classifier chooses the candidate that looks most like the asked-for class, "
             "and this model was not trained on classes: leave it out."
-        )
-    if inputs.labels is None:
-        raise UserError(
-            "rejection.classifier chooses the candidate that looks most like the asked-for class, "
-            "and none is asked for: say with `classes` which are."
         )
     if settings.greedy:
         raise UserError(

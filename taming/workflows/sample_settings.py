@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from taming.errors import UserError
-from taming.generation import Guidance, check_choice
+from taming.generation import Guidance, check_choice, check_grid_size
 
 __all__ = ["GivenImages", "ImagesToComplete", "SampleSettings"]
 
@@ -27,13 +27,14 @@ class GivenImages:
     unlabelled: int | Literal["auto"] | None = "auto"
     unlabelled_class: int | Literal["auto"] | None = "auto"
 
-    def __post_init__(self) -> None:
+    def check(self, group: str) -> None:
+        """Raises a `UserError` for values that have no meaning, by the name of the `group`."""
         for name in ("unlabelled", "unlabelled_class"):
             value = getattr(self, name)
             if value not in (None, "auto") and (
                 isinstance(value, bool) or not isinstance(value, int)
             ):
-                raise UserError(f"{name}={value}: give a whole number, null, or auto.")
+                raise UserError(f"{group}.{name}={value}: give a whole number, null, or auto.")
 
     def read_as(self, unlabelled: int | None, unlabelled_class: int | None) -> Self:
         """With these in place of "auto"."""
@@ -118,13 +119,9 @@ class SampleSettings:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name}={value}: give a whole number, 1 or more.")
-        size = self.large_grid_size
-        if size is not None and not (len(size) == 2 and all(isinstance(n, int) for n in size)):
-            raise UserError(
-                f"grid_size={self.grid_size}: give rows and columns of codes, [height, width], or "
-                "one number."
-            )
+        _ = self.large_grid_size  # checks itself
         for group in ("conditions", "complete"):
+            getattr(self, group).check(group)
             unused = getattr(self, group).unused(group)
             if unused is not None:
                 raise UserError(f"{unused} is of images, and there are none: give {group}.path.")
@@ -158,11 +155,9 @@ class SampleSettings:
         return list(self.classes)
 
     @property
-    def large_grid_size(self) -> tuple[int, ...] | None:
+    def large_grid_size(self) -> tuple[int, int] | None:
         """`grid_size` as (height, width)."""
-        if self.grid_size is None or isinstance(self.grid_size, int):
-            return None if self.grid_size is None else (self.grid_size, self.grid_size)
-        return tuple(self.grid_size)
+        return None if self.grid_size is None else check_grid_size(self.grid_size)
 
     def sampling(self) -> dict[str, Any]:
         """The arguments of `ImageGenerator.sample` that are the same for all images."""

@@ -7,11 +7,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images, write_pairs
 
 from taming.cli.app import config_directory
-from taming.cli.hints import condition_settings, data_settings, setting
+from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
 
 
 def pasted(outcome: Outcome) -> list[str]:
@@ -82,6 +82,17 @@ def test_from_images_to_samples_by_pasting(run: Run, tmp_path: Path) -> None:
     assert (name, arguments) == (
         "evaluate", ['checkpoint="stage 2"', 'data.path="my images, few"', "data.val_fraction=0.25"]
     )  # fmt: skip
+
+
+def test_data_of_a_run_are_named_with_a_size_of_their_own(tmp_path: Path) -> None:
+    of_tokenizer = (32, 32)
+    assert data_of_run(str(tmp_path), of_tokenizer) == ["data.path=MY_IMAGES"]
+    for size, named in ((32, []), ([32, 32], []), (64, ["data.resolution=[64,64]"])):
+        plain = OmegaConf.to_container(
+            data("data=cifar10", f"data.resolution={size}"), resolve=True
+        )
+        OmegaConf.save(OmegaConf.create({"data": plain}), tmp_path / "config.yaml")
+        assert data_of_run(str(tmp_path), of_tokenizer) == ["data=cifar10", *named]
 
 
 def test_conditions_by_pasting(run: Run, vqgan_run: Path, tmp_path: Path) -> None:

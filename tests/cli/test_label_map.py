@@ -113,6 +113,12 @@ def test_tokenizers_of_the_other_kind(run: Run, label_maps: Path, of_maps: bool)
                 command, "vqgan=tokenizer", f"data={data}", f"data.path={label_maps}", *tiny, *more
             )
             fails(outcome, "trained on {}, and the data are {}".format(*kinds))
+    if of_maps:
+        for choice in ("image_folder", "label_maps"):
+            outcome = run(
+                "evaluate", "checkpoint=tokenizer", f"data={choice}", f"data.path={label_maps}"
+            )
+            fails(outcome, "evaluate measures pictures only")
 
 
 def test_stage_1_on_paired_data(run: Run, label_maps: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +28,8 @@ def generator() -> ImageGenerator:
 def test_a_square_grid_is_one_number(generator: ImageGenerator) -> None:
     square = generator.sample_tokens(2, seed=0, grid_size=3)
     assert square.shape == (2, 9)
-    assert torch.equal(square, generator.sample_tokens(2, seed=0, grid_size=(3, 3)))
+    for size in ((3, 3), [3, 3], np.int64(3), tuple(np.array([3, 3]))):
+        assert torch.equal(square, generator.sample_tokens(2, seed=0, grid_size=size))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,9 @@ def test_a_square_grid_is_one_number(generator: ImageGenerator) -> None:
     [
         ({"grid_size": (3,)}, r"grid_size is \(3,\) and must be \(height, width\)"),
         ({"grid_size": (3, 2.5)}, r"grid_size is \(3, 2\.5\)"),
+        ({"grid_size": 3.0}, r"grid_size is 3\.0"),
+        ({"grid_size": True}, "grid_size is True"),
+        ({"grid_size": (0, 3)}, r"grid_size is \(0, 3\)"),
         ({"top_k": True}, "top_k is True and must be a whole number"),
         ({"guidance_scale": 2.0, "guidance_interval": 0.5}, r"guidance_interval is \[0\.5\]"),
         ({"first_image": -1}, "first_image is -1 and must not be negative"),

@@ -67,6 +67,8 @@ def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: boo
     saved.step()
     layer, optimizer = built(weight_decay=0.5, betas=(0.1, 0.2), fused=fused)
     before, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict({**saved.state_dict(), "param_groups": []})
     optimizer.load_state_dict(saved.state_dict())
     groups = [(g["weight_decay"], g["betas"], g["fused"]) for g in optimizer.param_groups]
     assert groups == [(0.5, (0.1, 0.2), fused), (0.0, (0.1, 0.2), fused)]

@@ -176,8 +176,9 @@ def test_label_maps_are_read_as_in_training(maps: Path, tmp_path: Path) -> None:
     drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled_class=1))
     merged = one_hot(classes.where(classes != 0, 1), 3)
     assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
-    with pytest.raises(UserError, match="unlabelled=none: give a whole number, null, or auto"):
-        GivenImages(maps, unlabelled="none")  # type: ignore[arg-type]
+    wrong = GivenImages(maps, unlabelled="none")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"conditions\.unlabelled=none: give a whole"):
+        SampleSettings(conditions=wrong)
 
 
 def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
@@ -497,7 +498,7 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("free", {"complete": {"path": "photos", "keep_rows": 2}}, "keep_rows=2.*1 to 1"),
         ("free", {"complete": {"path": "photos", "keep_rows": 0}}, "keep_rows=0"),
         ("free", {"grid_size": [1, 3]}, "smaller than"),
-        ("free", {"grid_size": [2, 3, 4]}, "grid_size=.*height, width"),
+        ("free", {"grid_size": [2, 3, 4]}, "grid_size is .*height, width"),
         ("free", {"grid_size": [4, 6], "stride": 4}, "stride is 4 and must be 1 to 3"),
         ("free", {"grid_size": [4, 6], "stride": 1.5}, "stride=1.5"),
         ("free", {"num_images": 0}, "num_images=0"),

@@ -119,7 +119,7 @@ def paired(
         PairTransform(**frame, resolution=resolution, condition=shown, condition_channels=number),
         image_transform=ImageTransform(**frame, resolution=resolution),
         palette=_palette(palette, number) if condition == "label_map" else None,
-        unlabelled=unlabelled,
+        unlabelled=unlabelled if condition == "label_map" else None,
         unlabelled_class=unlabelled_class,
         channels=channels,
         batch_size=batch_size,

@@ -56,5 +56,5 @@ def _linear_flops(x: torch.Size, weight: torch.Size, *args: Any, **kwargs: Any) 
     return 2 * x.numel() * weight[0]
 
 
-if HAS_ONEDNN:  # PyTorch knows no formula for it
+if HAS_ONEDNN and torch.ops.mkldnn._linear_pointwise not in flop_registry:  # PyTorch has none yet
     register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_linear_flops)
