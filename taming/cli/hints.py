@@ -67,9 +67,9 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
     data = OmegaConf.load(path).data if path.is_file() else None
     if data is None or not data_settings(data):
         return ["data.path=MY_IMAGES"]
-    size = data.resolution
-    sides = [size, size] if isinstance(size, int) else list(size)
-    other = [] if tuple(sides) == resolution else [setting("data.resolution", sides)]
+    size = data.resolution if isinstance(data.resolution, int) else list(data.resolution)
+    same = size == list(resolution) or (size, size) == resolution
+    other = [] if same else [setting("data.resolution", size)]
     return data_settings(data) + other
 
 

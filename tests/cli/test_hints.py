@@ -87,7 +87,7 @@ def test_from_images_to_samples_by_pasting(run: Run, tmp_path: Path) -> None:
 def test_data_of_a_run_are_named_with_a_size_of_their_own(tmp_path: Path) -> None:
     of_tokenizer = (32, 32)
     assert data_of_run(str(tmp_path), of_tokenizer) == ["data.path=MY_IMAGES"]
-    for size, named in ((32, []), ([32, 32], []), (64, ["data.resolution=[64,64]"])):
+    for size, named in ((32, []), ([32, 32], []), (64, ["data.resolution=64"])):
         plain = OmegaConf.to_container(
             data("data=cifar10", f"data.resolution={size}"), resolve=True
         )
