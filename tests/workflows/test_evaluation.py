@@ -136,8 +136,8 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         ["reconstructions of the validation images", "8", "80.0%", "0.5"],
         ["training images", "3", "", "0.125"],
         ["validation images", "8", "90.0%", ""],
-        ["dark", "66.7%", "66.7% of 3", "bright", "66.7% of 3", "bright"],
-        ["bright", "–", "– of 0", "", "– of 0", ""],
+        ["dark", "66.7% of 3", "66.7% of 3", "bright", "66.7% of 3", "bright"],
+        ["bright", "– of 0", "– of 0", "", "– of 0", ""],
     ):
         assert row in rows, text
     assert "a network: not FID" in text
