@@ -20,6 +20,7 @@ __all__ = [
     "ENCODING_TYPES",
     "encode",
     "open_images",
+    "size_of",
     "with_tokenizer_shape",
 ]
 
@@ -48,7 +49,7 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
     if config.data.resolution is None:
         height, width = tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
-    elif _size(config.data.resolution) != tokenizer.resolution:
+    elif size_of(config.data.resolution) != tokenizer.resolution:
         log.warning(
             "note: the tokenizer was trained at %d×%d, and data.resolution is %s: leave it out for "
             "the tokenizer's.",
@@ -64,7 +65,8 @@ def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
         )
 
 
-def _size(resolution: int | ListConfig) -> tuple[int, int]:
+def size_of(resolution: int | ListConfig) -> tuple[int, int]:
+    """(height, width) of a `data.resolution`."""
     height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
     return height, width
 

@@ -6,9 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE
+from taming.cli.encoding import size_of
 from taming.cli.mistakes import config_directory
 from taming.workflows import GivenImages
 
@@ -28,7 +29,7 @@ def setting(name: str, value: Any) -> str:
 def _hydra(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
+    if isinstance(value, list | ListConfig):
         return f"[{','.join(map(_hydra, value))}]"
     if not isinstance(value, str) or (PLAIN.fullmatch(value) and value.lower() not in WORDS):
         return str(value)
@@ -64,13 +65,13 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
     The images' size is named where it is not the `resolution` of the tokenizer.
     """
     path = Path(checkpoint).expanduser() / RESOLVED_FILE
-    data = OmegaConf.load(path).data if path.is_file() else None
-    if data is None or not data_settings(data):
-        return ["data.path=MY_IMAGES"]
-    size = data.resolution if isinstance(data.resolution, int) else list(data.resolution)
-    same = size == list(resolution) or (size, size) == resolution
-    other = [] if same else [setting("data.resolution", size)]
-    return data_settings(data) + other
+    settings = []
+    if path.is_file():
+        data = OmegaConf.load(path).data
+        settings = data_settings(data)
+        if settings and size_of(data.resolution) != resolution:
+            settings.append(setting("data.resolution", data.resolution))
+    return settings or ["data.path=MY_IMAGES"]
 
 
 def condition_settings(data: DictConfig) -> list[str]:

@@ -65,9 +65,10 @@ def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenera
     """What can be done now, as a command."""
     checkpoint = setting("checkpoint", plain["checkpoint"])
     tokenizer = generator.require_tokenizer()
-    if generator.conditioning.takes_images or tokenizer.label_maps:
-        if generator.conditioning.takes_images and given.path is None:
-            given = replace(given, path="MY_CONDITIONS")
+    takes_images = generator.conditioning.takes_images
+    if takes_images and given.path is None:
+        given = replace(given, path="MY_CONDITIONS")
+    if takes_images or tokenizer.label_maps:
         settings = " ".join([checkpoint, *given_settings(given)])
         return f"draw others:\n  {program('sample')} {settings} seed={plain['seed'] + 1}"
     settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"], tokenizer.resolution)])

@@ -17,6 +17,7 @@ from taming.vqgan import VQGAN
 __all__ = [
     "check_choice",
     "check_condition",
+    "check_first_image",
     "check_given_tokens",
     "check_grid_size",
     "check_guidance",
@@ -78,6 +79,12 @@ def check_grid_size(grid_size: int | Sequence[int]) -> tuple[int, int]:
             "for a square."
         )
     return int(sides[0]), int(sides[1])
+
+
+def check_first_image(first_image: int) -> None:
+    """Raises a `UserError` for the number of an image before the first of a series."""
+    if first_image < 0:
+        raise UserError(f"first_image is {first_image} and must not be negative.")
 
 
 def check_tokens(tokens: Tensor, codebook_size: int) -> None:

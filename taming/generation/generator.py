@@ -19,6 +19,7 @@ from taming.conditioning import (
 from taming.errors import UserError
 from taming.generation.checks import (
     check_condition,
+    check_first_image,
     check_given_tokens,
     check_grid_size,
     check_guidance,
@@ -169,8 +170,7 @@ class ImageGenerator(nn.Module):
             raise UserError(
                 f"num_images is {num_images} and batch_size {batch_size}: both must be at least 1."
             )
-        if first_image < 0:
-            raise UserError(f"first_image is {first_image} and must not be negative.")
+        check_first_image(first_image)
         size = self._grid_size_of(grid_size)
         num_tokens = size[0] * size[1]
         guidance = Guidance(guidance_scale, guidance_schedule, guidance_power, guidance_interval)

@@ -8,7 +8,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from taming.errors import UserError
-from taming.generation.checks import check_tensor
+from taming.generation.checks import check_first_image, check_tensor
 from taming.generation.generator import ImageGenerator
 from taming.modes import evaluation_mode
 
@@ -84,8 +84,7 @@ def sample_best(
             f"num_images is {num_images}, batch_size {batch_size} and num_candidates "
             f"{num_candidates}: all must be at least 1."
         )
-    if first_image < 0:
-        raise UserError(f"first_image is {first_image} and must not be negative.")
+    check_first_image(first_image)
     if first_image + num_images > NUMBERS_A_CANDIDATE:
         raise UserError(f"there are {NUMBERS_A_CANDIDATE} images in a series, and no more.")
     check_tensor(condition, "condition")

@@ -34,6 +34,17 @@ POSITIONS = ("sinusoidal", "learned", "sinusoidal_2d", "rotary_2d")
 Contexts = Sequence[tuple[Tensor, Tensor] | None]  # keys and values of the context, by layer
 
 
+SIZES = (
+    "codebook_size",
+    "num_prefix_ids",
+    "context_length",
+    "num_layers",
+    "num_heads",
+    "embed_dim",
+    "feed_forward_dim",
+)
+
+
 class GPT(nn.Module):
     """The transformer of stage 2.
 
@@ -104,17 +115,6 @@ class GPT(nn.Module):
         tie_head: bool = False,
     ) -> None:
         super().__init__()
-        for name, size in {
-            "codebook_size": codebook_size,
-            "num_prefix_ids": num_prefix_ids,
-            "context_length": context_length,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "embed_dim": embed_dim,
-            "feed_forward_dim": 1 if feed_forward_dim is None else feed_forward_dim,
-        }.items():
-            if size < 1:
-                raise UserError(f"{name} is {size}: a transformer needs at least 1.")
         block: dict[str, Any] = {
             "norm": norm,
             "feed_forward": feed_forward,
@@ -143,6 +143,10 @@ class GPT(nn.Module):
             "embedding_dropout": embedding_dropout,
             "tie_head": tie_head,
         }
+        for name in SIZES:
+            size = self.config[name]
+            if size is not None and size < 1:
+                raise UserError(f"{name} is {size}: a transformer needs at least 1.")
         self.codebook_size = codebook_size
         self.num_prefix_ids = num_prefix_ids
         self.num_context_ids = num_context_ids

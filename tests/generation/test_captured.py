@@ -10,6 +10,7 @@ from torch import Tensor
 
 from taming.conditioning import ClassLabel
 from taming.generation import ImageGenerator
+from taming.precision import full_precision
 from taming.transformer import GPT
 
 DEVICE = "cuda"
@@ -23,10 +24,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def exact_products() -> Iterator[None]:
     """Float32 and not TF32, which a training before may have left allowed."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with full_precision():
+        yield
 
 
 def spans(model: ImageGenerator) -> list[int]:

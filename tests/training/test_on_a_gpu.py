@@ -17,6 +17,7 @@ from tiny_training import (
     vqgan_training,
 )
 
+from taming.precision import full_precision
 from taming.training.module import TrainingModule
 
 DEVICE = "cuda"
@@ -27,13 +28,10 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def exact_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def exact_products() -> Iterator[None]:
     """Float32 and not TF32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with full_precision():
+        yield
 
 
 def build(stage: int) -> tuple[TrainingModule, dict[str, torch.Tensor]]:
