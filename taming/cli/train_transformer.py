@@ -60,9 +60,7 @@ def main(config: DictConfig) -> int:
     images, condition_tokenizer = open_images(config, tokenizer, saved)
     grid_size = tokenizer.grid_size_for(images.resolution)
     conditioning = build_conditioning(config, images, condition_tokenizer)
-    if saved is None:
-        check_prefix(config, conditioning)
-    elif not _same(saved.config["conditioning"], conditioning.config()):
+    if saved is not None and not _same(saved.config["conditioning"], conditioning.config()):
         raise UserError(
             f"the classes or conditions of the images are no longer those that the run in "
             f"{config.resume} was begun with: resume it with the same data, or start a new run."
@@ -82,6 +80,7 @@ def main(config: DictConfig) -> int:
         accumulate=trainer.accumulate,
         gradient_clip=trainer.gradient_clip,
     )
+    trainer.check_monitor(module)
     run_dir = begin_run(config)
     train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, where)
     tokens = TokenDataModule(
@@ -141,14 +140,12 @@ def _check_kind(config: DictConfig, kind: str) -> None:
             "time, and here is none: set condition_dropout=0, or give images with classes or "
             "condition images."
         )
-
-
-def check_prefix(config: DictConfig, conditioning: Conditioning) -> None:
-    """Raises a `UserError` for a setting of several ids in front where there is but one."""
-    if config.model.get("bidirectional_prefix") and conditioning.prefix_length < 2:
+    if config.model.get("bidirectional_prefix") and (
+        kind in ("class", "none") or config.condition_as == "context"
+    ):
         raise UserError(
             "model.bidirectional_prefix=true is for condition images in front, whose tokens see "
-            "each other, and here a single token is in front: set "
+            "each other, and here at most one token is in front: set "
             "model.bidirectional_prefix=false, or give data=paired with condition_as=prefix."
         )
 

@@ -93,6 +93,7 @@ def main(config: DictConfig) -> int:
         accumulate=trainer.accumulate,
         gradient_clip=trainer.gradient_clip,
     )
+    trainer.check_monitor(module)
     data = build(config.data).images_alone()
     if of_label_maps != data.of_label_maps:
         raise UserError(

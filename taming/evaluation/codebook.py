@@ -13,6 +13,7 @@ class CodebookUsage(Metric):
     `codebook_perplexity`, exp of the entropy of the chosen codes in nats, in [1, codebook_size].
     """
 
+    names = ("codebook_usage", "codebook_perplexity")  # that `compute` gives
     full_state_update = False
 
     def __init__(self, codebook_size: int) -> None:

@@ -23,6 +23,7 @@ class FrechetDistance(Metric):
             (see `FeatureExtractor`).
     """
 
+    names = ("frechet_distance",)  # that `compute` gives
     full_state_update = False
 
     def __init__(self, features: nn.Module) -> None:

@@ -15,6 +15,7 @@ class LabelMapMetrics(Metric):
     tokenizer must reproduce it too.
     """
 
+    names = ("pixel_accuracy", "mean_iou")  # that `compute` gives
     full_state_update = False
 
     def __init__(self, num_classes: int) -> None:

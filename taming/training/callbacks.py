@@ -144,12 +144,16 @@ class Checkpoints(L.Callback):
             "best": self.best,
             "best_step": self.best_step,
             "best_metrics": self.best_metrics,
+            "monitor": (self.monitor, self.mode),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Goes on from there; by another number than before, the next validation is the best."""
         self.best, self.best_step = state_dict["best"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
+        monitored = (self.monitor, self.mode)
+        if tuple(state_dict.get("monitor", monitored)) != monitored:
+            self.best = None
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A diverged training ends here: there is nothing to validate."""
@@ -159,12 +163,7 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last, and the best if it is."""
         assert isinstance(pl_module, TrainingModule)
-        value = pl_module.latest.get(self.monitor)
-        if value is None:
-            raise UserError(
-                f"trainer.monitor names {self.monitor!r}, which validation does not report; it "
-                f"reports {', '.join(pl_module.val_metrics)}."
-            )
+        value = pl_module.latest[self.monitor]
         sign = 1 if self.mode == "min" else -1
         if math.isfinite(value) and (self.best is None or sign * value < sign * self.best):
             before = self.state_dict()

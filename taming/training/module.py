@@ -94,6 +94,11 @@ class TrainingModule(L.LightningModule):
     def to_saved(self) -> SavedModel:
         """The model as it would be exported now, EMA weights where there are any."""
 
+    @property
+    @abstractmethod
+    def val_names(self) -> Sequence[str]:
+        """Names of the numbers that validation reports."""
+
     # --- steps ----------------------------------------------------------------------------------
 
     @property

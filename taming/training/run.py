@@ -84,6 +84,14 @@ class TrainerConfig:
         if self.max_time is not None:
             parse_duration(self.max_time)
 
+    def check_monitor(self, module: TrainingModule) -> None:
+        """Raises a `UserError` if `monitor` is nothing that the module's validation reports."""
+        if self.monitor not in module.val_names:
+            raise UserError(
+                f"trainer.monitor names {self.monitor!r}, which validation does not report; it "
+                f"reports {', '.join(module.val_names)}."
+            )
+
     def device_kind(self) -> str:
         """`"cuda"` or `"cpu"`: where this machine would train.
 
@@ -163,8 +171,10 @@ def train(
         show: numbers the progress bar shows.
 
     Raises:
-        UserError: if the last checkpoint or the model cannot be written.
+        UserError: if validation does not report `config.monitor`, or the last checkpoint or the
+            model cannot be written.
     """
+    config.check_monitor(module)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     module.run_dir = run_dir
     module.log_every = config.log_every

@@ -97,6 +97,11 @@ class TransformerTraining(TrainingModule):
         self.likelihood = TokenLikelihood()
 
     @property
+    def val_names(self) -> list[str]:
+        """Nats and bits per token, perplexity, and how far it is from the training loss."""
+        return ["val/loss", "val/bits_per_token", "val/perplexity", "val/gap"]
+
+    @property
     def averaged_transformer(self) -> GPT:
         """The weights that are validated and exported."""
         model = self.ema.model if self.ema is not None else self.transformer
@@ -202,14 +207,8 @@ class TransformerTraining(TrainingModule):
         found = {name: value.item() for name, value in self.likelihood.compute().items()}
         nats = found["nats_per_token"]
         train_loss = self.recent("loss")
-        self.report(
-            {
-                "val/loss": nats,
-                "val/bits_per_token": found["bits_per_token"],
-                "val/perplexity": found["perplexity"],
-                "val/gap": nats - train_loss,
-            }
-        )
+        numbers = (nats, found["bits_per_token"], found["perplexity"], nats - train_loss)
+        self.report(dict(zip(self.val_names, numbers, strict=True)))
         warning = self.overfitting.update(self.step, train_loss, nats)
         if warning is not None:
             self.warn(warning)

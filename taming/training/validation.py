@@ -20,7 +20,11 @@ class Validation(nn.Module):
         vqgan: of which the reconstructions are.
         losses: names of the loss terms, of which means over images are taken.
         of_label_maps: whether the images are one-hot label maps.
-        metrics: more of them, with `update(reconstructions, images)`.
+        metrics: more of them, with `update(reconstructions, images)`, and `names` of what their
+            `compute` gives.
+
+    Attributes:
+        names: of the numbers.
     """
 
     def __init__(
@@ -38,6 +42,10 @@ class Validation(nn.Module):
         self.losses = nn.ModuleDict({name: _ImageMean() for name in losses})
         self.images = nn.ModuleList([quality, *metrics])
         self.codebook = CodebookUsage(vqgan.codebook_size)
+        self.names = [*losses]
+        for metric in (*_metrics(self.images), self.codebook):
+            assert isinstance(metric.names, tuple), "a metric says what its numbers are called"
+            self.names += metric.names
 
     def reset(self) -> None:
         """Forgets the last validation."""

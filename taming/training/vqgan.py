@@ -140,6 +140,11 @@ class VQGANTraining(TrainingModule):
         assert isinstance(model, VQGAN)
         return model
 
+    @property
+    def val_names(self) -> list[str]:
+        """Losses, image metrics and codebook usage."""
+        return [f"val/{name}" for name in self.validation.names]
+
     def to_saved(self) -> SavedModel:
         """The VQGAN as it would be exported now, with the discriminator for a later fine-tuning."""
         saved = self.averaged_vqgan.to_saved()

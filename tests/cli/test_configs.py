@@ -150,6 +150,7 @@ def test_metrics_are_added_to_validation(
         "adversary=none", "logger=csv", "metrics=[frechet]",
         f"metrics.frechet.features.weights={weights}",
         "metrics.frechet.features.resolution=32", "run_dir=run",
+        "trainer.monitor=val/frechet_distance",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     assert "frechet_distance" in outcome.out

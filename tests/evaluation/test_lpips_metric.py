@@ -24,7 +24,8 @@ def measured(loss: LPIPSLoss, size: int) -> float:
     metric = LPIPSMetric(loss)
     for part in zip(*(x.split(size) for x in pairs()), strict=True):
         metric.update(*part)
-    return metric.compute()["lpips"].item()
+    (name,) = metric.names
+    return metric.compute()[name].item()
 
 
 def test_lpips_is_the_packages_mean_over_images(loss: LPIPSLoss) -> None:

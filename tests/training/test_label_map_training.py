@@ -62,8 +62,10 @@ def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None
     torch.manual_seed(0)
     data = FakeData(Items(images=halves()), Items(images=halves()[:5]), batch_size=6)
     config = trainer_config(max_steps=60, val_every=60, monitor="val/reconstruction_loss")
-    result, recorder = run_training(tmp_path, label_map_training(palette=COLORS), data, config)
+    module = label_map_training(palette=COLORS)
+    result, recorder = run_training(tmp_path, module, data, config)
     metrics = result.metrics
+    assert sorted(metrics) == sorted(module.val_names)
     assert not {"val/psnr", "val/ssim"} & metrics.keys()
     (_, first), *_ = recorder.column("train/pixel_loss")
     assert first == pytest.approx(math.log(3), rel=0.3)  # knows nothing at the start

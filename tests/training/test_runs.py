@@ -252,6 +252,29 @@ def test_a_number_that_is_not_reported_cannot_be_monitored(tmp_path: Path) -> No
     config = config_for("transformer", monitor="val/los", val_every=1)
     with pytest.raises(UserError, match=r"'val/los', which validation does not report.*val/loss"):
         run_training(tmp_path, module, data, config)
+    assert module.step == 0
+
+
+@pytest.mark.parametrize("kind", ["vqgan", "transformer"])
+def test_validation_reports_what_it_says_it_will(tmp_path: Path, kind: str) -> None:
+    module, data = stage(kind, max_steps=1)
+    result, _ = run_training(tmp_path, module, data, config_for(kind, max_steps=1))
+    assert sorted(result.metrics) == sorted(module.val_names)
+
+
+def test_a_resumed_run_may_choose_its_best_by_another_number(tmp_path: Path) -> None:
+    for monitor, max_steps, best in (
+        ("val/loss", 4, 2),
+        ("val/loss", 6, 2),  # 3 of 6 is not better than 1
+        ("val/perplexity", 8, 8),  # and now its 9, which says nothing about 1
+    ):
+        module, data = stage("transformer", max_steps=max_steps)
+        losses = {4: [1.0, 2.0], 6: [3.0], 8: [4.0]}[max_steps]
+        Validations(module, "val/loss", losses)
+        config = config_for("transformer", max_steps=max_steps, val_every=2, monitor=monitor)
+        resume_from = None if max_steps == 4 else last(tmp_path)
+        run_training(tmp_path, module, data, config, resume_from=resume_from)
+        assert torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)["step"] == best
 
 
 def test_save_every_writes_between_validations(tmp_path: Path) -> None:
