@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,7 @@ __all__ = [
     "resume_config",
     "run_command",
     "set_seed",
+    "write_config",
 ]
 
 COMPOSED_FILE, RESOLVED_FILE = "config_composed.yaml", "config.yaml"
@@ -74,7 +76,7 @@ def device(name: str) -> torch.device:
     try:
         found = torch.device(name)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device={name} is not available: {str(error).splitlines()[0]}") from error
     return found
 
@@ -92,7 +94,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], 
             try:
                 status = function(config)
             except (UserError, OmegaConfBaseException) as error:
-                print(f"error: {error}", file=sys.stderr)
+                print(f"error: {_message(error)}", file=sys.stderr)
                 sys.exit(2)
             except KeyboardInterrupt:
                 print("\ninterrupted", file=sys.stderr)
@@ -116,6 +118,14 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], 
         return main
 
     return decorate
+
+
+def _message(error: Exception) -> str:
+    """What an error says; of one in a data loader's worker without PyTorch's traceback."""
+    in_worker = re.match(
+        r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", str(error), re.DOTALL
+    )
+    return str(error) if in_worker is None else str(in_worker[1]).strip()
 
 
 def build(config: DictConfig, /, **arguments: Any) -> Any:
@@ -165,10 +175,10 @@ def resume_config(config: DictConfig) -> DictConfig:
         )
     saved = OmegaConf.load(path)
     assert isinstance(saved, DictConfig)
-    for override in HydraConfig.get().overrides.task:
-        name = override.split("=", 1)[0].lstrip("+")
-        if name != "resume":
-            _override(saved, config, name, override)
+    saved.trainer.max_time = None  # it was for that session
+    given = {o.split("=", 1)[0].lstrip("+"): o for o in HydraConfig.get().overrides.task}
+    for name in sorted(given.keys() - {"resume"}, key=lambda name: name.count(".")):
+        _override(saved, config, name, given[name])
     saved.run_dir = str(run_dir)
     saved.resume = str(run_dir)
     return saved
@@ -189,6 +199,8 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         "model",
         "quantizer",
         "data",
+        "data.resolution",
+        "data.channels",
         "adversary",
         "training.ema_decay",
     )
@@ -198,6 +210,9 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
         )
+    group = OmegaConf.select(saved, name.split(".")[0])
+    if "." in name and (group is None or ("_target_" in group and group._target_ is None)):
+        raise UserError(f"{override} would do nothing: the run has no {name.split('.')[0]}.")
     names = [f"trainer.{key}" for key in ("accelerator", "devices", "strategy")]
     for key in names if name == "trainer" else [name]:
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
@@ -215,22 +230,31 @@ def check_run_dir(config: DictConfig) -> None:
 
 
 def begin_run(config: DictConfig) -> Path:
-    """Makes the run directory and writes the configuration into it, as composed and resolved.
+    """Makes a new run's directory, with its configuration; returns it, of a resumed run too.
 
     Raises:
         UserError: if the directory cannot be written.
     """
-    plain = resolved(config)
-    run_dir = Path(plain["run_dir"]).expanduser()
-    if not is_first_process():
-        return run_dir
+    run_dir = Path(resolved(config)["run_dir"]).expanduser()
+    if config.resume is None and is_first_process():
+        write_config(config, run_dir)
+    return run_dir
+
+
+def write_config(config: DictConfig, run_dir: Path) -> None:
+    """Writes a run's configuration into its directory, as composed and resolved.
+
+    Of a resumed run only when it is under way: a setting that stops it is not to stay.
+
+    Raises:
+        UserError: if the directory cannot be written.
+    """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, run_dir / COMPOSED_FILE)
-        OmegaConf.save(OmegaConf.create(plain), run_dir / RESOLVED_FILE)
+        OmegaConf.save(OmegaConf.create(resolved(config)), run_dir / RESOLVED_FILE)
     except OSError as error:
         raise UserError(f"the run directory {run_dir} cannot be written: {error}.") from error
-    return run_dir
 
 
 def run_command(script: str, *overrides: str) -> None:

@@ -1,7 +1,6 @@
 """What the commands that make tokens of images share: `train_transformer` and `encode_dataset`."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,9 +30,9 @@ LABEL_MAPS = OUR_DATA + "label_maps"  # the data of which the images are label m
 KINDS = "pictures", "label maps"
 
 ENCODING_TYPES = {
-    "data.resolution": int | Sequence[int] | None,  # None: the tokenizer's
+    "data.resolution": int | tuple[int, int] | None,  # None: the tokenizer's
     "data.channels": int | None,
-    "condition_cell": int | Sequence[int] | None,
+    "condition_cell": int | None,
     "tokens.cache_dir": Path,
     "tokens.num_views": int,
     "tokens.batch_size": int,

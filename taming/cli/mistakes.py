@@ -64,9 +64,20 @@ def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
     if config.get("resume") is not None:  # all else is the run's own
         _check_path(config, "resume")
         return
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if value == "null" and isinstance(_of_no_override(config_name, name), DictConfig):
+            raise UserError(f"{override}: {name} has settings of its own and cannot be null.")
     check_nothing_missing(config)
     for name in (*PATHS, *WRITTEN):
         _check_path(config, name)
+
+
+def _of_no_override(config_name: str, name: str) -> Any:
+    """The value of a setting by itself."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        return OmegaConf.select(compose(config_name), name)
 
 
 def _check_path(config: DictConfig, name: str) -> None:
@@ -74,6 +85,8 @@ def _check_path(config: DictConfig, name: str) -> None:
         value = OmegaConf.select(config, name)
     except OmegaConfBaseException:  # what refers to what only the command knows, or nobody
         return
+    if name in WRITTEN and name in config and value is None:
+        raise UserError(f"{name}=null: it must be a path.")
     if isinstance(value, int | float):
         raise UserError(f"{name}={value} is a number to Hydra: write '{name}=\"{value}\"'.")
     if not isinstance(value, str) or value.startswith("hf:") or name in WRITTEN:
@@ -129,6 +142,11 @@ def explain(error: HydraException, config_name: str) -> str:
         return f"{name} does not go with {' and '.join(against)}: leave out one of them."
     there = next(filter(None, map(settings, (given, choices))), known)  # of what is right, the most
     close = difflib.get_close_matches(name, there, n=3)
+    if any(_key(o) == "resume" for o in given):
+        return (
+            f"there is no setting {name} before the run's own are read. If the run has it, write "
+            f"+{name}=VALUE."
+        )
     meant = f" Did you mean {' or '.join(close)}?" if close else ""
     return f"there is no setting {name}.{meant} --help shows all of them."
 

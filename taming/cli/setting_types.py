@@ -111,9 +111,11 @@ def _is_a(value: Any, annotation: Any) -> bool:
         return any(_is_a(value, type(word)) for word in arguments)
     if origin in (list, tuple, Sequence, Iterable):
         inner = [argument for argument in arguments if argument is not ...]
-        return isinstance(value, list) and all(
-            any(_fits(element, one) for one in inner) for element in value
-        )
+        if not isinstance(value, list) or (
+            origin is tuple and len(value) != len(arguments) == len(inner)
+        ):
+            return False
+        return all(any(_fits(element, one) for one in inner) for element in value)
     if origin in (dict, Mapping):
         return isinstance(value, dict)
     return True
@@ -127,8 +129,9 @@ def _words(annotation: Any) -> str:
         )
     if origin in (list, tuple, Sequence, Iterable):
         inner = {_words(argument) for argument in arguments if argument is not ...}
-        of = {"a whole number": " of whole numbers", "a number": " of numbers"}
-        return "a list" + (of.get(inner.pop(), "") if len(inner) == 1 else "")
+        kind = {"a whole number": "whole numbers", "a number": "numbers"}.get(inner.pop(), "")
+        count = f"{len(arguments)} " if origin is tuple and ... not in arguments else ""
+        return f"a list of {count}{kind}" if kind and not inner else "a list"
     if origin in (dict, Mapping):
         return "settings of its own"
     return {

@@ -1,6 +1,7 @@
 """`train_transformer`: stage 2, a tokenizer and images to a generator."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from taming.cli.app import (
     program,
     resolved,
     resume_config,
+    write_config,
 )
 from taming.cli.encoding import ENCODING_TYPES, encode, open_images
 from taming.cli.hints import condition_settings, setting
@@ -46,7 +48,7 @@ def main(config: DictConfig) -> int:
     resolved(config)  # missing values first
     check_types(config, {**ENCODING_TYPES, "condition_dropout": float})
     trainer = build(config.trainer)
-    where = torch.device(trainer.device_kind())  # a missing GPU is noticed now
+    trainer.lightning_trainer()  # a missing GPU is noticed now
     resume_from, saved = None, None
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps, "generator")
@@ -82,6 +84,7 @@ def main(config: DictConfig) -> int:
     )
     trainer.check_monitor(module)
     run_dir = begin_run(config)
+    where = torch.device(trainer.device_kind())
     train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, where)
     tokens = TokenDataModule(
         train_tokens,
@@ -98,6 +101,7 @@ def main(config: DictConfig) -> int:
         trackers=start_trackers(config, run_dir, resume_from),
         resume_from=resume_from,
         show=("loss",),
+        on_start=partial(write_config, config, run_dir),
     )
     for_sampling = [setting("checkpoint", str(run_dir))]
     if conditioning.takes_images:

@@ -1,6 +1,7 @@
 """`train_vqgan`: stage 1, images to a VQGAN."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -16,6 +17,7 @@ from taming.cli.app import (
     resolved,
     resume_config,
     set_seed,
+    write_config,
 )
 from taming.cli.hints import data_settings, setting
 from taming.cli.setting_types import check_types
@@ -43,9 +45,9 @@ def main(config: DictConfig) -> int:
     if config.resume is not None:
         config = resume_config(config)
     resolved(config)  # missing values first
-    check_types(config)
+    check_types(config, {"data.resolution": int | tuple[int, int]})
     trainer = build(config.trainer)
-    trainer.device_kind()  # a missing GPU is noticed now
+    trainer.lightning_trainer()  # a missing GPU is noticed now
     check_finetuning(config)
     resume_from, start = None, None
     if config.resume is not None:
@@ -117,6 +119,7 @@ def main(config: DictConfig) -> int:
         trackers=trackers,
         resume_from=resume_from,
         show=("pixel_loss", "perceptual_loss", "discriminator_loss"),
+        on_start=partial(write_config, config, run_dir),
     )
     for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data)]
     if config.resume is None and HydraConfig.get().runtime.choices.get("size") == "tiny":

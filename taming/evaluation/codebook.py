@@ -14,6 +14,7 @@ class CodebookUsage(Metric):
     """
 
     names = ("codebook_usage", "codebook_perplexity")  # that `compute` gives
+    higher_is_better = True
     full_state_update = False
 
     def __init__(self, codebook_size: int) -> None:

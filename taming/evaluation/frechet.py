@@ -24,6 +24,7 @@ class FrechetDistance(Metric):
     """
 
     names = ("frechet_distance",)  # that `compute` gives
+    higher_is_better = False
     full_state_update = False
 
     def __init__(self, features: nn.Module) -> None:

@@ -16,6 +16,7 @@ class LabelMapMetrics(Metric):
     """
 
     names = ("pixel_accuracy", "mean_iou")  # that `compute` gives
+    higher_is_better = True
     full_state_update = False
 
     def __init__(self, num_classes: int) -> None:

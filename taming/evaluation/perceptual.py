@@ -21,6 +21,7 @@ class LPIPSMetric(Metric):
     MIN_SIDES = {"vgg": 16, "alex": 31}  # noqa: RUF012  of the images: smaller ones vanish in pools
 
     names = ("lpips",)  # that `compute` gives
+    higher_is_better = False
     full_state_update = False
 
     def __init__(self, lpips: LPIPSLoss) -> None:

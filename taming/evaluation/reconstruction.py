@@ -21,6 +21,7 @@ class ReconstructionMetrics(Metric):
     MIN_SIDE = 11  # of the images: SSIM's window
 
     names = ("psnr", "ssim")  # that `compute` gives
+    higher_is_better = True
     full_state_update = False
 
     def __init__(self) -> None:

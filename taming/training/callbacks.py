@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from taming.errors import UserError
+from taming.training.checkpoint_io import WholeFileCheckpointIO
 from taming.training.module import TrainingModule
 
 __all__ = [
@@ -113,15 +114,17 @@ class Checkpoints(L.Callback):
         directory: where to write.
         monitor: the number by which the best is chosen, e.g. `"val/loss"`.
         mode: `"min"` or `"max"`.
+        val_every: steps between validations.
         save_every: steps between checkpoints besides those at validations; None: only there.
     """
 
-    def __init__(self, directory: Path, *, monitor: str, mode: str, save_every: int | None) -> None:
-        if mode not in ("min", "max"):
-            raise UserError(f"trainer.mode is 'min' or 'max', not {mode!r}.")
+    def __init__(
+        self, directory: Path, *, monitor: str, mode: str, val_every: int, save_every: int | None
+    ) -> None:
         self.directory = directory
         self.monitor = monitor
         self.mode = mode
+        self.val_every = val_every
         self.save_every = save_every
         self.best: float | None = None
         self.best_step: int | None = None
@@ -163,7 +166,8 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Saves the last, and the best if it is."""
         assert isinstance(pl_module, TrainingModule)
-        value = pl_module.latest[self.monitor]
+        # ranks must agree, and of `val/gap` each has its own
+        value = trainer.strategy.broadcast(pl_module.latest[self.monitor])
         sign = 1 if self.mode == "min" else -1
         if math.isfinite(value) and (self.best is None or sign * value < sign * self.best):
             before = self.state_dict()
@@ -179,7 +183,9 @@ class Checkpoints(L.Callback):
         """Saves the last every `save_every` steps."""
         assert isinstance(pl_module, TrainingModule)
         due = self.save_every is not None and pl_module.step % self.save_every == 0
-        if due and pl_module.between_steps:
+        # validation saves too, and a run killed in it must come to it again
+        validated = pl_module.step % self.val_every == 0 or pl_module.step == pl_module.max_steps
+        if due and not validated and pl_module.between_steps:
             pl_module.require_finite()
             self._try_save(trainer, self.last_path)
 
@@ -208,17 +214,20 @@ class Checkpoints(L.Callback):
         return True
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        try:
-            trainer.save_checkpoint(path)
-            if path == self.last_path:
-                assert isinstance(trainer.lightning_module, TrainingModule)
-                self._last_step = trainer.lightning_module.step
-        except (OSError, RuntimeError) as error:
+        """The same on all ranks, of which the first writes."""
+        trainer.save_checkpoint(path)
+        files = trainer.strategy.checkpoint_io
+        assert isinstance(files, WholeFileCheckpointIO)
+        failure = trainer.strategy.broadcast(files.failure)
+        if failure is not None:
             kept = f"The earlier {path.name} is intact. " if path.exists() else ""
             raise UserError(
-                f"the checkpoint {path} could not be written ({str(error).splitlines()[0]}). "
-                f"{kept}Is the disk full? Free some space."
-            ) from error
+                f"the checkpoint {path} could not be written ({failure}). {kept}Is the disk full? "
+                "Free some space."
+            )
+        if path == self.last_path:
+            assert isinstance(trainer.lightning_module, TrainingModule)
+            self._last_step = trainer.lightning_module.step
 
 
 class Progress(L.Callback):

@@ -161,6 +161,7 @@ class OverfittingWatch:
         patience: validations in a row above the best before it speaks.
         best, best_step, train_at_best: the best validation loss, its step, the training loss then.
         since_best: validations since.
+        spoken: whether it has spoken since.
     """
 
     patience: int
@@ -168,23 +169,24 @@ class OverfittingWatch:
     best_step: int = 0
     train_at_best: float = math.inf
     since_best: int = 0
+    spoken: bool = False
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, with its own patience."""
         self.best, self.best_step = state["best"], state["best_step"]
         self.train_at_best, self.since_best = state["train_at_best"], state["since_best"]
-        if self.since_best < state["patience"]:  # it has not spoken yet: less patience may be over
-            self.since_best = min(self.since_best, self.patience - 1)
+        self.spoken = state.get("spoken", self.since_best >= state["patience"])  # older runs
 
     def update(self, step: int, train_loss: float, val_loss: float) -> str | None:
         """Takes a validation's two losses; returns the warning when it is time for it."""
         if val_loss < self.best:
             self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
-            self.since_best = 0
+            self.since_best, self.spoken = 0, False
             return None
         self.since_best += 1
-        if self.since_best != self.patience or not train_loss < self.train_at_best:
+        if self.spoken or self.since_best < self.patience or not train_loss < self.train_at_best:
             return None
+        self.spoken = True
         return (
             f"overfitting: since step {self.best_step} the validation loss has risen from "
             f"{self.best:.4f} to {val_loss:.4f} while the training loss fell from "

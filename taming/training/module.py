@@ -96,8 +96,8 @@ class TrainingModule(L.LightningModule):
 
     @property
     @abstractmethod
-    def val_names(self) -> Sequence[str]:
-        """Names of the numbers that validation reports."""
+    def val_modes(self) -> Mapping[str, str]:
+        """Of each number that validation reports, whether its `"min"` or its `"max"` is good."""
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class TrainingModule(L.LightningModule):
         checkpoint["num_warnings"] = self._num_warnings
         checkpoint["random_state"] = {
             "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "cuda": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
         }
         checkpoint.pop("loops", None)
 
@@ -272,5 +272,9 @@ class TrainingModule(L.LightningModule):
             torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
         elif self.step > 0:
             torch.set_rng_state(self._random_state["cpu"])
-            if torch.cuda.is_available() and self._random_state["cuda"]:
-                torch.cuda.set_rng_state_all(self._random_state["cuda"])
+            if self._on_gpu and self._random_state["cuda"] is not None:
+                torch.cuda.set_rng_state(self._random_state["cuda"], self.device)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type == "cuda"

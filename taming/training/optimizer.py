@@ -39,9 +39,16 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
             raise UserError(f"optimizer: learning_rate must be positive, not {self.learning_rate}.")
-        if self.warmup_steps < 0:
+        for name in ("weight_decay", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise UserError(f"optimizer: {name} must be 0 or more, not {getattr(self, name)}.")
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(
-                f"optimizer: warmup_steps must not be negative, not {self.warmup_steps}."
+                f"optimizer: betas must be at least 0 and below 1, not {list(self.betas)}."
+            )
+        if not 0 <= self.final_fraction <= 1:
+            raise UserError(
+                f"optimizer: final_fraction must be from 0 to 1, not {self.final_fraction}."
             )
         if self.schedule not in ("constant", "cosine"):
             raise UserError(

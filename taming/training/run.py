@@ -4,12 +4,15 @@ import json
 import logging
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from taming.data import EndlessDataModule
 from taming.errors import MissingPathError, UserError
@@ -48,8 +51,8 @@ class TrainerConfig:
         val_every: steps between validations; None: a single one, at `max_steps`.
         log_every: steps between reports of training losses.
         save_every: steps between checkpoints, besides the one at each validation; None: none.
-        monitor, mode: the validation number the best checkpoint is chosen by, and whether small
-            (`"min"`) or large (`"max"`) is good.
+        monitor: the validation number the best checkpoint is chosen by.
+        mode: whether small (`"min"`) or large (`"max"`) is good; `"auto"`: as the number has it.
         export: which checkpoint becomes `model/`: `"best"` or `"last"`.
     """
 
@@ -57,7 +60,7 @@ class TrainerConfig:
     val_every: int | None
     monitor: str
     export: str
-    mode: str = "min"
+    mode: str = "auto"
     max_time: str | None = None
     accelerator: str = "auto"
     devices: Any = "auto"
@@ -71,6 +74,8 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         if self.export not in ("best", "last"):
             raise UserError(f"trainer.export is 'best' or 'last', not {self.export!r}.")
+        if self.mode not in ("auto", "min", "max"):
+            raise UserError(f"trainer.mode is auto, min or max, not {self.mode!r}.")
         if self.precision not in ("auto", "32-true", "bf16-mixed"):
             raise UserError(
                 f"trainer.precision is auto, 32-true or bf16-mixed, not {self.precision!r}."
@@ -86,10 +91,10 @@ class TrainerConfig:
 
     def check_monitor(self, module: TrainingModule) -> None:
         """Raises a `UserError` if `monitor` is nothing that the module's validation reports."""
-        if self.monitor not in module.val_names:
+        if self.monitor not in module.val_modes:
             raise UserError(
                 f"trainer.monitor names {self.monitor!r}, which validation does not report; it "
-                f"reports {', '.join(module.val_names)}."
+                f"reports {', '.join(module.val_modes)}."
             )
 
     def device_kind(self) -> str:
@@ -105,6 +110,32 @@ class TrainerConfig:
                 "that PyTorch is a CUDA build, or use trainer=cpu."
             )
         return "cuda" if has_gpu and self.accelerator != "cpu" else "cpu"
+
+    def lightning_trainer(self, **settings: Any) -> L.Trainer:
+        """Lightning's trainer on these devices, with more settings of it.
+
+        Raises:
+            UserError: for devices or a strategy that it refuses.
+        """
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        accelerator = self.device_kind()
+        try:
+            return L.Trainer(
+                accelerator=accelerator,
+                devices=self.devices,
+                strategy=_strategy(self),
+                precision=_precision(self),
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                **settings,
+            )
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UserError(
+                f"trainer.devices={self.devices} and trainer.strategy={self.strategy} do not work "
+                f"on {accelerator}: {' '.join(str(error).split())}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -156,6 +187,7 @@ def train(
     trackers: list[Tracker],
     resume_from: Path | None,
     show: tuple[str, ...],
+    on_start: Callable[[], object] = lambda: None,
 ) -> TrainingResult:
     """Trains, checkpoints into `run_dir/checkpoints`, and exports into `run_dir/model`.
 
@@ -169,45 +201,45 @@ def train(
         trackers: where numbers and pictures go.
         resume_from: checkpoint of the same run to go on from.
         show: numbers the progress bar shows.
+        on_start: called in the first process when the first step is next, all that a checkpoint
+            holds being restored.
 
     Raises:
         UserError: if validation does not report `config.monitor`, or the last checkpoint or the
             model cannot be written.
     """
     config.check_monitor(module)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     module.run_dir = run_dir
     module.log_every = config.log_every
+    val_every = config.val_every or config.max_steps
     checkpoints = Checkpoints(
         run_dir / "checkpoints",
         monitor=config.monitor,
-        mode=config.mode,
+        mode=module.val_modes[config.monitor] if config.mode == "auto" else config.mode,
+        val_every=val_every,
         save_every=config.save_every,
     )
+
+    def start(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:  # of a run that goes on: outdated, and in its checkpoint
+            shutil.rmtree(run_dir / "model", ignore_errors=True)
+            (run_dir / "result.json").unlink(missing_ok=True)
+            on_start()
+
+    begin = LambdaCallback(on_train_start=start)
     max_time = parse_duration(config.max_time) if config.max_time is not None else None
-    trainer = L.Trainer(
-        accelerator=config.device_kind(),
-        devices=config.devices,
-        strategy=_strategy(config),
-        precision=_precision(config),
+    trainer = config.lightning_trainer(
         max_epochs=-1,
-        val_check_interval=(config.val_every or config.max_steps) * config.accumulate,
+        val_check_interval=val_every * config.accumulate,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         use_distributed_sampler=False,
         plugins=[WholeFileCheckpointIO()],
-        callbacks=[Progress(show), checkpoints, StopTraining(max_time)],
+        callbacks=[Progress(show), checkpoints, StopTraining(max_time), begin],
     )
     module.trackers = trackers if trainer.is_global_zero else []
     torch.set_float32_matmul_precision("high")
     interrupted = False
-    if trainer.is_global_zero:  # of a run that goes on: outdated from now on, and in its checkpoint
-        shutil.rmtree(run_dir / "model", ignore_errors=True)
-        (run_dir / "result.json").unlink(missing_ok=True)
     try:
         with warnings.catch_warnings():
             # Lightning's advice on data loaders and on its own loops does not apply here

@@ -97,9 +97,9 @@ class TransformerTraining(TrainingModule):
         self.likelihood = TokenLikelihood()
 
     @property
-    def val_names(self) -> list[str]:
-        """Nats and bits per token, perplexity, and how far it is from the training loss."""
-        return ["val/loss", "val/bits_per_token", "val/perplexity", "val/gap"]
+    def val_modes(self) -> dict[str, str]:
+        """Of nats and bits per token, perplexity, and the distance from the training loss."""
+        return dict.fromkeys(("val/loss", "val/bits_per_token", "val/perplexity", "val/gap"), "min")
 
     @property
     def averaged_transformer(self) -> GPT:
@@ -208,7 +208,7 @@ class TransformerTraining(TrainingModule):
         nats = found["nats_per_token"]
         train_loss = self.recent("loss")
         numbers = (nats, found["bits_per_token"], found["perplexity"], nats - train_loss)
-        self.report(dict(zip(self.val_names, numbers, strict=True)))
+        self.report(dict(zip(self.val_modes, numbers, strict=True)))
         warning = self.overfitting.update(self.step, train_loss, nats)
         if warning is not None:
             self.warn(warning)

@@ -20,11 +20,11 @@ class Validation(nn.Module):
         vqgan: of which the reconstructions are.
         losses: names of the loss terms, of which means over images are taken.
         of_label_maps: whether the images are one-hot label maps.
-        metrics: more of them, with `update(reconstructions, images)`, and `names` of what their
-            `compute` gives.
+        metrics: more of them, with `update(reconstructions, images)`, `names` of what their
+            `compute` gives, and torchmetrics' `higher_is_better`.
 
     Attributes:
-        names: of the numbers.
+        modes: of each number, whether its `"min"` or its `"max"` is good.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Validation(nn.Module):
         self.losses = nn.ModuleDict({name: _ImageMean() for name in losses})
         self.images = nn.ModuleList([quality, *metrics])
         self.codebook = CodebookUsage(vqgan.codebook_size)
-        self.names = [*losses]
+        self.modes = dict.fromkeys(losses, "min")
         for metric in (*_metrics(self.images), self.codebook):
             assert isinstance(metric.names, tuple), "a metric says what its numbers are called"
-            self.names += metric.names
+            self.modes |= dict.fromkeys(metric.names, "max" if metric.higher_is_better else "min")
 
     def reset(self) -> None:
         """Forgets the last validation."""

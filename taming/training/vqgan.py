@@ -141,9 +141,9 @@ class VQGANTraining(TrainingModule):
         return model
 
     @property
-    def val_names(self) -> list[str]:
-        """Losses, image metrics and codebook usage."""
-        return [f"val/{name}" for name in self.validation.names]
+    def val_modes(self) -> dict[str, str]:
+        """Of losses, image metrics and codebook usage."""
+        return {f"val/{name}": mode for name, mode in self.validation.modes.items()}
 
     def to_saved(self) -> SavedModel:
         """The VQGAN as it would be exported now, with the discriminator for a later fine-tuning."""

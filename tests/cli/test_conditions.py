@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails
 
 import taming
 from taming.conditioning import CellClasses, ImageCondition
@@ -140,6 +140,18 @@ def test_pictures_by_a_tokenizer_of_their_own(run: Run, pairs: Path, tokenizer: 
         "condition_tokenizer=tokenizer", "training.pkeep=0.9", "run_dir=scenes_gpt",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
+
+
+def test_an_error_in_a_loaders_worker_is_told_in_a_line(
+    run: Run, pairs: Path, tokenizer: str
+) -> None:
+    Image.fromarray(np.full((24, 36), 9, dtype=np.uint8)).save(pairs / "label" / "3.png")
+    outcome = run(
+        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "data.check=none",
+        "data.num_workers=1", "run_dir=scenes_gpt",
+    )  # fmt: skip
+    fails(outcome, "scenes: label/3.png has a pixel of value 9")
+    assert "DataLoader" not in outcome.err
 
 
 def test_what_does_not_fit_is_said_before_any_work(

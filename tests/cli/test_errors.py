@@ -200,8 +200,29 @@ def test_resume_of_the_other_stage(run: Run, vqgan_run: Path, transformer_run: P
 
 
 def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
-    for override in ("model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other"):
+    for override in ("model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other",
+        "data.resolution=16", "data.channels=1"):  # fmt: skip
         fails(run("train_vqgan", f"resume={vqgan_run}", override), override, "resume=")
+
+
+def test_what_the_run_has_not_cannot_be_set_on_resume(run: Run, vqgan_run: Path) -> None:
+    resume = f"resume={vqgan_run}"
+    fails(run("train_vqgan", resume, "logger.project=x"), "the run has no logger")
+    outcome = run("train_vqgan", resume, "data.root=x")
+    fails(outcome, "no setting data.root before the run's own are read", "+data.root=VALUE")
+    config = (vqgan_run / "config_composed.yaml").read_bytes()
+    outcome = run("train_vqgan", resume, "trainer.max_steps=9", "+data.root=x")
+    fails(outcome, "unexpected keyword argument 'root'")
+    assert (vqgan_run / "config_composed.yaml").read_bytes() == config
+
+
+def test_time_is_limited_anew_in_each_session(run: Run, vqgan_run: Path) -> None:
+    resume = f"resume={vqgan_run}"
+    limited = run("train_vqgan", resume, "trainer.max_steps=90", "trainer.max_time=1s")
+    assert limited.status == 0, limited.err
+    assert "out of time before step 90" in limited.out
+    unlimited = run("train_vqgan", resume, "trainer.max_steps=91")
+    assert "91 steps done" in unlimited.out, unlimited.err
 
 
 @pytest.mark.parametrize("override", ["condition_tokenizer=x", "condition_cell=4",
@@ -222,7 +243,10 @@ def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: 
 @pytest.mark.parametrize("override", ["seed=-1", "trainer.save_every=0", "trainer.gradient_clip=0",
     "training.ema_decay=1.5", "adversary.weight=-1", "trainer.max_time=-5", "trainer.monitor=val/x",
     "training.optimizer.learning_rate=0", "training.reconstruction=l3", "trainer.accelerator=tpu",
-    "model.quantizer.revive_after=0"])  # fmt: skip
+    "model.quantizer.revive_after=0", "trainer.mode=most", "trainer.devices=foo",
+    "trainer.strategy=foo", "training.optimizer.weight_decay=-1",
+    "training.optimizer.betas=[0.9]", "training.optimizer.betas=[0.9,1.5]",
+    "training.optimizer.final_fraction=-2", "data.resolution=[32,32,32]"])  # fmt: skip
 def test_values_out_of_range(run: Run, images: Path, override: str) -> None:
     outcome = run("train_vqgan", f"data.path={images}", "data.val_fraction=0.25", *TRAIN, override)
     fails(outcome, override.split("=")[0].rsplit(".", 1)[-1])

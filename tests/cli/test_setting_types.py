@@ -32,7 +32,7 @@ STAGE_2 = ("data.path=nowhere", "vqgan=nowhere", *TINY_TRANSFORMER, "run_dir=out
         ("training.ema_decay=slow", "a number or null, not slow"),
         ("training.compile=1", "true or false, not 1"),
         ("training.optimizer.learning_rate=null", "a number, not null"),
-        ("training.optimizer.betas=0.9", "a list of numbers, not 0.9"),
+        ("training.optimizer.betas=0.9", "a list of 2 numbers, not 0.9"),
         ("data.batch_size=null", "a whole number, not null"),
         ("data.resolution=large", "a whole number"),
         ("data.path=2024", "a path, not 2024"),

@@ -83,6 +83,19 @@ def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for override in ("size=null", "perceptual=null"):
         with pytest.raises(UserError, match=f"^{override}: give the name of a file"):
             check_command_line("train_vqgan", ["data.path=.", override])
+    needed = {
+        "train_vqgan": ["data.path=."],
+        "train_transformer": ["data.path=.", "vqgan=."],
+        "sample": ["checkpoint=."],
+    }
+    for name, override, message in (
+        ("train_vqgan", "training.optimizer=null", "has settings of its own and cannot be null"),
+        ("train_transformer", "tokens=null", "has settings of its own and cannot be null"),
+        ("train_vqgan", "run_dir=null", "it must be a path"),
+        ("sample", "output_dir=null", "it must be a path"),
+    ):
+        with pytest.raises(UserError, match=f"^{override}: .*{message}"):
+            check_command_line(name, [*needed[name], override])
 
 
 def test_help_says_where_settings_are_explained(run: Run) -> None:

@@ -65,7 +65,7 @@ def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None
     module = label_map_training(palette=COLORS)
     result, recorder = run_training(tmp_path, module, data, config)
     metrics = result.metrics
-    assert sorted(metrics) == sorted(module.val_names)
+    assert sorted(metrics) == sorted(module.val_modes)
     assert not {"val/psnr", "val/ssim"} & metrics.keys()
     (_, first), *_ = recorder.column("train/pixel_loss")
     assert first == pytest.approx(math.log(3), rel=0.3)  # knows nothing at the start

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from tiny_training import (
@@ -23,7 +22,7 @@ from tiny_training import (
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import load_saved_model, load_training_checkpoint
-from taming.training import OptimizerConfig, VQGANTraining, check_resume
+from taming.training import OptimizerConfig, VQGANTraining, check_resume, train
 from taming.training.health import OverfittingWatch
 from taming.training.module import TrainingModule
 from taming.vqgan import VQGAN
@@ -232,19 +231,70 @@ def test_a_best_that_could_not_be_written_is_not_the_best(
 ) -> None:
     module, data = stage("transformer")
     Validations(module, "val/loss", [3.0, 1.0, 2.0, 4.0])
-    save = L.Trainer.save_checkpoint
+    save = torch.save
 
-    def full_once(trainer: L.Trainer, path: Any, *args: Any) -> None:
+    def full_once(*args: Any) -> None:
         if module.step == 4:
             raise OSError(28, "No space left on device")
-        save(trainer, path, *args)
+        save(*args)
 
-    monkeypatch.setattr(L.Trainer, "save_checkpoint", full_once)
+    monkeypatch.setattr(torch, "save", full_once)
     config = config_for("transformer", val_every=2, export="best")
     result, _ = run_training(tmp_path, module, data, config)
     assert result.exported_step == 6
     best = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)
     assert best["step"] == 6
+
+
+@pytest.mark.parametrize("val_every", [2, None])
+def test_no_checkpoint_stands_between_a_step_and_its_validation(
+    tmp_path: Path, val_every: int | None
+) -> None:
+    """A run killed in its last validation would have done all its steps, and nothing to show."""
+    module, data = stage("transformer", max_steps=4)
+    saved = []
+
+    def validates() -> None:
+        saved.append(last(tmp_path).exists() and torch.load(last(tmp_path))["step"])
+
+    module.on_validation_start = validates  # type: ignore[method-assign]
+    config = config_for("transformer", max_steps=4, val_every=val_every, save_every=1)
+    run_training(tmp_path, module, data, config)
+    assert saved == ([1, 3] if val_every == 2 else [3])
+
+
+@pytest.mark.parametrize(("mode", "best"), [("auto", 4), ("min", 2)])
+def test_the_best_is_the_largest_where_more_is_better(tmp_path: Path, mode: str, best: int) -> None:
+    module, data = stage("vqgan", max_steps=4)
+    Validations(module, "val/psnr", [10.0, 20.0])
+    config = config_for(
+        "vqgan", max_steps=4, val_every=2, monitor="val/psnr", mode=mode, export="best"
+    )
+    result, _ = run_training(tmp_path, module, data, config)
+    assert result.exported_step == best
+
+
+def test_what_cannot_be_restored_costs_the_run_nothing(tmp_path: Path) -> None:
+    module, data = stage("transformer", max_steps=2)
+    run_training(tmp_path, module, data, config_for("transformer", max_steps=2))
+    other = transformer_training(max_steps=4)
+    other.transformer.head = torch.nn.Linear(3, 3)
+    started: list[int] = []
+
+    def resume(module: TrainingModule) -> None:
+        config = config_for("transformer", max_steps=4)
+        train(
+            module, token_data(), config, run_dir=tmp_path, trackers=[], show=(),
+            resume_from=last(tmp_path), on_start=lambda: started.append(module.step),
+        )  # fmt: skip
+
+    with pytest.raises(RuntimeError, match="head"):
+        resume(other)
+    assert not started
+    assert (tmp_path / "result.json").exists()
+    load_saved_model(tmp_path / "model")
+    resume(transformer_training(max_steps=4))
+    assert started == [2]
 
 
 def test_a_number_that_is_not_reported_cannot_be_monitored(tmp_path: Path) -> None:
@@ -259,7 +309,7 @@ def test_a_number_that_is_not_reported_cannot_be_monitored(tmp_path: Path) -> No
 def test_validation_reports_what_it_says_it_will(tmp_path: Path, kind: str) -> None:
     module, data = stage(kind, max_steps=1)
     result, _ = run_training(tmp_path, module, data, config_for(kind, max_steps=1))
-    assert sorted(result.metrics) == sorted(module.val_names)
+    assert sorted(result.metrics) == sorted(module.val_modes)
 
 
 def test_a_resumed_run_may_choose_its_best_by_another_number(tmp_path: Path) -> None:

@@ -184,12 +184,17 @@ def test_overfitting_is_noticed_once_and_only_while_training_improves() -> None:
     for part in ("since step 1", "2.5000 to 2.8000", "1.9000 to 1.2000", "best.ckpt keeps step 1"):
         assert part in text
     resumed = OverfittingWatch(patience=1)  # of a run whose patience of 9 was not yet over
-    resumed.load_state_dict({**asdict(watch), "patience": 9})
+    resumed.load_state_dict({**asdict(watch), "patience": 9, "spoken": False})
     assert resumed.best_step == 1
     assert resumed.update(5, 0.9, 3.0) is not None
     again = OverfittingWatch(patience=2)  # it had spoken already
     again.load_state_dict(asdict(watch))
     assert again.update(5, 0.9, 3.0) is None
+    late = OverfittingWatch(patience=2)  # the training loss is better only in the fourth
+    for step, pair in enumerate([(2.0, 2.0), (1.9, 2.5), (2.1, 2.6)]):
+        assert late.update(step, *pair) is None
+    assert late.update(3, 1.5, 2.8) is not None
+    assert late.update(4, 1.4, 2.9) is None
     noisy = OverfittingWatch(patience=1)  # both get worse: that is divergence, not overfitting
     assert noisy.update(0, 1.0, 1.0) is None
     assert noisy.update(1, 1.5, 2.0) is None
