@@ -74,17 +74,22 @@ class TokenWriter:
     def write(self, codes: Mapping[str, np.ndarray], labels: np.ndarray | None = None) -> None:
         """Writes the next items: integers `(b h w)` by name, as in `CacheDescription.grids`.
 
-        `labels` `(b,)` are their classes, of an image the same in all views.
+        `labels` `(b,)` are their classes. An image has that of its first view: where a later one is
+        of another class, because it shows another image, the first view stands for it.
         """
         count = len(codes["indices"])
         views, images = np.divmod(
             np.arange(self.done, self.done + count), self.description.num_images
         )
-        for name, array in self._arrays.items():
-            if name == LABELS:
-                array[images] = labels
-            else:
-                array[images, views] = codes[name]
+        grids = {name: self._arrays[name] for name in self.description.grids}
+        for name, array in grids.items():
+            array[images, views] = codes[name]
+        if labels is not None:
+            known, first = self._arrays[LABELS], views == 0
+            known[images[first]] = labels[first]
+            others = labels != known[images]
+            for array in grids.values():
+                array[images[others], views[others]] = array[images[others], 0]
         self.done += count
 
     def record(self, replaced: Iterable[str] = ()) -> None:

@@ -157,7 +157,7 @@ def _encode(
                     key: tokenizer.encode(batch[ENCODED[key]].to(device)).cpu().numpy()
                     for key, tokenizer in tokenizers.items()
                 }
-                # a broken image's stand-in may be of another class, and is encoded as what it is
+                # a broken image's stand-in may be of another class than the image
                 labels = batch.get("labels")
                 writer.write(codes, None if labels is None else labels.numpy())
                 bar.update(len(batch["images"]))

@@ -152,6 +152,24 @@ def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
     assert (tokens.replaced, whole.replaced) == (["a.png", "b.png"], [])
 
 
+@pytest.mark.parametrize("batches", [[12], [5, 7], [4, 4, 4]])
+def test_views_of_another_class_give_way_to_the_first(tmp_path: Path, batches: list[int]) -> None:
+    """Image 1, of class 7, breaks after its first view; image 2, broken at first, was repaired."""
+    labels = np.array([0, 7, 0, 1, 0, 0, 5, 1, 0, 0, 5, 1])
+    whole = codes(0, 12)
+    writer = TokenWriter(tmp_path / "a", PAIRED, with_labels=True)
+    for end, count in zip(np.cumsum(batches), batches, strict=True):
+        items = slice(end - count, end)
+        writer.write({name: array[items] for name, array in whole.items()}, labels[items])
+    writer.finish(tmp_path / "done")
+    tokens = TokenDataset(tmp_path / "done", PAIRED)
+    assert tokens.labels is not None
+    assert tokens.labels.tolist() == [0, 7, 0, 1]
+    views = [[0, 4, 8], [1, 1, 1], [2, 2, 2], [3, 7, 11]]
+    assert tokens.arrays["condition_indices"][..., 0, 0].tolist() == views
+    assert (tokens.arrays["indices"][..., 0, 0] == 10 * np.array(views)).all()
+
+
 def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TokenWriter(tmp_path / "a", PLAIN, with_labels=False)
     writer.write(codes(0, 12))
