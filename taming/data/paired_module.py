@@ -1,6 +1,7 @@
 """The data module of pairs."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, cast
 
 from taming.data.label_maps import LabelMapTransform
@@ -44,7 +45,7 @@ class PairedDataModule(ImageDataModule):
         unlabelled_class: int | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(open_parts, transform, **settings)
+        super().__init__(cache(open_parts), transform, **settings)  # for `images_alone`, too
         self.image_transform = image_transform
         self.palette = palette
         self.unlabelled = unlabelled
@@ -55,7 +56,10 @@ class PairedDataModule(ImageDataModule):
         self._settings = settings
 
     def images_alone(self) -> ImageDataModule:
-        """The same images, in the same order and views, without reading their conditions."""
+        """The same images, in the same order and views, without reading their conditions.
+
+        The files of both are found and checked once.
+        """
         return ImageDataModule(self._open_images, self.image_transform, **self._settings)
 
     def _open_images(self) -> tuple[Part, Part]:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class TokenWriter:
 
     Attributes:
         done: number of items written.
+        replaced: names of the images for which others stand, as recorded.
 
     Raises:
         OSError: if the disk has no room for it.
@@ -50,11 +51,11 @@ class TokenWriter:
         if with_labels:
             self._files[LABELS] = np.dtype(np.int64), (description.num_images,)
         try:
-            self.done, self._arrays = self._begun()
+            self.done, self.replaced, self._arrays = self._begun()
         except (OSError, ValueError, EOFError, KeyError, TypeError):  # none, or none of any use
             shutil.rmtree(directory, ignore_errors=True)
             try:
-                self.done, self._arrays = 0, self._new()
+                self.done, self.replaced, self._arrays = 0, set[str](), self._new()
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
@@ -73,24 +74,34 @@ class TokenWriter:
     def write(self, codes: Mapping[str, np.ndarray], labels: np.ndarray | None = None) -> None:
         """Writes the next items: integers `(b h w)` by name, as in `CacheDescription.grids`.
 
-        `labels` `(b,)` are their classes, of an image the same in all views.
+        `labels` `(b,)` are their classes. An image has that of its first view: where a later one is
+        of another class, because it shows another image, the first view stands for it.
         """
         count = len(codes["indices"])
         views, images = np.divmod(
             np.arange(self.done, self.done + count), self.description.num_images
         )
-        for name, array in self._arrays.items():
-            if name == LABELS:
-                array[images] = labels
-            else:
-                array[images, views] = codes[name]
+        grids = {name: self._arrays[name] for name in self.description.grids}
+        for name, array in grids.items():
+            array[images, views] = codes[name]
+        if labels is not None:
+            known, first = self._arrays[LABELS], views == 0
+            known[images[first]] = labels[first]
+            others = labels != known[images]
+            for array in grids.values():
+                array[images[others], views[others]] = array[images[others], 0]
         self.done += count
 
-    def record(self) -> None:
-        """Puts what is written on the disk, and then how much that is."""
+    def record(self, replaced: Iterable[str] = ()) -> None:
+        """Puts what is written on the disk, and then how much that is.
+
+        `replaced` are the names of the images for which others were written so far; those that an
+        earlier process recorded stay.
+        """
+        self.replaced.update(replaced)
         for array in self._arrays.values():
             array.flush()
-        progress = {"done": self.done, **self.description.plain()}
+        progress = {"done": self.done, **self._meta()}
         unfinished = self.directory / f"{PROGRESS_FILE}.unfinished"
         unfinished.write_text(json.dumps(progress))
         unfinished.replace(self.directory / PROGRESS_FILE)
@@ -99,15 +110,19 @@ class TokenWriter:
         """Makes it a valid cache, and moves it to `directory`."""
         assert self.done == self.total
         self.record()
-        meta = json.dumps(self.description.plain(), indent=2)
+        meta = json.dumps(self._meta(), indent=2)
         (self.directory / META_FILE).write_text(f"{meta}\n")
         self.directory.rename(directory)
         (directory / PROGRESS_FILE).unlink()
 
-    def _begun(self) -> tuple[int, dict[str, np.memmap[Any, Any]]]:
+    def _meta(self) -> dict[str, Any]:
+        return {**self.description.plain(), "replaced": sorted(self.replaced)}
+
+    def _begun(self) -> tuple[int, set[str], dict[str, np.memmap[Any, Any]]]:
         """What an earlier process has recorded."""
         progress = json.loads((self.directory / PROGRESS_FILE).read_text())
         done = progress.pop("done")
+        replaced = set(progress.pop("replaced", []))
         if progress != self.description.plain() or not 0 <= done <= self.total:
             raise ValueError
         arrays = {}
@@ -116,7 +131,7 @@ class TokenWriter:
             if (array.dtype, array.shape) != file:
                 raise ValueError
             arrays[name] = array
-        return done, arrays
+        return done, replaced, arrays
 
     def _new(self) -> dict[str, np.memmap[Any, Any]]:
         self.directory.mkdir(parents=True)

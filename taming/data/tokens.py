@@ -91,6 +91,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         directory: as given.
         arrays: of indices, images × views × height × width, by the name of the item's entry.
         labels: of the images; None without classes.
+        replaced: names of the images that could not be read when they were encoded, and for which
+            others stand.
 
     Raises:
         UserError: if it is a cache of something else, or damaged.
@@ -121,6 +123,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
                 f"{', '.join(differing)}. Delete it, or give another cache_dir."
             )
         self.directory = directory
+        self.replaced: list[str] = found.get("replaced", [])
         self.seed = expected.seed
         self.num_views = expected.num_views
 

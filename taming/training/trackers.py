@@ -36,30 +36,30 @@ class CSVTracker:
 
     Args:
         path: the file. If it exists the run continues in it, without the rows after `first_step`,
-            which the resumed run is about to repeat.
+            which the resumed run is about to repeat, and without those that are not whole.
         first_step: the step the run (re)starts from.
     """
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
         self.path = path
         self.columns = ["step"]
+        self.failed = False
         if path.exists():
             rows = [row for row in self._read() if int(row["step"]) <= first_step]
             self._rewrite(rows)
-        self.failed = False
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Appends a row; a new column rewrites the file."""
+        """Appends a row; a new column, or a failure before, rewrites the file."""
         row = {"step": str(step), **{name: f"{value:.7g}" for name, value in metrics.items()}}
-        new = [name for name in row if name not in self.columns]
         try:
-            if new or not self.path.exists():
+            if self.failed or not row.keys() <= set(self.columns) or not self.path.exists():
                 rows = self._read() if self.path.exists() else []
-                self.columns += new
+                self.columns += [name for name in row if name not in self.columns]
                 self._rewrite([*rows, row])
             else:
                 with self.path.open("a", newline="") as file:
                     csv.DictWriter(file, self.columns).writerow(row)
+            self.failed = False
         except OSError as error:
             if not self.failed:
                 log.warning("%s cannot be written (%s); training goes on.", self.path, error)
@@ -75,10 +75,25 @@ class CSVTracker:
         """Nothing to do: each row is on disk when `metrics` returns."""
 
     def _read(self) -> list[dict[str, str]]:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            self.columns = list(reader.fieldnames or ["step"])
-            return list(reader)
+        """The rows that are whole: not cut, not glued to another, no NUL bytes."""
+        with self.path.open(newline="", errors="replace") as file:
+            lines = list(file)
+        reader = csv.DictReader(line for line in lines if line.endswith("\n") and "\0" not in line)
+        columns = list(reader.fieldnames or [])
+        rows = [
+            row
+            for row in reader
+            if None not in (*row.keys(), *row.values()) and row.get("step", "").isdecimal()
+        ]
+        self.columns = columns if "step" in columns else ["step"]
+        num_damaged = len(lines) - 1 - len(rows)
+        if num_damaged > 0 and not self.failed:  # of a failure there was word already
+            log.warning(
+                "%s: damaged rows left out: %d (a full disk or a power cut leaves such)",
+                self.path,
+                num_damaged,
+            )
+        return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         unfinished = self.path.with_suffix(".csv.unfinished")
@@ -142,14 +157,21 @@ class WandbTracker:
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs numbers with `step` as their horizontal axis."""
-        self._log({**metrics, "step": step})
+        if self.run is not None:
+            try:
+                self.run.log({**metrics, "step": step})
+            except Exception as error:
+                self._give_up(error)
 
     def image(self, name: str, image: Image.Image, step: int) -> None:
         """Logs a picture."""
         if self.run is not None:
-            import wandb
+            try:
+                import wandb
 
-            self._log({name: wandb.Image(image), "step": step})
+                self.run.log({name: wandb.Image(image), "step": step})  # writes a file first
+            except Exception as error:
+                self._give_up(error)
 
     def alert(self, text: str, step: int) -> None:
         """Raises an alert on the run's page."""
@@ -164,13 +186,6 @@ class WandbTracker:
         if self.run is not None:
             try:
                 self.run.finish()
-            except Exception as error:
-                self._give_up(error)
-
-    def _log(self, values: dict[str, Any]) -> None:
-        if self.run is not None:
-            try:
-                self.run.log(values)
             except Exception as error:
                 self._give_up(error)
 

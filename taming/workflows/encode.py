@@ -52,7 +52,8 @@ def encode_dataset(
     Its directory is named after a digest of what it is of, so a cache of another tokenizer, other
     images or another transform is never found, let alone used. An interrupted encoding goes on
     where it was when the same cache is asked for again. Of several processes that ask for it one
-    makes it, and the others wait.
+    makes it, and the others wait. Images that could not be read are named in the cache, and in a
+    warning each time it is used.
 
     Args:
         tokenizer: encodes the images; it is moved to `device`, like the other one.
@@ -98,14 +99,25 @@ def encode_dataset(
                     if condition_tokenizer is not None:
                         tokenizers["condition_indices"] = condition_tokenizer
                     loader = _loader(dataset, writer.remaining(batch_size), num_workers)
-                    _encode(tokenizers, loader, writer, device, name)
+                    _encode(tokenizers, dataset, loader, writer, device, name)
                     writer.finish(directory)
         except OSError as error:
             raise UserError(
                 f"the token cache {directory} cannot be written ({error}). Free some space, or "
                 "give another tokens.cache_dir."
             ) from error
-    return TokenDataset(directory, description)
+    tokens = TokenDataset(directory, description)
+    if tokens.replaced:
+        log.warning(
+            "tokens of the %s: %d images could not be read when they were to be encoded (%s%s), "
+            "and others stand for them. If they can be read now, delete %s: all are encoded again.",
+            name,
+            len(tokens.replaced),
+            tokens.replaced[0],
+            ", …" if len(tokens.replaced) > 1 else "",
+            directory,
+        )
+    return tokens
 
 
 def _loader(
@@ -121,6 +133,7 @@ def _loader(
 
 def _encode(
     tokenizers: dict[str, VQGAN | CellClasses],
+    dataset: ImageDataset,
     loader: DataLoader[dict[str, torch.Tensor]],
     writer: TokenWriter,
     device: torch.device,
@@ -144,15 +157,15 @@ def _encode(
                     key: tokenizer.encode(batch[ENCODED[key]].to(device)).cpu().numpy()
                     for key, tokenizer in tokenizers.items()
                 }
-                # a broken image's stand-in may be of another class, and is encoded as what it is
+                # a broken image's stand-in may be of another class than the image
                 labels = batch.get("labels")
                 writer.write(codes, None if labels is None else labels.numpy())
                 bar.update(len(batch["images"]))
                 if time.monotonic() - recorded > RECORD_SECONDS:
-                    writer.record()
+                    writer.record(dataset.replaced)
                     recorded = time.monotonic()
     finally:  # Ctrl-C too
-        writer.record()
+        writer.record(dataset.replaced)
 
 
 def _grid(tokenizer: VQGAN | CellClasses, resolution: tuple[int, int]) -> TokenGrid:

@@ -140,6 +140,15 @@ def test_without_conditions_the_images_are_the_same(pairs: Path) -> None:
     ]
 
 
+def test_the_files_of_pairs_and_of_the_images_alone_are_checked_once(pairs: Path) -> None:
+    data = module(pairs)
+    data.setup()
+    shutil.rmtree(pairs / "label")
+    alone = data.images_alone()
+    assert (len(alone.train_dataset), len(alone.val_dataset)) == (6, 2)
+    assert alone.train_dataset[5]["images"].shape == (3, 12, 16)
+
+
 def test_the_label_maps_alone(pairs: Path) -> None:
     """`data=label_maps` reads the same archive."""
     settings: dict[str, Any] = {"subfolder": "label", "channels": 5, "unlabelled": None}

@@ -136,17 +136,38 @@ def test_the_order_of_items_is_view_after_view(tmp_path: Path) -> None:
 def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
     begun = TokenWriter(tmp_path / "a", PAIRED, with_labels=True)
     begun.write(codes(0, 5), np.array([1, 0, 1, 2, 1]))
-    begun.record()
+    begun.record(["b.png"])
     begun.write(codes(100, 3), np.array([9, 9, 9]))  # is not recorded: to be done again
     writer = TokenWriter(tmp_path / "a", PAIRED, with_labels=True)
-    assert writer.done == 5
+    assert (writer.done, writer.replaced) == (5, {"b.png"})
+    writer.record(["a.png", "b.png"])
     writer.write(codes(5, 7), np.array([0, 1, 2, 1, 0, 1, 2]))
     writer.finish(tmp_path / "done")
     whole = made(tmp_path / "whole", PAIRED, [1, 0, 1, 2])
     for name in ("indices", "condition_indices", "labels"):
         files = [tmp_path / folder / f"{name}.npy" for folder in ("done", "whole")]
         assert files[0].read_bytes() == files[1].read_bytes()
-    assert TokenDataset(tmp_path / "done", PAIRED)[3]["labels"] == whole[3]["labels"] == 2
+    tokens = TokenDataset(tmp_path / "done", PAIRED)
+    assert tokens[3]["labels"] == whole[3]["labels"] == 2
+    assert (tokens.replaced, whole.replaced) == (["a.png", "b.png"], [])
+
+
+@pytest.mark.parametrize("batches", [[12], [5, 7], [4, 4, 4]])
+def test_views_of_another_class_give_way_to_the_first(tmp_path: Path, batches: list[int]) -> None:
+    """Image 1, of class 7, breaks after its first view; image 2, broken at first, was repaired."""
+    labels = np.array([0, 7, 0, 1, 0, 0, 5, 1, 0, 0, 5, 1])
+    whole = codes(0, 12)
+    writer = TokenWriter(tmp_path / "a", PAIRED, with_labels=True)
+    for end, count in zip(np.cumsum(batches), batches, strict=True):
+        items = slice(end - count, end)
+        writer.write({name: array[items] for name, array in whole.items()}, labels[items])
+    writer.finish(tmp_path / "done")
+    tokens = TokenDataset(tmp_path / "done", PAIRED)
+    assert tokens.labels is not None
+    assert tokens.labels.tolist() == [0, 7, 0, 1]
+    views = [[0, 4, 8], [1, 1, 1], [2, 2, 2], [3, 7, 11]]
+    assert tokens.arrays["condition_indices"][..., 0, 0].tolist() == views
+    assert (tokens.arrays["indices"][..., 0, 0] == 10 * np.array(views)).all()
 
 
 def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

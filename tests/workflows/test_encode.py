@@ -1,3 +1,4 @@
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -141,6 +142,42 @@ def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> Non
     assert np.array_equal(tokens.arrays["indices"][3], tokens.arrays["indices"][0])
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_cache_says_whose_stand_ins_it_holds(
+    pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
+) -> None:
+    """One image cannot be read for a moment; after an interruption, another."""
+
+    def tokens(model: VQGAN, unreadable: Path | None = None) -> TokenDataset:
+        data = dataset(pairs, check="none", max_broken_fraction=0.2)
+        if unreadable is not None:
+            unreadable.rename(tmp_path / "away")
+        caplog.clear()
+        try:
+            return encoded(data, tmp_path / "cache", model, num_workers=num_workers, name="photos")
+        finally:
+            if unreadable is not None:
+                (tmp_path / "away").rename(unreadable)
+
+    model = tokenizer()
+    interrupting(model, 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        tokens(model, pairs / "image" / "2.png")
+    for unreadable in (pairs / "image" / "6.png", None):  # made, and then found
+        assert tokens(tokenizer(), unreadable).replaced == ["image/2.png", "image/6.png"]
+        (directory,) = (tmp_path / "cache").iterdir()
+        message = caplog.messages[-1]
+        assert "photos: 2 images could not be read" in message
+        assert "image/2.png" in message
+        assert f"delete {directory}" in message
+
+    meta = json.loads((directory / "meta.json").read_text())
+    del meta["replaced"]  # as caches were once made
+    (directory / "meta.json").write_text(json.dumps(meta))
+    assert tokens(tokenizer()).replaced == []
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("conditions", [None, CELLS])
 @pytest.mark.parametrize("batches", [0, 2, 5])
 def test_an_interrupted_encoding_goes_on(
@@ -176,9 +213,9 @@ def test_a_kill_costs_what_was_done_since_the_last_record(
     monkeypatch.setattr(encode, "RECORD_SECONDS", -1.0)
     record = encode.TokenWriter.record
 
-    def record_while_alive(writer: Any) -> None:
+    def record_while_alive(writer: Any, replaced: list[str]) -> None:
         if writer.done <= 12:
-            record(writer)
+            record(writer, replaced)
         else:
             for array in writer._arrays.values():
                 array[5:, 1] = 4  # of the fourth batch items 12 and 13: view 1 of images 5 and 6
