@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from tiny_commands import Outcome, Run, fails_before_writing, write_images
+from tiny_commands import Outcome, Run, fails_before_writing, write_images, write_pairs
 from torchvision.models import squeezenet1_1
 
 import taming
@@ -54,7 +54,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def untrained(
-    vqgan_run: Path, conditioning: Conditioning, cells: CellClasses | None = None
+    vqgan_run: Path, conditioning: Conditioning, cells: CellClasses | taming.VQGAN | None = None
 ) -> ImageGenerator:
     """A generator in the directory `generator`."""
     tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
@@ -186,7 +186,8 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
         classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
         Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
     cells = CellClasses(3, 8, 16)
-    generator = untrained(vqgan_run, ImageCondition(3, cells.grid_size), cells)
+    conditioning = ImageCondition(3, cells.grid_size, unlabelled=None)
+    generator = untrained(vqgan_run, conditioning, cells)
     arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
                  "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
     paired = ("data=paired", "data.path=pairs", "data.num_classes=3", "data.unlabelled=null")
@@ -208,6 +209,40 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
     assert outcome.status == 2
     assert "data=paired" in outcome.err
     assert not Path("other").exists()
+
+
+def test_conditions_must_be_read_as_in_training(
+    run: Run, vqgan_run: Path, tmp_path: Path
+) -> None:
+    write_pairs(tmp_path / "pairs", 8)
+    cells = CellClasses(4, 8, 16)
+    untrained(vqgan_run, ImageCondition(4, cells.grid_size, unlabelled=0), cells)
+    arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", "data.val_fraction=0.5",
+                 "max_images=2", *SMALL)  # fmt: skip
+    paired = (*arguments, "data=paired", "data.num_classes=4")
+    for wrong in ("data.unlabelled=255", "data.unlabelled=null", "data.unlabelled_class=1"):
+        outcome = run(*paired, "data.unlabelled=0", wrong)
+        fails_before_writing(outcome, "read in another way", "unlabelled=0 data.unlabelled_class=n")
+    good(run(*paired, "data.unlabelled=0", "data.unlabelled_class=3"))  # the last, as by default
+
+
+def test_pictures_and_label_maps_are_not_taken_for_each_other(
+    run: Run, vqgan_run: Path, tmp_path: Path
+) -> None:
+    """Three classes are as many channels as red, green and blue."""
+    write_pairs(tmp_path / "pairs", 8)
+    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
+    conditioning = ImageCondition(tokenizer.codebook_size, tokenizer.grid_size)
+    untrained(vqgan_run, conditioning, tokenizer)
+    arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", *SMALL)
+    maps = ("data.unlabelled=3", "data.unlabelled_class=2")
+    fails_before_writing(
+        run(*arguments, "data=paired", "data.num_classes=3", *maps),
+        "the conditions of the data are label maps", "trained with pictures",
+    )  # fmt: skip
+    fails_before_writing(
+        run(*arguments, "data=label_maps", "data.subfolder=label", *maps), "the data are label maps"
+    )
 
 
 def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
