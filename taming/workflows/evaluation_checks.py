@@ -52,10 +52,11 @@ def _check_generator(
     generator: ImageGenerator, data: ImageDataModule, grid_size: tuple[int, int]
 ) -> None:
     if grid_size != generator.grid_size:
+        height, width = generator.resolution
         raise UserError(
             f"images of {data.resolution[0]}×{data.resolution[1]} are {grid_size[0]}×"
             f"{grid_size[1]} codes, and the generator's grid is {generator.grid_size[0]}×"
-            f"{generator.grid_size[1]}: leave data.resolution out."
+            f"{generator.grid_size[1]}: give data.resolution=[{height},{width}], or leave it out."
         )
     conditioning = generator.conditioning
     if conditioning.takes_images and "conditions" not in data.val_dataset[0]:
