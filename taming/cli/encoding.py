@@ -39,16 +39,20 @@ ENCODING_TYPES = {
 }
 
 
-def with_tokenizer_shape(config: DictConfig, tokenizer: VQGAN) -> None:
+def with_tokenizer_shape(
+    config: DictConfig, tokenizer: VQGAN, resolution: tuple[int, int] | None = None
+) -> None:
     """Fills in the tokenizer's resolution and channels where `config.data` leaves them open.
+
+    A generator's `resolution` may be another, and takes the place of its tokenizer's.
 
     Raises:
         UserError: if the data's channels are not the tokenizer's.
     """
     if config.data.resolution is None:
-        height, width = tokenizer.resolution
+        height, width = resolution or tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
-    elif size_of(config.data.resolution) != tokenizer.resolution:
+    elif resolution is None and size_of(config.data.resolution) != tokenizer.resolution:
         log.warning(
             "note: the tokenizer was trained at %d×%d, and data.resolution is %s: leave it out for "
             "the tokenizer's.",

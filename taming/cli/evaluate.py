@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, build, command, device, program, resolved
 from taming.cli.encoding import with_tokenizer_shape
-from taming.cli.hints import setting
+from taming.cli.hints import condition_settings, setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
@@ -33,7 +33,8 @@ def main(config: DictConfig) -> None:
     tokenizer = model.tokenizer if isinstance(model, ImageGenerator) else model
     if tokenizer is not None:
         check_pictures(tokenizer)
-        with_tokenizer_shape(config, tokenizer)
+        is_generator = isinstance(model, ImageGenerator)
+        with_tokenizer_shape(config, tokenizer, model.resolution if is_generator else None)
     warn_of_trained_images(config)
     data = build(config.data)
     data.setup()
@@ -48,13 +49,16 @@ def main(config: DictConfig) -> None:
         about={
             "checkpoint": plain["checkpoint"],
             "classifier": plain["classifier"],
-            "data": resolved(config)["data"],  # with the tokenizer's resolution
+            "data": resolved(config)["data"],  # with the model's resolution
         },
     )
     print(f"\n{report.text}")
     for path in report.written:
         print(f"wrote {path}")
-    print(next_steps(plain, report.written))
+    for_sampling = [setting("checkpoint", plain["checkpoint"])]
+    if isinstance(model, ImageGenerator) and model.conditioning.takes_images:
+        for_sampling += [*condition_settings(config.data), "num_images=16"]
+    print(next_steps(for_sampling, report.written))
 
 
 def warn_of_trained_images(config: DictConfig) -> None:
@@ -97,17 +101,16 @@ def load_model(path: str) -> ImageGenerator | VQGAN:
     raise UserError(f"{path} holds a {saved.kind}, where a generator or a vqgan is needed.")
 
 
-def next_steps(plain: dict[str, object], written: list[Path]) -> str:
-    """What can be done now, as commands."""
-    lines = []
-    checkpoint = setting("checkpoint", plain["checkpoint"])
+def next_steps(for_sampling: list[str], written: list[Path]) -> str:
+    """What can be done now, as commands; the first setting `for_sampling` is the checkpoint."""
+    lines, checkpoint = [], for_sampling[0]
     for path in written:
         if path.name == "classifier":
             lines.append(
                 "evaluate with the same classifier again: add " + setting("classifier", str(path))
             )
     if any(path.suffix == ".png" for path in written):
-        lines.append(f"draw more:\n  {program('sample')} {checkpoint}")
+        lines.append(f"draw more:\n  {program('sample')} {' '.join(for_sampling)}")
     else:
         lines.append(
             f"look at reconstructions:\n  {program('reconstruct')} {checkpoint} input=MY_IMAGES"

@@ -62,7 +62,7 @@ def data_settings(data: DictConfig) -> list[str]:
 def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
     """The data a run was trained on, as settings; of other models a name to put one's own at.
 
-    The images' size is named where it is not the `resolution` of the tokenizer.
+    The images' size is named where it is not the `resolution` of the model.
     """
     path = Path(checkpoint).expanduser() / RESOLVED_FILE
     settings = []
@@ -76,6 +76,8 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
 
 def condition_settings(data: DictConfig) -> list[str]:
     """How `sample` is given some of the condition images of paired data."""
+    if data.get("condition_folder") is None:  # a set of the user's own
+        return given_settings(GivenImages("MY_CONDITIONS"))
     path = data.path if data.val_path is None else data.val_path
     return given_settings(GivenImages(path, data.condition_folder))
 

@@ -1,11 +1,13 @@
 """`sample`: images from a generator."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
 from taming.cli.app import build, command, device, program, resolved
@@ -29,7 +31,7 @@ def main(config: DictConfig) -> None:
     classifier = build_classifier(config.rejection.classifier)
     if isinstance(classifier, torch.nn.Module):
         classifier.to(where)
-    if plain["dtype"] not in DTYPES:
+    if str(plain["dtype"]) not in DTYPES:
         raise UserError(f"dtype is one of {', '.join(DTYPES)}, not {plain['dtype']!r}.")
     generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(where)
     generator.transformer.to(DTYPES[plain["dtype"]])
@@ -44,15 +46,30 @@ def main(config: DictConfig) -> None:
 def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
     """What a configuration names: a directory of ours, a `_target_`, or nothing.
 
+    A target may be in a module in the current directory.
+
     Raises:
         MissingPathError: if there is nothing at the path.
-        UserError: if what is there is not a classifier, or the target gives nothing to call.
+        UserError: if what is there is not a classifier, or the target cannot be called, or gives
+            nothing to call.
     """
     if config is None:
         return None
     if not isinstance(config, DictConfig):
         return load_classifier(config)
-    classifier = build(config)
+    here = str(Path.cwd())
+    if here not in sys.path:  # begins with the folder of the script
+        sys.path.append(here)
+    try:
+        classifier = build(config)
+    except InstantiationException as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise UserError(
+            f"rejection.classifier: {config._target_} cannot be made: {cause}. Modules of your own "
+            f"are looked for in the current directory, {here}."
+        ) from error
     if not callable(classifier):
         raise UserError(
             "rejection.classifier must be a directory that evaluate wrote, or have a _target_ that "
@@ -71,5 +88,5 @@ def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenera
     if takes_images or tokenizer.label_maps:
         settings = " ".join([checkpoint, *given_settings(given)])
         return f"draw others:\n  {program('sample')} {settings} seed={plain['seed'] + 1}"
-    settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"], tokenizer.resolution)])
+    settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"], generator.resolution)])
     return f"measure the model on real images:\n  {program('evaluate')} {settings}"

@@ -145,7 +145,7 @@ def open_files(
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
     if subfolder is not None:
-        _keep_subfolder(files, subfolder.strip("/"), subfolder_key)
+        _keep_subfolder(files, str(subfolder).strip("/"), subfolder_key)
     return files
 
 

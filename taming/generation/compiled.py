@@ -3,6 +3,8 @@
 A step is small: run operation by operation it spends more time on starting them than on computing.
 """
 
+from types import FunctionType
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from taming.transformer import GPT
 __all__ = ["CompiledSteps"]
 
 SHORTEST_SPAN = 256
-MOST_VARIANTS = 64  # of the step, by model, batch, span and settings; PyTorch alone allows 8
+MOST_VARIANTS = 64  # of one object's step, most of all by span; PyTorch alone allows 8
 
 
 class CompiledSteps:
@@ -40,18 +42,21 @@ class CompiledSteps:
         self.cache = KeyValueCache(len(transformer.blocks), self.num_prefix + num_tokens)
         self.choose = choose.copied()
         self._places = torch.arange(num_tokens, device=transformer.head.weight.device)
-        self._weights = transformer.head.weight.data_ptr()
+        self._addresses = _addresses(transformer)
         self._modes = _modes(self._places.device)
         self._graphs: dict[int, _Graph] = {}
         dynamo = torch._dynamo.config
         dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_VARIANTS)
-        self._compiled = torch.compile(_next_tokens, fullgraph=True, dynamic=False)
+        # PyTorch counts variants by code object: with one of its own no other's count against it
+        code = _next_tokens.__code__.replace()
+        step = FunctionType(code, _next_tokens.__globals__, _next_tokens.__name__)
+        self._compiled = torch.compile(step, fullgraph=True, dynamic=False)
 
     def fits(self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> bool:
         """Whether it was made for these, or such as these; see the constructor's arguments."""
         return (
             transformer is self.transformer
-            and transformer.head.weight.data_ptr() == self._weights  # not moved or converted
+            and _addresses(transformer) == self._addresses  # nothing moved, converted or replaced
             and (prompt.prefix.shape, num_tokens) == (self.prefix_shape, self.num_tokens)
             and choose.same_settings(self.choose)
             and _modes(self._places.device) == self._modes
@@ -104,6 +109,11 @@ def _next_tokens(
     """`latest` `(b 1)`, whose successors have the number `place` `(1,)`, to those, `(b,)`."""
     logits = transformer.step(latest.repeat(choose.copies, 1), num_prefix + place - 1, cache)
     return choose(logits, place)
+
+
+def _addresses(transformer: GPT) -> tuple[int, ...]:
+    """Where a captured graph finds the model."""
+    return tuple(x.data_ptr() for x in (*transformer.parameters(), *transformer.buffers()))
 
 
 def _modes(device: torch.device) -> tuple[object, ...]:

@@ -84,6 +84,12 @@ class ImageGenerator(nn.Module):
         return self.grid_size[0] * self.grid_size[1]
 
     @property
+    def resolution(self) -> tuple[int, int]:
+        """(height, width) of an image in pixels; its tokenizer's may have been another."""
+        factor = self.require_tokenizer().downsample_factor
+        return self.grid_size[0] * factor, self.grid_size[1] * factor
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes in the order of their labels, where they are known."""
         return self.conditioning.class_names

@@ -75,6 +75,22 @@ class Guidance:
         """Whether the scale is 1 for every token, so that no unconditional logits are needed."""
         return self.scale == 1
 
+    def notes(self, num_tokens: int, num_given: int = 0) -> list[str]:
+        """What has no effect on images of so many tokens, of which some are given; a sentence."""
+        unused, why = [], "a scale of 1 is no guidance"
+        if self.is_off:
+            unused = ["schedule", "power", "interval"]
+        elif (self.scales(num_tokens)[num_given:] == 1).all():
+            return [
+                "no effect of guidance: by guidance_schedule and guidance_interval the scale is 1 "
+                "for every token that is drawn."
+            ]
+        elif self.schedule != "power_cosine":
+            unused, why = ["power"], "it is of guidance_schedule=power_cosine"
+        default = Guidance()
+        given = [f"guidance_{n}" for n in unused if getattr(self, n) != getattr(default, n)]
+        return [f"no effect of {' and '.join(given)}: {why}."] if given else []
+
     def scale_at(self, place: int, num_tokens: int) -> float:
         """The scale of one token.
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,10 @@ def evaluate_model(
                 grids.append((output_dir / f"grid{name}.png", verdicts))
     numbers = {**(about or {}), **numbers}
     numbers["notes"] = _notes(generator, numbers, features)
+    if generator is not None:
+        numbers["notes"] += settings.notes(generator.num_tokens)
+    if not must_train and replace(classifier_training, seed=0) != ClassifierTraining():
+        numbers["notes"].append("No effect of classifier_training: no classifier was trained.")
     report = EvaluationReport(numbers, report_text(numbers), written)
     _write(report, output_dir, grids)
     return report
@@ -155,6 +159,7 @@ def _notes(
     sets = [numbers["training_images"], *numbers.get("samples", [])]
     if numbers["training_images"]["num_images"] < max(row["num_images"] for row in sets):
         notes.append("There are fewer training images than samples: their distance is too large.")
+    sets += [numbers["validation_images"], numbers["reconstructions"]]
     if min(row["num_images"] for row in sets) <= features.num_features:
         notes.append(
             f"Some sets hold no more images than the network has features, {features.num_features}"
@@ -168,6 +173,9 @@ def _write(report: EvaluationReport, output_dir: Path, grids: list[tuple[Path, V
     try:
         metrics.write_text(json.dumps(report.numbers, indent=2, ensure_ascii=False) + "\n", "utf-8")
         text.write_text(report.text, "utf-8")
+        for pattern in ("grid.png", "grid_guidance_*.png"):  # of an earlier evaluation
+            for path in output_dir.glob(pattern):
+                path.unlink()
         for path, verdicts in grids:
             verdicts.grid().save(path)
     except OSError as error:

@@ -2,7 +2,8 @@
 
 import torch
 
-from taming.data import ImageDataModule
+from taming.conditioning import ImageCondition
+from taming.data import ImageDataModule, PairedDataModule
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, ReconstructionMetrics
 from taming.generation import ImageGenerator
@@ -26,6 +27,11 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     """
     tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
     check_pictures(tokenizer)
+    if data.of_label_maps:
+        raise UserError(
+            "the data are label maps, and the model was trained on pictures: give other data "
+            "(data=label_maps are label maps; all others are pictures)."
+        )
     if data.channels != tokenizer.image_channels:
         raise UserError(
             f"data.channels={data.channels}, but the model was trained on images of "
@@ -46,10 +52,11 @@ def _check_generator(
     generator: ImageGenerator, data: ImageDataModule, grid_size: tuple[int, int]
 ) -> None:
     if grid_size != generator.grid_size:
+        height, width = generator.resolution
         raise UserError(
             f"images of {data.resolution[0]}×{data.resolution[1]} are {grid_size[0]}×"
             f"{grid_size[1]} codes, and the generator's grid is {generator.grid_size[0]}×"
-            f"{generator.grid_size[1]}: leave data.resolution out."
+            f"{generator.grid_size[1]}: give data.resolution=[{height},{width}], or leave it out."
         )
     conditioning = generator.conditioning
     if conditioning.takes_images and "conditions" not in data.val_dataset[0]:
@@ -57,6 +64,8 @@ def _check_generator(
             "the generator makes images from condition images, and the data have none: give "
             "data=paired and the pairs it was trained on."
         )
+    if isinstance(data, PairedDataModule) and isinstance(conditioning, ImageCondition):
+        _check_conditions(generator, conditioning, data)
     if conditioning.num_classes is None:
         return
     if data.num_classes != conditioning.num_classes:
@@ -70,6 +79,36 @@ def _check_generator(
             f"the images' classes are {_list(data.class_names)}, and the generator's "
             f"{_list(names)}: give the data it was trained on."
         )
+
+
+def _check_conditions(
+    generator: ImageGenerator, conditioning: ImageCondition, data: PairedDataModule
+) -> None:
+    """The conditions must be of the model's kind, and label maps be read as in its training."""
+    tokenizer, are_maps = generator.condition_tokenizer, data.conditions_are_label_maps
+    if tokenizer is None:
+        return
+    if tokenizer.label_maps != are_maps:
+        kinds = {False: "pictures (data.condition=image)", True: "label maps"}
+        raise UserError(
+            f"the conditions of the data are {kinds[are_maps]}, and the generator was trained with "
+            f"{kinds[not are_maps]}: give the pairs it was trained on."
+        )
+    last = data.condition_channels - 1
+    if are_maps and _reading(conditioning, last) != _reading(data, last):
+        trained = conditioning.unlabelled, conditioning.unlabelled_class
+        unlabelled, its_class = ("null" if value is None else value for value in trained)
+        raise UserError(
+            "the label maps would be read in another way than in the generator's training: give "
+            f"data.unlabelled={unlabelled} data.unlabelled_class={its_class}."
+        )
+
+
+def _reading(source: ImageCondition | PairedDataModule, last: int) -> tuple[int, int] | None:
+    """Which pixel value becomes which class, if one does."""
+    if source.unlabelled is None:
+        return None
+    return source.unlabelled, last if source.unlabelled_class is None else source.unlabelled_class
 
 
 def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:

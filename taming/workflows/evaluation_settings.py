@@ -53,11 +53,20 @@ class EvaluationSettings:
                 f"guidance_scales={scales}: give a list of numbers, such as [1.0,2.0]; [1.0] is "
                 "without guidance."
             )
-        if len(set(scales)) < len(scales):
-            raise UserError(f"guidance_scales={list(scales)}: each one once.")
+        if len({f"{scale:g}" for scale in scales}) < len(scales):
+            raise UserError(f"guidance_scales={list(scales)}: each one once, to six digits.")
         check_choice(self.temperature, self.top_k, self.top_p, greedy=False, seed=self.seed)
         for scale in scales:
-            Guidance(scale, self.guidance_schedule, self.guidance_power, self.guidance_interval)
+            self._guidance(scale)
+
+    def notes(self, num_tokens: int) -> list[str]:
+        """What is said of guidance and has no effect on images of so many tokens, a sentence."""
+        guided = [scale for scale in self.guidance_scales if scale != 1]
+        notes = self._guidance(guided[0] if guided else 1.0).notes(num_tokens)
+        return [note[0].upper() + note[1:] for note in notes]
+
+    def _guidance(self, scale: float) -> Guidance:
+        return Guidance(scale, self.guidance_schedule, self.guidance_power, self.guidance_interval)
 
     def sampling(self, guidance_scale: float) -> dict[str, Any]:
         """The arguments of `ImageGenerator.sample` that are the same for all images."""

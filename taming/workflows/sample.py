@@ -85,14 +85,15 @@ def sample_images(
             "rejection.classifier chooses the candidate that looks most like the asked-for class, "
             "and none is asked for: say with `classes` which are."
         )
-    if settings.write_images and (output_dir / "images").exists():
+    if (output_dir / "images").exists():  # they would be taken for those of samples.npz
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{output_dir} cannot be written: {error}.") from error
     drawn = _draw(generator, settings, inputs, classifier)
-    report = SampleReport(inputs.notes() + settings.notes())
+    grid_size = settings.large_grid_size or generator.grid_size
+    report = SampleReport(inputs.notes() + settings.notes(grid_size, inputs.keep_rows))
     if drawn.probabilities:
         report.notes.append(
             f"of {settings.candidates} candidates for each image the one that the classifier finds "

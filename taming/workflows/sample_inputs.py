@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -175,6 +176,9 @@ class SampleInputs:
             for noun, images in given.items()
             if images is not None
         ]
+        if self.conditions is not None and self.complete is not None:
+            first = self.conditions.name(0), self.complete.name(0)
+            notes.append(f"they are paired in their order: {first[0]} with {first[1]} and so on.")
         if self.complete is not None:
             rows, height = self.keep_rows, self.complete.grid_size[0]
             notes.append(f"{rows} of {height} rows of codes are the given images' own.")
@@ -201,6 +205,8 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
         complete = InputImages(tokenizer, (height, width), as_given, group="complete")
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
+    if conditions is not None and complete is not None:
+        _check_pairs(conditions, complete, num_images)
     labels, labels_note = _labels(generator, settings, complete, num_images)
     asked = labels is not None or conditions is not None
     check_guidance(settings.guidance, generator.conditioning, asked=asked)
@@ -251,6 +257,26 @@ def _keep_rows(keep_rows: int | None, height: int) -> int:
             f"{height - 1} of them."
         )
     return keep_rows
+
+
+def _check_pairs(conditions: InputImages, complete: InputImages, num_images: int) -> None:
+    """Refuses images and conditions that go together by name, and not by number."""
+    if 1 in (len(conditions), len(complete)):  # one for all
+        return
+    stems = [
+        [PurePosixPath(images.name(number)).stem for number in range(num_images)]
+        for images in (conditions, complete)
+    ]
+    if not set(stems[0]) & set(stems[1]):  # names that say nothing of each other
+        return
+    for number, (condition, image) in enumerate(zip(*stems, strict=True)):
+        if condition != image:
+            raise UserError(
+                "conditions and images to complete are paired in their order, and the first that "
+                f"do not have the same name are {conditions.name(number)} and "
+                f"{complete.name(number)}: take away those that have no partner"
+                + (f", or stop before them with num_images={number}." if number else ".")
+            )
 
 
 def _labels(

@@ -84,7 +84,8 @@ class SampleSettings:
         grid_size: (height, width) of larger images, in codes, one number for a square; None: as
             trained.
         conditions: images for the model to be asked for, taken in turn.
-        complete: images to complete, taken in turn, in the same order.
+        complete: images to complete, taken in turn, in the same order; if any has the name of a
+            condition, each must have that of its own.
         candidates: images drawn for each one that is kept, where a classifier chooses.
         write_images: also write each image as a PNG into `images/`.
 
@@ -136,21 +137,31 @@ class SampleSettings:
         interval = self.guidance_interval
         return Guidance(self.guidance_scale, self.guidance_schedule, self.guidance_power, interval)
 
-    def notes(self) -> list[str]:
-        """What is said of guidance and has no effect, a sentence."""
-        given, default = self.guidance, Guidance()
-        names, why = ["schedule", "power", "interval"], "guidance_scale=1 is no guidance"
-        if not given.is_off:
-            names, why = ["power"], "it is of guidance_schedule=power_cosine"
-            if given.schedule == "power_cosine":
-                return []
-        unused = [f"guidance_{n}" for n in names if getattr(given, n) != getattr(default, n)]
-        return [f"no effect of {' and '.join(unused)}: {why}."] if unused else []
+    def notes(self, grid_size: tuple[int, int], keep_rows: int = 0) -> list[str]:
+        """What is given and has no effect, a sentence each.
+
+        Args:
+            grid_size: (height, width) of the images, in codes.
+            keep_rows: rows of codes that are given.
+        """
+        height, width = grid_size
+        notes = self.guidance.notes(height * width, keep_rows * width)
+        given = [
+            name
+            for name in ("temperature", "top_k", "top_p", "seed")
+            if getattr(self, name) != getattr(SampleSettings, name)
+        ]
+        if self.greedy and given:
+            why = "greedy=true takes the most probable token each time"
+            notes.append(f"no effect of {' and '.join(given)}: {why}.")
+        if self.stride is not None and self.grid_size is None:
+            notes.append("no effect of stride: it is of the window of a larger grid_size.")
+        return notes
 
     @property
     def chosen_classes(self) -> list[int | str] | None:
         """`classes` as a list."""
-        if self.classes is None or isinstance(self.classes, int | str):
+        if isinstance(self.classes, str) or not isinstance(self.classes, Sequence):
             return None if self.classes is None else [self.classes]
         return list(self.classes)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from tiny_commands import Outcome, Run, fails_before_writing, write_images
+from tiny_commands import Outcome, Run, fails_before_writing, write_images, write_pairs
 from torchvision.models import squeezenet1_1
 
 import taming
@@ -54,7 +54,10 @@ def weights(tmp_path: Path) -> Path:
 
 
 def untrained(
-    vqgan_run: Path, conditioning: Conditioning, cells: CellClasses | None = None
+    vqgan_run: Path,
+    conditioning: Conditioning,
+    cells: CellClasses | taming.VQGAN | None = None,
+    grid_size: tuple[int, int] = (2, 2),
 ) -> ImageGenerator:
     """A generator in the directory `generator`."""
     tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
@@ -63,10 +66,10 @@ def untrained(
         num_layers=1,
         num_heads=2,
         embed_dim=16,
-        **conditioning.transformer_config(tokenizer.grid_size),
+        **conditioning.transformer_config(grid_size),
     )
     generator = ImageGenerator(
-        tokenizer, transformer, conditioning, tokenizer.grid_size, condition_tokenizer=cells
+        tokenizer, transformer, conditioning, grid_size, condition_tokenizer=cells
     ).eval()
     generator.save_pretrained("generator")
     return generator
@@ -153,6 +156,7 @@ def test_without_classes_agreement_is_left_out(evaluate: Run, vqgan_run: Path) -
     assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
     assert any("asked for no classes" in note for note in found["notes"])
     assert any("frechet.weights" in note for note in found["notes"])
+    assert any("No effect of classifier_training" in note for note in found["notes"])
     assert not Path("out/classifier").exists()
     assert Path("out/grid.png").is_file()
 
@@ -177,6 +181,8 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
         "grid_guidance_1.png",
         "grid_guidance_4.png",
     }
+    good(evaluate("checkpoint=generator"))  # of which those are not
+    assert [path.name for path in Path("out").glob("*.png")] == ["grid.png"]
 
 
 def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Path) -> None:
@@ -186,11 +192,13 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
         classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
         Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
     cells = CellClasses(3, 8, 16)
-    generator = untrained(vqgan_run, ImageCondition(3, cells.grid_size), cells)
+    conditioning = ImageCondition(3, cells.grid_size, unlabelled=None)
+    generator = untrained(vqgan_run, conditioning, cells)
     arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
                  "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
     paired = ("data=paired", "data.path=pairs", "data.num_classes=3", "data.unlabelled=null")
-    found = good(run(*arguments, *paired))
+    outcome = run(*arguments, *paired)
+    found = good(outcome)
     data = sets.paired(
         tmp_path / "pairs", resolution=16, batch_size=4, num_classes=3, unlabelled=None,
         val_fraction=0.5,
@@ -204,10 +212,60 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
     assert found["samples"][0]["num_images"] == 6  # of four conditions
     assert found["samples"][0]["frechet_distance"] > 0
     assert "agreement" not in found["samples"][0]
+    next_step = (
+        "checkpoint=generator conditions.path=pairs conditions.subfolder=label num_images=16"
+    )
+    assert next_step in outcome.out
     outcome = run(*arguments, "data=image_folder", "data.path=pairs/image", "output_dir=other")
     assert outcome.status == 2
     assert "data=paired" in outcome.err
     assert not Path("other").exists()
+
+
+def test_conditions_must_be_read_as_in_training(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "pairs", 8)
+    cells = CellClasses(4, 8, 16)
+    untrained(vqgan_run, ImageCondition(4, cells.grid_size, unlabelled=0), cells)
+    arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", "data.val_fraction=0.5",
+                 "max_images=2", *SMALL)  # fmt: skip
+    paired = (*arguments, "data=paired", "data.num_classes=4")
+    for wrong in ("data.unlabelled=255", "data.unlabelled=null", "data.unlabelled_class=1"):
+        outcome = run(*paired, "data.unlabelled=0", wrong)
+        fails_before_writing(outcome, "read in another way", "unlabelled=0 data.unlabelled_class=n")
+    good(run(*paired, "data.unlabelled=0", "data.unlabelled_class=3"))  # the last, as by default
+
+
+def test_pictures_and_label_maps_are_not_taken_for_each_other(
+    run: Run, vqgan_run: Path, tmp_path: Path
+) -> None:
+    """Three classes are as many channels as red, green and blue."""
+    write_pairs(tmp_path / "pairs", 8)
+    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
+    conditioning = ImageCondition(tokenizer.codebook_size, tokenizer.grid_size)
+    untrained(vqgan_run, conditioning, tokenizer)
+    arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", *SMALL)
+    maps = ("data.unlabelled=3", "data.unlabelled_class=2")
+    fails_before_writing(
+        run(*arguments, "data=paired", "data.num_classes=3", *maps),
+        "the conditions of the data are label maps", "trained with pictures",
+    )  # fmt: skip
+    fails_before_writing(
+        run(*arguments, "data=label_maps", "data.subfolder=label", *maps), "the data are label maps"
+    )
+
+
+def test_a_generator_of_other_images_than_its_tokenizer_was_trained_on(
+    evaluate: Run, run: Run, vqgan_run: Path
+) -> None:
+    untrained(vqgan_run, Unconditional(), grid_size=(2, 3))
+    assert good(evaluate("checkpoint=generator"))["resolution"] == [16, 24]
+    outcome = evaluate("checkpoint=generator", "data.resolution=[16,24]")
+    assert "leave it out" not in outcome.err
+    refused = evaluate("checkpoint=generator", "data.resolution=16", "output_dir=other")
+    assert refused.status == 2
+    assert refused.err.count("leave it out") == 1
+    assert "give data.resolution=[16,24], or leave it out" in refused.err
+    assert "data.resolution" not in run("sample", "checkpoint=generator", "num_images=2").out
 
 
 def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
@@ -234,7 +292,9 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     )
     fails_before_writing(evaluate(checkpoint, "data.channels=1"), "data.channels=1")
     fails_before_writing(
-        evaluate(checkpoint, "data.resolution=32"), "32×32", "leave data.resolution out"
+        evaluate(checkpoint, "data.resolution=32"),
+        "32×32",
+        "data.resolution=[16,16], or leave it out",
     )
     fails_before_writing(evaluate(checkpoint, "data.labels=none"), "no classes", "2")
     fails_before_writing(evaluate(checkpoint, "temperature=0"), "temperature")

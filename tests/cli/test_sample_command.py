@@ -1,5 +1,7 @@
 """Every setting of `sample`, on generators that nobody trained."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,8 @@ def test_a_setting_that_is_refused_leaves_nothing(run: Run, of_classes: ImageGen
         ("guidance_schedule=steep", "guidance_schedule is 'steep'"),
         ("temperature=0", "temperature is 0"),
         ("top_p=many", "top_p must be a number or null, not many"),
+        ("classes=1.5", "class 1.5 does not exist in this model"),
+        ("dtype=[float32]", "dtype is one of float32, bfloat16, not ['float32']"),
     ):
         outcome = run("sample", "checkpoint=of_classes", "output_dir=out", override)
         fails_before_writing(outcome, message)
@@ -114,7 +118,7 @@ def test_no_class(run: Run, of_classes: ImageGenerator) -> None:
         run, "checkpoint=of_classes", "classes=none", "num_images=3", "guidance_power=2"
     )
     assert np.array_equal(drawn, to_uint8(of_classes.sample(3, seed=0)))
-    assert "note: no effect of guidance_power: guidance_scale=1 is no guidance." in out
+    assert "note: no effect of guidance_power: a scale of 1 is no guidance." in out
 
 
 def test_dtype_of_the_transformer(
@@ -165,6 +169,14 @@ def test_conditions_and_images_to_complete(
     assert refused.status == 2
     assert "conditions.subfolder" in refused.err
     assert not Path("refused").exists()
+    for folder, name in (("label", "1"), ("image", "2024")):
+        (tmp_path / "scenes" / folder).rename(tmp_path / "scenes" / name)
+    again, _ = samples(
+        run, "checkpoint=of_maps", "num_images=3", "conditions.path=scenes",
+        "conditions.subfolder=1", "conditions.unlabelled=9", "conditions.unlabelled_class=1",
+        "complete.path=scenes", "complete.subfolder=2024", "complete.keep_rows=1",
+    )  # fmt: skip
+    assert np.array_equal(again, drawn)
 
 
 class Darkest:
@@ -214,3 +226,43 @@ def test_what_is_no_classifier_of_the_model(
     outcome = run("sample", "checkpoint=of_classes", f"rejection.classifier={classifier}")
     assert outcome.status == 2
     assert message in outcome.err
+
+
+MY_MODULE = """
+import torch
+
+class MyClassifier:
+    def __init__(self, num_classes=2):
+        if num_classes > 2:
+            raise RuntimeError("I know two")
+
+    def __call__(self, images):
+        light = images.mean((1, 2, 3))
+        return torch.stack([-light, light], 1)
+"""
+
+
+def test_a_classifier_in_the_current_directory(of_classes: ImageGenerator, tmp_path: Path) -> None:
+    """By the script, whose own folder is where Python looks."""
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    script = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
+
+    def sample(classifier: str) -> subprocess.CompletedProcess[str]:
+        classifier = f"rejection.classifier={classifier}"
+        return subprocess.run(
+            [sys.executable, script, "checkpoint=of_classes", "num_images=2", "output_dir=out",
+             "rejection.candidates=2", "device=cpu", classifier],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    outcome = sample("{_target_: my_module.MyClassifier}")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "note: of 2 candidates" in outcome.stdout
+    for target, reason in (
+        ("{_target_: my_modul.MyClassifier}", "No module named 'my_modul'. Modules of your own "),
+        ("{_target_: my_module.MyClassifier, num_classes: 3}", "MyClassifier cannot be made: I kn"),
+    ):
+        outcome = sample(target)
+        assert outcome.returncode == 2
+        assert reason in outcome.stderr
+        assert "HYDRA" not in outcome.stderr and "Traceback" not in outcome.stderr

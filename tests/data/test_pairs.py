@@ -81,6 +81,13 @@ def test_batches(pairs: Path, kind: str, num_workers: int) -> None:
     assert_shows_the_same(batch["images"], batch["conditions"])
 
 
+def test_folders_that_are_numbers_in_a_setting(pairs: Path) -> None:
+    (pairs / "image").rename(pairs / "2024")
+    (pairs / "label").rename(pairs / "1")
+    settings: dict[str, Any] = {"image_folder": 2024, "condition_folder": 1}
+    assert len(module(pairs, **settings).train_dataset) == 6
+
+
 @pytest.mark.parametrize("scale", [1, 3])
 def test_crop_and_flip_are_the_same_at_other_sizes(tmp_path: Path, scale: int) -> None:
     """Of the file, as in low resolution, and of the tensor."""

@@ -73,6 +73,34 @@ def test_steps_fit_their_own_kind_of_batch_alone(
     assert not steps.fits(transformer, drawn, prompt(2), 12)
 
 
+def test_a_graph_is_of_the_weights_it_was_captured_with(
+    model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = record_graphs(monkeypatch)
+    drawn = model.sample_tokens(3, torch.arange(3), seed=1, compile=True)
+    for parameter in model.transformer.blocks.parameters():  # not those of the head
+        parameter.data = parameter + torch.randn_like(parameter)
+    eager = model.sample_tokens(3, torch.arange(3), seed=1)
+    assert not torch.equal(eager, drawn)
+    assert torch.equal(model.sample_tokens(3, torch.arange(3), seed=1, compile=True), eager)
+    assert len(graphs) == 2
+
+
+@pytest.mark.compile
+def test_any_number_of_settings_after_one_another(
+    model: ImageGenerator, counter: CompileCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than PyTorch allows of one function."""
+    monkeypatch.setattr(compiled, "MOST_VARIANTS", 2)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for number in range(5):
+            settings: dict[str, Any] = {"seed": 1, "temperature": 1 + number}
+            eager = model.sample_tokens(2, torch.arange(2), **settings)
+            drawn = model.sample_tokens(2, torch.arange(2), **settings, compile=True)
+            assert torch.equal(drawn, eager)
+    assert counter.frame_count == 5
+
+
 @pytest.mark.compile
 def test_memory_of_inference_mode_is_not_used_outside(
     model: ImageGenerator, counter: CompileCounter

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from taming.errors import UserError
 from taming.workflows import EvaluationSettings
+from taming.workflows.evaluate import _notes
 from taming.workflows.evaluation_report import Verdicts, report_text
 from taming.workflows.judges import JudgedImages, Judges, in_proportion
 
@@ -153,6 +154,7 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         ({"guidance_scales": 2.0}, r"guidance_scales=2.0.*list"),
         ({"guidance_scales": []}, "list"),
         ({"guidance_scales": [1.0, 1]}, "once"),
+        ({"guidance_scales": [1.5, 1.5000001]}, "once, to six digits"),  # by which they are named
         ({"guidance_scales": [1.0, -1.0]}, "guidance_scale is -1.0"),
         ({"guidance_schedule": "steep"}, "guidance_schedule is 'steep'"),
         ({"guidance_interval": [0.5]}, "guidance_interval is"),
@@ -172,3 +174,31 @@ def test_settings_are_recorded_as_plain_data() -> None:
     assert settings.plain()["top_p"] == 0.9
     assert settings.sampling(2.0)["top_p"] == 0.9
     assert settings.sampling(2.0)["guidance_scale"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"guidance_schedule": "linear"}, "No effect of guidance_schedule: a scale of 1 is no"),
+        ({"guidance_scales": [1.0, 2.0], "guidance_power": 2.0}, "No effect of guidance_power: "),
+        ({"guidance_scales": [2.0], "guidance_interval": [0.6, 0.65]}, "scale is 1 for every tok"),
+        ({"guidance_scales": [1.0, 2.0], "guidance_schedule": "linear"}, None),
+    ],
+)
+def test_guidance_without_effect_is_noted(settings: dict[str, Any], note: str | None) -> None:
+    notes = EvaluationSettings(**settings).notes(6)
+    assert notes == [] if note is None else note in notes[0]
+
+
+@pytest.mark.parametrize(
+    "few", [None, "training_images", "validation_images", "reconstructions", "samples"]
+)
+def test_few_images_of_any_set_are_remarked_upon(few: str | None) -> None:
+    """No more than the network's one feature; validation images are what all are compared with."""
+    numbers: dict[str, Any] = {
+        name: {"num_images": 1 if name == few else 2}
+        for name in ("training_images", "validation_images", "reconstructions", "samples")
+    }
+    numbers["samples"] = [numbers["samples"]]
+    notes = _notes(None, numbers, Mean())  # type: ignore[arg-type]
+    assert any("no more images than the network" in note for note in notes) is (few is not None)

@@ -301,18 +301,25 @@ def test_no_class_by_its_word_unless_that_is_a_class(none: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "note"),
     [
-        ({"guidance_schedule": "linear"}, "guidance_schedule: guidance_scale=1 is no guidance"),
+        ({"guidance_schedule": "linear"}, "guidance_schedule: a scale of 1 is no guidance"),
         (
             {"guidance_power": 2, "guidance_interval": [0.0, 0.5]},
-            "guidance_power and guidance_interval: guidance_scale=1",
+            "guidance_power and guidance_interval: a scale of 1",
         ),
         ({"guidance_power": 2, "guidance_scale": 3}, "guidance_power: it is of guidance_schedule="),
+        ({"guidance_scale": 3, "guidance_interval": [0.6, 0.65]}, "the scale is 1 for every token"),
+        ({"guidance_scale": 3, "guidance_interval": [0.0, 0.5]}, "the scale is 1 for every token"),
+        ({"guidance_scale": 3, "guidance_interval": [0.0, 0.51]}, None),
+        ({"greedy": True, "top_k": 3, "seed": 1}, "top_k and seed: greedy=true takes the most pro"),
+        ({"stride": 1}, "stride: it is of the window"),
+        ({"greedy": True, "stride": 1, "grid_size": 4}, None),
         ({"guidance_interval": [0.0, 1.0]}, None),
         ({"guidance_power": 2, "guidance_scale": 3, "guidance_schedule": "power_cosine"}, None),
     ],
 )
-def test_guidance_without_effect_is_noted(settings: dict[str, Any], note: str | None) -> None:
-    notes = SampleSettings(**settings).notes()
+def test_what_is_without_effect_is_noted(settings: dict[str, Any], note: str | None) -> None:
+    """Of images of 2×3 tokens, the first three given."""
+    notes = SampleSettings(**settings).notes(GRID, keep_rows=1)
     assert notes == [] if note is None else note in notes[0]
 
 
@@ -343,6 +350,32 @@ def test_conditions_and_images_to_complete_go_together(
     expected = model.complete(as_images(photos, [0, 1, 0]), 1, one_hot_of(maps, [0, 1, 2]), seed=0)
     assert np.array_equal(written(tmp_path / "out")["arr_0"], to_uint8(expected))
     assert any("2 images to complete" in note and "3 in turn" in note for note in report.notes)
+    assert "they are paired in their order: map0.png with photo0.png and so on." in report.notes
+
+
+def test_conditions_and_images_to_complete_that_belong_to_others(
+    maps: Path, photos: Path, tmp_path: Path
+) -> None:
+    """One photo is missing, and all that follow would go with the map before their own."""
+    for number in (1, 0):
+        (photos / f"photo{number}.png").rename(photos / f"map{2 * number}.png")
+    given: dict[str, Any] = {
+        "conditions": GivenImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
+    }  # fmt: skip
+    message = r"are map1\.png and map2\.png: take away .* num_images=1\.$"
+    with pytest.raises(UserError, match=message):
+        draw(of_label_maps(), tmp_path, **given)
+    assert len(draw(of_label_maps(), tmp_path, **given, num_images=1)) == 1
+    given["conditions"] = GivenImages(maps / "map2.png")  # one for all
+    assert len(draw(of_label_maps(), tmp_path, **given)) == 2
+
+
+def test_no_images_are_left_that_are_not_of_the_samples(tmp_path: Path) -> None:
+    model = generator(Unconditional())
+    draw(model, tmp_path, num_images=2, write_images=True)
+    for write_images in (True, False):
+        with pytest.raises(UserError, match="images exists already: give another output_dir"):
+            draw(model, tmp_path, num_images=1, write_images=write_images)
 
 
 def test_label_maps_are_completed_and_written_in_their_colours(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def paired(
         read_condition = partial(ImageFolder, channels=number, background=color, labels="none")
     else:
         raise UserError(f"data.condition is {condition!r}: choose label_map or image.")
-    folders = image_folder.strip("/"), condition_folder.strip("/")
+    folders = str(image_folder).strip("/"), str(condition_folder).strip("/")
 
     def read(path: str | Path, key: str, train: PairFolder | None) -> PairFolder:
         images = ImageFolder(
