@@ -219,3 +219,5 @@ def test_what_does_not_fit_is_refused() -> None:
         GPT.from_saved(saved)
     with pytest.raises(UserError, match=r"one of sinusoidal, .*, not 'rotary'"):
         tiny(positions="rotary")
+    with pytest.raises(UserError, match=r"attention_dropout is 1\.5"):
+        tiny(attention_dropout=1.5)
