@@ -2,6 +2,7 @@
 
 from taming.serialization.directory import (
     SavedModel,
+    check_destination,
     is_model_directory,
     load_config,
     load_model_directory,
@@ -18,6 +19,7 @@ from taming.serialization.training_checkpoint import (
 __all__ = [
     "ForeignCheckpoint",
     "SavedModel",
+    "check_destination",
     "checkpoint_entry",
     "find_model",
     "is_model_directory",

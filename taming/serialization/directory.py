@@ -15,6 +15,7 @@ from taming.errors import UserError
 
 __all__ = [
     "SavedModel",
+    "check_destination",
     "is_model_directory",
     "load_config",
     "load_model_directory",
@@ -66,13 +67,13 @@ def is_model_directory(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file()
 
 
-def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
-    """Writes a model directory; an older one in its place is replaced once the new one is whole.
+def check_destination(directory: Path) -> None:
+    """Checks that a model directory may be written here, which replaces what is there.
 
     Raises:
-        UserError: if `directory` holds something that is not a model directory.
+        UserError: if `directory` holds something that is not a model directory, or the current
+            directory is it or in it.
     """
-    directory = Path(directory)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         try:
             load_config(directory)
@@ -81,15 +82,31 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
                 f"{directory} exists and is not a model directory of this project: not "
                 "overwritten. Choose another."
             ) from error
-    unfinished = directory.with_name(directory.name + ".unfinished")
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise UserError(
+            f"{directory} is the current directory or contains it, and a model directory is "
+            "replaced as a whole: give a new directory, for example model."
+        )
+
+
+def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
+    """Writes a model directory; an older one in its place is replaced once the new one is whole.
+
+    Raises:
+        UserError: see `check_destination`.
+    """
+    directory = Path(directory)
+    check_destination(directory)
+    place = directory.resolve()  # of a link what it leads to
+    unfinished = place.with_name(place.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         _write(model, unfinished)
     except Exception:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    shutil.rmtree(directory, ignore_errors=True)
-    unfinished.rename(directory)
+    shutil.rmtree(place, ignore_errors=True)
+    unfinished.rename(place)
     return directory
 
 

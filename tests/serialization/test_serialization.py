@@ -95,6 +95,31 @@ def test_other_peoples_files_are_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "path"),
+    [("model", "."), ("model", "../model"), ("model", "deep/.."), ("model/deep", "..")],
+)
+def test_the_current_directory_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, path: str
+) -> None:
+    model = save_model_directory(saved(1.0), tmp_path / "model")
+    (model / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / start)
+    with pytest.raises(UserError, match="is the current directory or contains it"):
+        save_model_directory(saved(2.0), path)
+    assert equal(load_model_directory(model), saved(1.0))
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_link_leads_to_what_is_replaced(tmp_path: Path) -> None:
+    path = save_model_directory(saved(1.0), tmp_path / "model")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert save_model_directory(saved(2.0), link) == link
+    assert equal(load_model_directory(path), saved(2.0))
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
