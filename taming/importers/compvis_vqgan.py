@@ -169,7 +169,7 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
     if kind == "gumbel":
         quantizer["kl_weight"] = params.get("kl_weight", 1e-8)
     label_maps = target_of(model) == "VQSegmentationModel" or (
-        params.get("image_key") == "segmentation" or "colorize_nlabels" in params
+        params.get("image_key") == "segmentation" or params.get("colorize_nlabels") is not None
     )
     return {
         "image_channels": shape["in_channels"],

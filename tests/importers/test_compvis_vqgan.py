@@ -137,6 +137,7 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
         ({**published, "image_key": "image"}, False),
         ({**published, "image_key": "segmentation"}, True),
         ({**published, "colorize_nlabels": 3}, True),
+        ({**published, "colorize_nlabels": None}, False),
     ):
         with torch.device("meta"):
             weights = {name: torch.empty(shape) for name, shape in shapes.items()}
