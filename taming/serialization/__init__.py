@@ -6,6 +6,7 @@ from taming.serialization.directory import (
     is_model_directory,
     load_config,
     load_model_directory,
+    load_weights,
     save_model_directory,
 )
 from taming.serialization.foreign import ForeignCheckpoint, read_foreign_checkpoint
@@ -27,6 +28,7 @@ __all__ = [
     "load_model_directory",
     "load_saved_model",
     "load_training_checkpoint",
+    "load_weights",
     "read_foreign_checkpoint",
     "read_training_checkpoint",
     "save_model_directory",

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from taming.errors import UserError
+from taming.serialization.foreign_names import shown
 
 __all__ = [
     "SavedModel",
@@ -19,12 +21,14 @@ __all__ = [
     "is_model_directory",
     "load_config",
     "load_model_directory",
+    "load_weights",
     "save_model_directory",
 ]
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
+WITHOUT_WEIGHTS = ("generator", "cell_classes")  # kinds that join parts, or have none to learn
 
 
 @dataclass
@@ -155,11 +159,32 @@ def check_format_version(version: Any, path: Path) -> None:
         )
 
 
+def load_weights(model: nn.Module, saved: SavedModel, what: str) -> None:
+    """Fills a model with the weights of one that was saved.
+
+    Args:
+        model: of the saved config.
+        saved: has the weights.
+        what: how the message names it.
+
+    Raises:
+        UserError: if they are not those of the model; naming the first that is not.
+    """
+    try:
+        model.load_state_dict(saved.state)
+    except RuntimeError as error:
+        problems = [line.strip() for line in str(error).splitlines()[1:]]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(
+            f"the weights of {what} do not fit its config: {shown(problems[0], 200)}{more}"
+        ) from error
+
+
 def load_model_directory(directory: Path) -> SavedModel:
     """Reads a model directory and its parts, weights on the CPU.
 
     Raises:
-        UserError: if a file is damaged or not ours.
+        UserError: if a file is missing, damaged or not ours.
     """
     config = load_config(directory)
     kind = config.pop("kind")
@@ -171,6 +196,11 @@ def load_model_directory(directory: Path) -> SavedModel:
             state = load_file(weights)
         except SafetensorError as error:
             raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
+    elif kind not in WITHOUT_WEIGHTS:
+        raise UserError(
+            f"{weights} is missing: it holds the weights of this {kind}. Copy the model directory "
+            "once more, with all that is in it."
+        )
     parts = {
         child.name: load_model_directory(child)
         for child in sorted(directory.iterdir())

@@ -151,6 +151,20 @@ def test_truncated_weights_are_named(tmp_path: Path, fraction: float) -> None:
         load_model_directory(path)
 
 
+@pytest.mark.parametrize("part", ["", "transformer/"])
+def test_missing_weights_are_named(tmp_path: Path, part: str) -> None:
+    path = save_model_directory(saved(), tmp_path / "model")
+    (path / f"{part}model.safetensors").unlink()
+    with pytest.raises(UserError, match=rf"model/{part}model\.safetensors is missing"):
+        load_model_directory(path)
+
+
+def test_some_models_have_no_weights(tmp_path: Path) -> None:
+    for kind in ("generator", "cell_classes"):
+        path = save_model_directory(SavedModel(kind, {}), tmp_path / kind)
+        assert load_model_directory(path).kind == kind
+
+
 def test_kinds_are_checked() -> None:
     assert saved().require("vqgan", "here").kind == "vqgan"
     with pytest.raises(UserError, match="here holds a vqgan, where a generator is needed"):
