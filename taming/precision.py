@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -14,12 +15,39 @@ def full_precision() -> Iterator[None]:
 
     Training lets GPUs multiply with TF32's 10 bits, and PyTorch lets them convolve so in any case:
     too few to tell codes apart, and for SSIM, a difference of two nearly equal numbers.
+
+    PyTorch has two sets of settings for it, the older of which raises RuntimeError where the newer
+    (`fp32_precision`) says otherwise. Both are set, for code in here may read either.
     """
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    backends: Any = torch.backends  # which type checkers do not know all of
+    cpu = backends.mkldnn
+    operations = (backends.cuda.matmul, backends.cudnn.conv, cpu.matmul, cpu.conv)
+    newer = [operation.fp32_precision for operation in operations]
+    older = _older()
+    if older is not None:
+        _set_older("highest", False)
+    for operation in operations:
+        operation.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        if older is not None:
+            _set_older(*older)
+        for operation, precision in zip(operations, newer, strict=True):
+            operation.fp32_precision = "none"  # it then follows the setting for all operations
+            if operation.fp32_precision != precision:
+                operation.fp32_precision = precision
+
+
+def _older() -> tuple[str, bool] | None:
+    """The older settings of products and of convolutions; None where they contradict the newer."""
+    try:
+        _ = torch.backends.cuda.matmul.allow_tf32  # raises in a case in which the others do not
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _set_older(products: str, convolutions: bool) -> None:
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions

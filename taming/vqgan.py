@@ -12,7 +12,12 @@ from taming.autoencoder import Decoder, Encoder
 from taming.errors import UserError
 from taming.modes import evaluation_mode
 from taming.quantizers import QuantizerOutput, build_quantizer
-from taming.serialization import SavedModel, load_saved_model, save_model_directory
+from taming.serialization import (
+    SavedModel,
+    load_saved_model,
+    load_weights,
+    save_model_directory,
+)
 
 __all__ = ["VQGAN", "VQGANOutput", "load_saved_vqgan"]
 
@@ -151,17 +156,22 @@ class VQGAN(nn.Module):
         return SavedModel("vqgan", self.config, self.state_dict())
 
     @classmethod
-    def from_saved(cls, saved: SavedModel) -> Self:
+    def from_saved(cls, saved: SavedModel, where: str = "the model") -> Self:
         """Rebuilds a model, in evaluation mode.
 
+        Args:
+            saved: what `to_saved` made.
+            where: how error messages name it.
+
         Raises:
-            UserError: if configuration and weights do not fit each other.
+            UserError: if it is of another kind, or config and weights do not fit this program.
         """
+        saved.require("vqgan", where)
         try:
             model = cls(**saved.config)
-            model.load_state_dict(saved.state)
         except (TypeError, RuntimeError) as error:
-            raise UserError(f"the saved VQGAN does not fit this program: {error}") from error
+            raise UserError(f"the config of the VQGAN in {where} is wrong: {error}.") from error
+        load_weights(model, saved, f"the VQGAN in {where}")
         return model.eval()
 
     def save_pretrained(self, directory: str | Path) -> None:
@@ -178,7 +188,7 @@ class VQGAN(nn.Module):
             MissingPathError: if the path does not exist.
             UserError: if what is there is not a VQGAN.
         """
-        return cls.from_saved(load_saved_vqgan(path))
+        return cls.from_saved(load_saved_vqgan(path), where=str(path))
 
 
 def load_saved_vqgan(path: str | Path) -> SavedModel:

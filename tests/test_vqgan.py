@@ -138,7 +138,7 @@ def test_what_is_no_vqgan(tmp_path: Path) -> None:
         VQGAN.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(UserError, match="neither a model directory"):
         VQGAN.from_pretrained(tmp_path)
-    save_model_directory(SavedModel("gpt", {}), tmp_path / "gpt")
+    save_model_directory(SavedModel("gpt", {}, {"weight": torch.ones(1)}), tmp_path / "gpt")
     with pytest.raises(UserError, match="holds a gpt, where a vqgan is needed"):
         VQGAN.from_pretrained(tmp_path / "gpt")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
@@ -149,15 +149,25 @@ def test_what_is_no_vqgan(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     saved = make().to_saved()
     saved.config = {**saved.config, "latent_channels": 12}
-    with pytest.raises(UserError, match=r"does not fit this program[\s\S]*pre_quantizer\.weight"):
-        VQGAN.from_saved(saved)
+    with pytest.raises(UserError, match=r"the VQGAN in here .* size mismatch .* more") as caught:
+        VQGAN.from_saved(saved, where="here")
+    assert len(str(caught.value)) < 300
     saved.config = {**saved.config, "latent_chanels": 12}
-    with pytest.raises(UserError, match=r"does not fit this program.*latent_chanels"):
-        VQGAN.from_saved(saved)
+    with pytest.raises(UserError, match=r"config of the VQGAN in here is wrong.*latent_chanels"):
+        VQGAN.from_saved(saved, where="here")
     complete = make().to_saved()
     del complete.state["quantizer.codebook"]
     with pytest.raises(UserError, match=r"quantizer\.codebook"):
         VQGAN.from_saved(complete)
+    complete.state.clear()
+    with pytest.raises(UserError, match=r"Missing key\(s\) in state_dict") as caught:
+        VQGAN.from_saved(complete)
+    assert len(str(caught.value)) < 300
+    save_model_directory(
+        SavedModel("vqgan", saved.config, {"weight": torch.ones(1)}), tmp_path / "x"
+    )
+    with pytest.raises(UserError, match=rf"the VQGAN in {tmp_path / 'x'} is wrong"):
+        VQGAN.from_pretrained(tmp_path / "x")
 
 
 def test_images_that_do_not_fit_are_named() -> None:

@@ -44,7 +44,7 @@ class MultiHeadAttention(nn.Module):
         qk_norm: scale each head's queries and keys to a root mean square of 1, times a learned
             vector (Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters",
             there with LayerNorm): scores cannot grow without bound.
-        dropout: probability with which an attention weight is dropped in training.
+        dropout: probability, less than 1, with which an attention weight is dropped in training.
         fused: the fast path; False computes the written-out equation.
     """
 
@@ -71,6 +71,10 @@ class MultiHeadAttention(nn.Module):
                     f"a width of {width} cannot be split into {num_heads} attention heads: choose "
                     "a width that is a multiple of the number of heads."
                 )
+        if not 0 <= dropout < 1:
+            raise UserError(
+                f"attention_dropout is {dropout}: it must be at least 0 and less than 1."
+            )
         self.num_heads = num_heads
         self.dropout = dropout
         self.attention = fused_attention if fused else attention

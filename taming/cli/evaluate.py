@@ -97,7 +97,7 @@ def load_model(path: str) -> ImageGenerator | VQGAN:
     if saved.kind == "generator":
         return ImageGenerator.from_saved(saved, where=path)
     if saved.kind == "vqgan":
-        return VQGAN.from_saved(saved)
+        return VQGAN.from_saved(saved, where=path)
     raise UserError(f"{path} holds a {saved.kind}, where a generator or a vqgan is needed.")
 
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from taming.cli.app import command, resolved
 from taming.errors import MissingPathError, UserError
 from taming.importers import check_settings, find_source, import_checkpoint
-from taming.serialization import save_model_directory
+from taming.serialization import check_destination, save_model_directory
 
 __all__ = ["main"]
 
@@ -30,6 +30,7 @@ def main(config: DictConfig) -> None:
         raise MissingPathError(f"checkpoint={checkpoint} is no file (looked from {Path.cwd()}).")
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty: give a new directory.")
+    check_destination(output)
     config_of_theirs = foreign_config(plain["config"])
     imported = import_checkpoint(source, checkpoint, config_of_theirs, **settings)
     try:

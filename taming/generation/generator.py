@@ -330,7 +330,7 @@ class ImageGenerator(nn.Module):
         check_saved(saved, where)
         tokenizer = None
         if "tokenizer" in saved.parts:
-            tokenizer = VQGAN.from_saved(saved.parts["tokenizer"].require("vqgan", where))
+            tokenizer = VQGAN.from_saved(saved.parts["tokenizer"], where)
         return cls(
             tokenizer,
             GPT.from_saved(saved.parts["transformer"], where),

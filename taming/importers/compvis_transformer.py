@@ -254,10 +254,11 @@ def _drop_masks(weights: ForeignWeights, arguments: Mapping[str, Any], where: st
         mask = weights.peek(name)
         if not name.endswith(".attn.mask") or mask is None or mask.is_meta:
             continue
-        if own is None:
+        fits = mask.numel() == size * size  # else one of the stated size may be too large to make
+        if fits and own is None:
             own = torch.ones(size, size, dtype=torch.bool).tril()
             own[:unmasked, :unmasked] = True
-        if mask.numel() != size * size or not torch.equal(mask.reshape(size, size) != 0, own):
+        if not fits or own is None or not torch.equal(mask.reshape(size, size) != 0, own):
             raise UserError(
                 f"{where} does not fit its config: {name} is not the causal mask of block_size "
                 f"{size} with n_unmasked {unmasked}. Give the config the checkpoint was trained "

@@ -11,7 +11,7 @@ from taming.importers.interface import Imported, Source, find_weights
 from taming.importers.patch_discriminator import patch_discriminator
 from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
-from taming.serialization.foreign_names import shown_names
+from taming.serialization.foreign_names import shown, shown_names
 
 __all__ = ["COMPVIS_VQGAN", "model_and_params", "target_of"]
 
@@ -37,7 +37,24 @@ TARGETS = {
     "VQSegmentationModel": "vector",
     "GumbelVQ": "gumbel",
 }
-REQUIRED = ("ch", "out_ch", "in_channels", "num_res_blocks", "attn_resolutions", "resolution")
+REQUIRED = (
+    "ch",
+    "out_ch",
+    "in_channels",
+    "num_res_blocks",
+    "attn_resolutions",
+    "resolution",
+    "z_channels",
+)
+OPTIONAL = (
+    "ch_mult",
+    "dropout",
+    "double_z",
+    "resamp_with_conv",
+    "give_pre_end",
+    "tanh_out",  # this and the next of latent diffusion's code
+    "attn_type",
+)
 
 
 def _published(codes: int, **changes: Any) -> dict[str, Any]:
@@ -110,6 +127,10 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     weights.drop("colorize", "random colours for showing label maps")
     weights.finish()
     parts = {} if discriminator is None else {"discriminator": discriminator}
+    shape = model_and_params(config)[1]["ddconfig"]
+    ignored = sorted(set(shape) - {*REQUIRED, *OPTIONAL}, key=shown)
+    if ignored:
+        notes.append(f"no arguments of ddconfig, and ignored: {shown_names(ignored)}")
     if entries:
         notes.append(f"left out beside the weights: {shown_names(entries)}")
     return Imported(SavedModel("vqgan", vqgan.config, state, parts), weights.notes + notes)
@@ -149,7 +170,7 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
             "the config has no `ddconfig`: give the project.yaml beside the checkpoint, its "
             "`model` or that one's `params`."
         )
-    absent = [f"ddconfig.{name}" for name in (*REQUIRED, "z_channels") if name not in shape]
+    absent = [f"ddconfig.{name}" for name in REQUIRED if name not in shape]
     absent += [name for name in ("n_embed", "embed_dim") if name not in params]
     if absent:
         raise UserError(f"the config lacks {', '.join(absent)}.")
@@ -157,6 +178,9 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
         "double_z is true: this is no VQ model": shape.get("double_z", False),
         "resamp_with_conv is false": not shape.get("resamp_with_conv", True),
         "in_channels is not out_ch": shape["in_channels"] != shape["out_ch"],
+        "give_pre_end is true": shape.get("give_pre_end", False),
+        "tanh_out is true": shape.get("tanh_out", False),
+        "attn_type is not vanilla": shape.get("attn_type", "vanilla") != "vanilla",
     }
     for what, present in unsupported.items():
         if present:
@@ -169,7 +193,7 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
     if kind == "gumbel":
         quantizer["kl_weight"] = params.get("kl_weight", 1e-8)
     label_maps = target_of(model) == "VQSegmentationModel" or (
-        params.get("image_key") == "segmentation" or "colorize_nlabels" in params
+        params.get("image_key") == "segmentation" or params.get("colorize_nlabels") is not None
     )
     return {
         "image_channels": shape["in_channels"],

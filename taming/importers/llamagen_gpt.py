@@ -10,7 +10,7 @@ import torch
 from taming.conditioning import ClassLabel
 from taming.errors import UserError
 from taming.importers.interface import Imported, Source, find_weights
-from taming.importers.transformer import build_gpt, generator, integer
+from taming.importers.transformer import build_gpt, generator, integer, number
 from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
 from taming.serialization.foreign_names import shown, shown_names
@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
 # of it, what does not concern the model once it is trained; and arguments of their scripts
 WITHOUT_EFFECT = {"initializer_range", "drop_path_rate", "max_batch_size", "max_seq_len"}
 ALIASES = {"gpt_model", "gpt_type", "image_size", "downsample_size"}
+IMAGE_SIZE = 256  # the default of their training script
 SIZES = {  # n_layer, n_head, dim
     "GPT-B": (12, 12, 768),
     "GPT-L": (24, 16, 1024),
@@ -80,7 +81,8 @@ def convert(
     that every token's score for it is 0. The last row of the class embedding is "no class".
 
     The weights do not depend on the grid, so nothing in the file tells 16 × 16 codes from 24 × 24:
-    it is the square of `block_size` codes, or of `image_size` / `downsample_size`.
+    it is the square of `block_size` codes, or of `image_size` / `downsample_size`, by default of
+    256 and 16.
 
     Args:
         content: the checkpoint: a dictionary with `model`, `module` or `state_dict`, or weights.
@@ -125,16 +127,26 @@ LLAMAGEN_GPT = Source(convert, PUBLISHED, ("tokenizer",))
 def _arguments(config: Mapping[str, Any], weights: ForeignWeights, where: str) -> dict[str, Any]:
     """Their arguments, of a model that we have."""
     size = config.get("gpt_model")
-    if size is not None and size not in SIZES:
+    if size is not None and str(size) not in SIZES:
         raise UserError(f"gpt_model {shown(size)} is unknown; known: {', '.join(SIZES)}.")
     arguments = {**DEFAULTS, **PUBLISHED.get(str(size), {})}
-    if "image_size" in config:
+    if "image_size" in config or ("downsample_size" in config and "block_size" not in config):
+        image_size = integer("image_size", config.get("image_size", IMAGE_SIZE), 1)
         factor = integer("downsample_size", config.get("downsample_size", 16), 1)
-        arguments["block_size"] = (integer("image_size", config["image_size"], 1) // factor) ** 2
+        arguments["block_size"] = (image_size // factor) ** 2
+        if config.get("block_size", arguments["block_size"]) != arguments["block_size"]:
+            raise UserError(
+                f"block_size is {config['block_size']!r}, and images of {image_size} pixels, "
+                f"made smaller by downsample_size {factor}, are {arguments['block_size']} codes: "
+                "leave out what is wrong of them."
+            )
     arguments["model_type"] = config.get("gpt_type", "c2i")
     arguments |= config
     for name in COUNTS:
         integer(name, arguments[name], 1)
+    number("class_dropout_prob", arguments["class_dropout_prob"])
+    if arguments["ffn_dim_multiplier"] is not None:
+        number("ffn_dim_multiplier", arguments["ffn_dim_multiplier"])
     if arguments["model_type"] != "c2i" or weights.names("cls_embedding.cap_proj."):
         raise UserError(
             f"{where} is a text-conditional model (t2i): it reads features of a language model, "

@@ -9,7 +9,7 @@ from taming.importers.interface import Imported, Source, find_weights, is_weight
 from taming.importers.patch_discriminator import patch_discriminator
 from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
-from taming.serialization.foreign_names import shown_names
+from taming.serialization.foreign_names import shown, shown_names
 
 __all__ = ["LLAMAGEN_TOKENIZER"]
 
@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "z_channels": 256,
     "dropout_p": 0.0,
 }
+PARTS = ("encoder", "decoder")
 PUBLISHED: dict[str, dict[str, Any]] = {
     "VQ-8": {"encoder_ch_mult": [1, 2, 2, 4], "decoder_ch_mult": [1, 2, 2, 4]},
     "VQ-16": {},
@@ -56,13 +57,15 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     """
     tensors, entries = find_weights(content, ("ema", "model", "state_dict"), where)
     weights = ForeignWeights(tensors, where)
-    theirs = {**DEFAULTS, **PUBLISHED.get(str(config.get("vq_model")), {}), **config}
-    multipliers = theirs["encoder_ch_mult"]
-    if list(multipliers) != list(theirs["decoder_ch_mult"]):
+    size = config.get("vq_model")
+    if size is not None and str(size) not in PUBLISHED:
+        raise UserError(f"vq_model {shown(size)} is unknown; known: {', '.join(PUBLISHED)}.")
+    theirs = {**DEFAULTS, **PUBLISHED.get(str(size), {}), **config}
+    multipliers, mirrored = (_multipliers(theirs, f"{part}_ch_mult") for part in PARTS)
+    if multipliers != mirrored:
         raise UserError(
-            f"encoder_ch_mult {list(multipliers)} is not decoder_ch_mult "
-            f"{list(theirs['decoder_ch_mult'])}: this program's decoder mirrors its encoder, and "
-            "such a tokenizer cannot be imported."
+            f"encoder_ch_mult {multipliers} is not decoder_ch_mult {mirrored}: this program's "
+            "decoder mirrors its encoder, and such a tokenizer cannot be imported."
         )
     vqgan = build_vqgan(
         {
@@ -107,3 +110,13 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
 
 
 LLAMAGEN_TOKENIZER = Source(convert, PUBLISHED)
+
+
+def _multipliers(theirs: Mapping[str, Any], name: str) -> list[int]:
+    multipliers = theirs[name]
+    if not isinstance(multipliers, list | tuple) or not multipliers:
+        raise UserError(
+            f"the config describes no model: {name} is {multipliers!r}, and must be a list of a "
+            "multiple of the width for each level."
+        )
+    return list(multipliers)

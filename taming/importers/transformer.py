@@ -1,5 +1,6 @@
 """From a foreign transformer's arguments and weights to a generator."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from taming.errors import UserError
 from taming.serialization import SavedModel
 from taming.transformer import GPT
 
-__all__ = ["build_gpt", "generator", "integer"]
+__all__ = ["build_gpt", "generator", "integer", "number"]
 
 
 def integer(name: str, value: Any, least: int) -> int:
@@ -23,6 +24,19 @@ def integer(name: str, value: Any, least: int) -> int:
         raise UserError(
             f"the config describes no model: {name} is {value!r}, and must be an integer from "
             f"{least}."
+        )
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    """The value of an argument, if it is a finite number of at least 0.
+
+    Raises:
+        UserError: if it is not.
+    """
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise UserError(
+            f"the config describes no model: {name} is {value!r}, and must be a number from 0."
         )
     return value
 

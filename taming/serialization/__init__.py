@@ -2,9 +2,11 @@
 
 from taming.serialization.directory import (
     SavedModel,
+    check_destination,
     is_model_directory,
     load_config,
     load_model_directory,
+    load_weights,
     save_model_directory,
 )
 from taming.serialization.foreign import ForeignCheckpoint, read_foreign_checkpoint
@@ -18,6 +20,7 @@ from taming.serialization.training_checkpoint import (
 __all__ = [
     "ForeignCheckpoint",
     "SavedModel",
+    "check_destination",
     "checkpoint_entry",
     "find_model",
     "is_model_directory",
@@ -25,6 +28,7 @@ __all__ = [
     "load_model_directory",
     "load_saved_model",
     "load_training_checkpoint",
+    "load_weights",
     "read_foreign_checkpoint",
     "read_training_checkpoint",
     "save_model_directory",

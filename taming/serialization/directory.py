@@ -10,20 +10,25 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from taming.errors import UserError
+from taming.serialization.foreign_names import shown
 
 __all__ = [
     "SavedModel",
+    "check_destination",
     "is_model_directory",
     "load_config",
     "load_model_directory",
+    "load_weights",
     "save_model_directory",
 ]
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
+WITHOUT_WEIGHTS = ("generator", "cell_classes")  # kinds that join parts, or have none to learn
 
 
 @dataclass
@@ -66,13 +71,13 @@ def is_model_directory(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file()
 
 
-def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
-    """Writes a model directory; an older one in its place is replaced once the new one is whole.
+def check_destination(directory: Path) -> None:
+    """Checks that a model directory may be written here, which replaces what is there.
 
     Raises:
-        UserError: if `directory` holds something that is not a model directory.
+        UserError: if `directory` holds something that is not a model directory, or the current
+            directory is it or in it.
     """
-    directory = Path(directory)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         try:
             load_config(directory)
@@ -81,15 +86,31 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
                 f"{directory} exists and is not a model directory of this project: not "
                 "overwritten. Choose another."
             ) from error
-    unfinished = directory.with_name(directory.name + ".unfinished")
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise UserError(
+            f"{directory} is the current directory or contains it, and a model directory is "
+            "replaced as a whole: give a new directory, for example model."
+        )
+
+
+def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
+    """Writes a model directory; an older one in its place is replaced once the new one is whole.
+
+    Raises:
+        UserError: see `check_destination`.
+    """
+    directory = Path(directory)
+    check_destination(directory)
+    place = directory.resolve()  # of a link what it leads to
+    unfinished = place.with_name(place.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         _write(model, unfinished)
     except Exception:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    shutil.rmtree(directory, ignore_errors=True)
-    unfinished.rename(directory)
+    shutil.rmtree(place, ignore_errors=True)
+    unfinished.rename(place)
     return directory
 
 
@@ -138,11 +159,32 @@ def check_format_version(version: Any, path: Path) -> None:
         )
 
 
+def load_weights(model: nn.Module, saved: SavedModel, what: str) -> None:
+    """Fills a model with the weights of one that was saved.
+
+    Args:
+        model: of the saved config.
+        saved: has the weights.
+        what: how the message names it.
+
+    Raises:
+        UserError: if they are not those of the model; naming the first that is not.
+    """
+    try:
+        model.load_state_dict(saved.state)
+    except RuntimeError as error:
+        problems = [line.strip() for line in str(error).splitlines()[1:]]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(
+            f"the weights of {what} do not fit its config: {shown(problems[0], 200)}{more}"
+        ) from error
+
+
 def load_model_directory(directory: Path) -> SavedModel:
     """Reads a model directory and its parts, weights on the CPU.
 
     Raises:
-        UserError: if a file is damaged or not ours.
+        UserError: if a file is missing, damaged or not ours.
     """
     config = load_config(directory)
     kind = config.pop("kind")
@@ -154,6 +196,11 @@ def load_model_directory(directory: Path) -> SavedModel:
             state = load_file(weights)
         except SafetensorError as error:
             raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
+    elif kind not in WITHOUT_WEIGHTS:
+        raise UserError(
+            f"{weights} is missing: it holds the weights of this {kind}. Copy the model directory "
+            "once more, with all that is in it."
+        )
     parts = {
         child.name: load_model_directory(child)
         for child in sorted(directory.iterdir())

@@ -5,7 +5,6 @@ with EMA weights where the run has them. Its tensors share storage with the trai
 cost no disk space, and whoever reads a model out of a checkpoint need not know how it was trained.
 """
 
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from taming.errors import UserError
 from taming.serialization.directory import FORMAT_VERSION, SavedModel, check_format_version
+from taming.serialization.foreign_names import shown
 
 __all__ = ["checkpoint_entry", "load_training_checkpoint", "read_training_checkpoint"]
 
@@ -36,8 +36,11 @@ def checkpoint_entry(model: SavedModel) -> dict[str, Any]:
 
 
 def _saved_model(entry: dict[str, Any]) -> SavedModel:
+    kind, config, state = entry["kind"], entry["config"], entry["state"]
+    if not isinstance(kind, str) or not isinstance(config, dict) or not isinstance(state, dict):
+        raise TypeError("a model whose kind, config or weights are none")
     parts = {name: _saved_model(part) for name, part in entry["parts"].items()}
-    return SavedModel(entry["kind"], entry["config"], entry["state"], parts)
+    return SavedModel(kind, config, state, parts)
 
 
 def read_training_checkpoint(path: Path) -> dict[str, Any]:
@@ -52,12 +55,8 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
         )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
-        sentence = str(error).strip().split("\n")[0].split(". ")[0]
-        raise UserError(
-            f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
-            f"of another program ({sentence}). {IMPORT_FIRST}"
-        ) from error
+    except Exception as error:  # whatever nonsense makes pickle, zipfile and torch raise
+        raise _damaged(path, error) from error
     entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or "format_version" not in entry:
         raise UserError(
@@ -69,5 +68,21 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_training_checkpoint(path: Path) -> SavedModel:
-    """The finished model inside a training checkpoint."""
-    return _saved_model(read_training_checkpoint(path)[ENTRY])
+    """The finished model inside a training checkpoint.
+
+    Raises:
+        UserError: see `read_training_checkpoint`.
+    """
+    entry = read_training_checkpoint(path)[ENTRY]
+    try:
+        return _saved_model(entry)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
+    return UserError(
+        f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or of "
+        f"another program ({shown(first_line.split('. ')[0], 200)}). {IMPORT_FIRST}"
+    )

@@ -24,7 +24,12 @@ from taming.positions import (
     SinusoidalPositions2D,
     grid_coordinates,
 )
-from taming.serialization import SavedModel, load_saved_model, save_model_directory
+from taming.serialization import (
+    SavedModel,
+    load_saved_model,
+    load_weights,
+    save_model_directory,
+)
 from taming.transformer.block import NORMS, TransformerBlock
 
 __all__ = ["GPT"]
@@ -419,14 +424,7 @@ class GPT(nn.Module):
             raise UserError(
                 f"the config of the transformer in {where} is wrong: {error}."
             ) from error
-        try:
-            model.load_state_dict(saved.state)
-        except RuntimeError as error:
-            problems = [line.strip() for line in str(error).splitlines()[1:]]
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise UserError(
-                f"the transformer's weights in {where} do not fit its config: {problems[0]}{more}"
-            ) from error
+        load_weights(model, saved, f"the transformer in {where}")
         return model.eval()
 
     def save_pretrained(self, directory: str | Path) -> Path:

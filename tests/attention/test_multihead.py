@@ -11,6 +11,7 @@ from taming.attention import (
     padding_mask,
     prefix_causal_mask,
 )
+from taming.errors import UserError
 
 FUSED = pytest.mark.parametrize("fused", [False, True])
 
@@ -232,6 +233,12 @@ def test_dropout_is_of_training_only() -> None:
 def test_heads_that_do_not_divide_the_width() -> None:
     with pytest.raises(ValueError, match="width of 8 cannot be split into 3"):
         MultiHeadAttention(8, 3)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5])
+def test_a_dropout_that_is_no_share(dropout: float) -> None:
+    with pytest.raises(UserError, match=rf"attention_dropout is {dropout}: .* less than 1\.$"):
+        MultiHeadAttention(8, 2, dropout=dropout)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])

@@ -374,6 +374,7 @@ def test_params_of_no_such_generator_are_named(
         ({"n_layer": "two"}, "describes no model"),
         ({"vocab_size": "64"}, "vocab_size is '64', and must be an int"),
         ({"block_size": 66}, r"attn\.mask is not the causal mask of block_size 66"),
+        ({"block_size": 10**7}, r"attn\.mask is not the causal mask of block_size 10000000"),
         ({"block_size": 63}, "needs a block_size of 64, and it is 63"),
     ],
 )

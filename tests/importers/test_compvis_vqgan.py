@@ -137,6 +137,7 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
         ({**published, "image_key": "image"}, False),
         ({**published, "image_key": "segmentation"}, True),
         ({**published, "colorize_nlabels": 3}, True),
+        ({**published, "colorize_nlabels": None}, False),
     ):
         with torch.device("meta"):
             weights = {name: torch.empty(shape) for name, shape in shapes.items()}
@@ -231,6 +232,9 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(double_z=True), "double_z is true"),
         (changed(resamp_with_conv=False), "resamp_with_conv is false"),
         (changed(out_ch=1), "in_channels is not out_ch"),
+        (changed(give_pre_end=True), "give_pre_end is true"),
+        (changed(tanh_out=True), "tanh_out is true"),
+        (changed(attn_type="linear"), "attn_type is not vanilla"),
         (changed(resolution=15), "15×15 does not divide"),
         (changed(ch_mult="wide"), "describes no model"),
     ],
@@ -238,6 +242,23 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_configs_of_no_such_model_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         convert(NOTHING, config, "last.ckpt")
+
+
+def test_what_ddconfig_does_not_have_is_said() -> None:
+    shapes = foreign_keys.compvis_vqgan(*SIZES["f16-1024"])
+    published = SOURCES["compvis_vqgan"].published["f16-1024"]["params"]
+    usual = {"give_pre_end": False, "tanh_out": False, "attn_type": "vanilla", "dropout": 0.0}
+    for more, note in (
+        (usual, None),
+        ({**usual, "num_res_block": 3, 7: 1}, "ddconfig, and ignored: <int>, num_res_block"),
+    ):
+        config = {**published, "ddconfig": {**published["ddconfig"], **more}}
+        with torch.device("meta"):
+            weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+            notes = convert({"state_dict": weights}, config, "last.ckpt").notes
+        assert [n.split("arguments of ")[-1] for n in notes if "ddconfig" in n] == (
+            [] if note is None else [note]
+        )
 
 
 def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:

@@ -199,6 +199,13 @@ def test_the_arguments_of_their_scripts() -> None:
     imported = on_meta(shapes, script)
     assert imported.model.config["grid_size"] == [24, 24]
     assert not any("ignored" in note for note in imported.notes)
+    for script, side in (({"downsample_size": 8}, 32), ({"downsample_size": 16}, 16), ({}, 16)):
+        imported = on_meta(shapes, {"gpt_model": "GPT-B", **script})
+        assert imported.model.config["grid_size"] == [side, side]  # of 256 pixels, their default
+    agreeing = {"gpt_model": "GPT-B", "image_size": 384, "block_size": 576, "downsample_size": 16}
+    assert on_meta(shapes, agreeing).model.config["grid_size"] == [24, 24]
+    del agreeing["image_size"]  # images of any size may have these
+    assert on_meta(shapes, agreeing).model.config["grid_size"] == [24, 24]
     with pytest.raises(UserError, match="gpt_model GPT-C is unknown; known: GPT-B, GPT-L"):
         on_meta(shapes, {"gpt_model": "GPT-C"})
 
@@ -218,6 +225,13 @@ def test_the_arguments_of_their_scripts() -> None:
         ({"n_head": 5}, "cannot be split into 5|multiple of"),
         ({"resid_dropout_p": "much"}, "describes no model"),
         ({"class_dropout_prob": 2}, "label dropout is 2"),
+        ({"class_dropout_prob": None}, "class_dropout_prob is None, and must be a number"),
+        ({"class_dropout_prob": "0.1"}, "class_dropout_prob is '0.1', and must be a number"),
+        ({"ffn_dim_multiplier": "x"}, "ffn_dim_multiplier is 'x', and must be a number"),
+        ({"ffn_dim_multiplier": float("inf")}, "ffn_dim_multiplier is inf, and must be"),
+        ({"ffn_dim_multiplier": float("nan")}, "ffn_dim_multiplier is nan, and must be"),
+        ({"gpt_model": ["GPT-B"]}, "gpt_model <list> is unknown"),
+        ({"image_size": 256}, "block_size is 4, and images of 256 pixels, .* 16, are 256 codes"),
     ],
 )
 def test_arguments_of_no_such_model_are_named(changes: dict[str, Any], message: str) -> None:

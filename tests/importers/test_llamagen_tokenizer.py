@@ -112,6 +112,18 @@ def test_a_decoder_that_does_not_mirror_its_encoder_is_refused() -> None:
         convert(weights, {"codebook_size": "many"}, "vq.pt")
 
 
+def test_sizes_that_are_none_are_named() -> None:
+    weights = {"model": {"weight": torch.zeros(1)}}
+    for multipliers in (None, 4, [], "wide"):
+        with pytest.raises(UserError, match=r"encoder_ch_mult is .*, and must be a list"):
+            convert(weights, {"encoder_ch_mult": multipliers}, "vq.pt")
+    with pytest.raises(UserError, match="decoder_ch_mult is None, and must be a list"):
+        convert(weights, {"decoder_ch_mult": None}, "vq.pt")
+    for size, shown in (("VQ-32", "VQ-32"), (["VQ-8"], "<list>")):
+        with pytest.raises(UserError, match=f"vq_model {shown} is unknown; known: VQ-8, VQ-16"):
+            convert(weights, {"vq_model": size}, "vq.pt")
+
+
 def test_arguments_that_are_none_of_the_model_are_said() -> None:
     shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-8"])
     with torch.device("meta"):

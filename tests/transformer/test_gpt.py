@@ -210,6 +210,10 @@ def test_what_does_not_fit_is_refused() -> None:
     del saved.state["norm.weight"]
     with pytest.raises(UserError, match=r"norm\.weight"):
         GPT.from_saved(saved)
+    saved.state.clear()
+    with pytest.raises(UserError, match=r"Missing key\(s\) in state_dict") as error:
+        GPT.from_saved(saved)
+    assert len(str(error.value)) < 300
     saved = tiny().to_saved()
     saved.config["width"] = 3
     with pytest.raises(UserError, match="width"):
@@ -219,3 +223,5 @@ def test_what_does_not_fit_is_refused() -> None:
         GPT.from_saved(saved)
     with pytest.raises(UserError, match=r"one of sinusoidal, .*, not 'rotary'"):
         tiny(positions="rotary")
+    with pytest.raises(UserError, match=r"attention_dropout is 1\.5"):
+        tiny(attention_dropout=1.5)
