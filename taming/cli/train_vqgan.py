@@ -60,7 +60,7 @@ def main(config: DictConfig) -> int:
     vqgan = build(config.model, label_maps=of_label_maps)
     adversary = build(config.adversary, max_steps=trainer.max_steps)
     if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
-        vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from)).train()
+        vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from), str(resume_from)).train()
     elif start is not None:
         differing = [
             f"{name}={vqgan.config[name]}"
