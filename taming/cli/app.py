@@ -201,6 +201,9 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         "data",
         "data.resolution",
         "data.channels",
+        "data.val_path",  # and what else decides which images are trained on
+        "data.val_fraction",
+        "data.labels",
         "adversary",
         "training.ema_decay",
     )

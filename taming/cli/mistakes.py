@@ -62,15 +62,18 @@ def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
             f"{' '.join(groups)}: give the name of a file of settings; --help lists them."
         ) from error
     if config.get("resume") is not None:  # all else is the run's own
-        _check_path(config, "resume")
+        _check_path(config, "resume", "")
         return
     for override in overrides:
         name, _, value = override.partition("=")
+        if name in (*PATHS, *WRITTEN) and value in ("", "''", '""'):
+            raise UserError(f"{name}= is empty: give a path, or leave it out.")
         if value == "null" and isinstance(_of_no_override(config_name, name), DictConfig):
             raise UserError(f"{override}: {name} has settings of its own and cannot be null.")
     check_nothing_missing(config)
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
     for name in (*PATHS, *WRITTEN):
-        _check_path(config, name)
+        _check_path(config, name, given.get(name, ""))
 
 
 def _of_no_override(config_name: str, name: str) -> Any:
@@ -80,7 +83,8 @@ def _of_no_override(config_name: str, name: str) -> Any:
         return OmegaConf.select(compose(config_name), name)
 
 
-def _check_path(config: DictConfig, name: str) -> None:
+def _check_path(config: DictConfig, name: str, given: str) -> None:
+    """Of the value a setting has; `given` is it as the user wrote it."""
     try:
         value = OmegaConf.select(config, name)
     except OmegaConfBaseException:  # what refers to what only the command knows, or nobody
@@ -88,10 +92,15 @@ def _check_path(config: DictConfig, name: str) -> None:
     if name in WRITTEN and name in config and value is None:
         raise UserError(f"{name}=null: it must be a path.")
     if isinstance(value, int | float):
-        raise UserError(f"{name}={value} is a number to Hydra: write '{name}=\"{value}\"'.")
+        kind = "true or false" if isinstance(value, bool) else "a number"
+        raise UserError(f"{name}={given} is {kind} to Hydra: write '{name}=\"{given}\"'.")
     if not isinstance(value, str) or value.startswith("hf:") or name in WRITTEN:
         return
-    if not Path(value).expanduser().exists():
+    try:
+        exists = Path(value).expanduser().exists()
+    except (OSError, RuntimeError) as error:  # too long a name, a user that is not there
+        raise UserError(f"{name}={value} cannot be looked at: {error}.") from error
+    if not exists:
         raise MissingPathError(f"{name}={value} does not exist (looked from {Path.cwd()}).")
 
 
@@ -118,11 +127,19 @@ def explain(error: HydraException, config_name: str) -> str:
     """What is wrong with the settings given, and what may have been meant."""
     if isinstance(error, OverrideParseException):
         return (
-            f"the setting {error.override} cannot be read. A value with =, commas, brackets or "
-            "spaces goes into two pairs of quotes, one for the shell and one for Hydra: "
+            f"the setting {error.override} cannot be read. A value with =, commas, brackets, "
+            "spaces, signs such as & # ~ or letters such as é goes into two pairs of quotes, one "
+            "for the shell and one for Hydra: "
             "'data.path=\"my images, size=64\"'."
         )
     text: str = str(error)
+    several = re.match(r"Ambiguous value for argument '([^']+)'", text)
+    if several is not None:
+        name, _, value = several[1].partition("=")
+        return (
+            f"{several[1]} has several values: write '{name}=[{value}]' for a list, "
+            f"'{name}=\"{value}\"' for a text with commas."
+        )
     missing = re.search(r"Could not find '([^']+)'", text)
     if missing is not None:
         options = re.findall(r"^\t([^\t\n=]+)$", text, re.MULTILINE)

@@ -13,6 +13,13 @@ __all__ = ["console", "start"]
 def start(name: str) -> None:
     """Runs `taming.cli.NAME` with the process's arguments."""
     arguments = sys.argv[1:]
+    if {"-m", "--multirun"} & set(arguments):
+        print(
+            "error: --multirun does one run only here: give the command once for each run, with "
+            "a run_dir of its own.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     if not any(argument.startswith(("-", "hydra.")) for argument in arguments):  # --help, say
         try:
             check_command_line(name, arguments)

@@ -9,6 +9,7 @@ import pytest
 from tiny_commands import Run
 
 from taming.cli.mistakes import check_command_line
+from taming.cli.start import start
 from taming.errors import MissingPathError, UserError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -80,6 +81,23 @@ def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(UserError, match=f"{name}=2024 is a number.*write '{name}=\"2024\"'"):
             check_command_line("train_vqgan", ["data.path=.", override])
     check_command_line("train_vqgan", ['data.path="2024"'])
+    for given in ("2024_01", "1e3"):
+        with pytest.raises(UserError, match=f"run_dir={given} is a number.*'run_dir=\"{given}\"'"):
+            check_command_line("train_vqgan", ["data.path=.", f"run_dir={given}"])
+    with pytest.raises(UserError, match="run_dir=True is true or false to Hydra"):
+        check_command_line("train_vqgan", ["data.path=.", "run_dir=True"])
+    for override in ("data.path=", "data.val_path=", "run_dir=''"):
+        name = override.partition("=")[0]
+        with pytest.raises(UserError, match=f"^{name}= is empty"):
+            check_command_line("train_vqgan", ["data.path=.", override])
+    for override in ("data.path=café", "data.path=a&b"):
+        with pytest.raises(UserError, match=f"{override} cannot be read.*letters such as é"):
+            check_command_line("train_vqgan", [override])
+    check_command_line("train_vqgan", ['data.path="."', 'data.val_path="."'])
+    with pytest.raises(UserError, match=r"seed=0,1 has several values: write 'seed=\[0,1\]'"):
+        check_command_line("train_vqgan", ["data.path=.", "seed=0,1"])
+    with pytest.raises(UserError, match="cannot be looked at"):
+        check_command_line("train_vqgan", ["data.path=" + 300 * "x"])
     for override in ("size=null", "perceptual=null"):
         with pytest.raises(UserError, match=f"^{override}: give the name of a file"):
             check_command_line("train_vqgan", ["data.path=.", override])
@@ -96,6 +114,14 @@ def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         with pytest.raises(UserError, match=f"^{override}: .*{message}"):
             check_command_line(name, [*needed[name], override])
+
+
+def test_several_runs_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["train_vqgan.py", "-m", "seed=0,1"])
+        with pytest.raises(SystemExit, match="2"):
+            start("train_vqgan")
+    assert "give the command once for each run" in capsys.readouterr().err
 
 
 def test_help_says_where_settings_are_explained(run: Run) -> None:
