@@ -97,14 +97,17 @@ def load_fashion_mnist(root: str | Path, train: bool, channels: Channels) -> Arr
         data = FashionMNIST(root, train=train, download=True)
         images, labels = data.data.numpy(), data.targets.numpy()
     except Exception as error:
-        files = ", ".join(name for name, _ in FashionMNIST.resources)
+        raw = root / "FashionMNIST" / "raw"
+        packed = [name for name, _ in FashionMNIST.resources]
+        unpacked = [name.removesuffix(".gz") for name in packed]
+        if all((raw / name).exists() for name in unpacked):  # then torchvision reads no others
+            raise UserError(
+                f"Fashion-MNIST in {root} (data.root) cannot be read: {_why(error)}. Delete "
+                f"{', '.join(unpacked)} from {raw.absolute()}: they are unpacked anew from the .gz "
+                "files there, or, without those, downloaded."
+            ) from error
         raise _missing(
-            "Fashion-MNIST",
-            root,
-            error,
-            files,
-            FashionMNIST.mirrors[0],
-            root / "FashionMNIST" / "raw",
+            "Fashion-MNIST", root, error, ", ".join(packed), FashionMNIST.mirrors[0], raw
         ) from error
     return ArraySource(f"fashion_mnist/{_part(train)}", images, labels, data.classes, channels)
 
@@ -132,9 +135,12 @@ def _part(train: bool) -> str:
 def _missing(
     name: str, root: Path, error: Exception, files: str, url: str, directory: Path
 ) -> UserError:
-    why = " ".join(str(error).split()) or type(error).__name__
     return UserError(
-        f"{name} is not complete in {root} (data.root) and could not be downloaded: {why[:200]}. "
+        f"{name} is not complete in {root} (data.root) and could not be downloaded: {_why(error)}. "
         f"By hand: get {files} from {url} and put it into {directory.absolute()}, where it is "
         "verified and unpacked. Or set data.root to a directory that has it."
     )
+
+
+def _why(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

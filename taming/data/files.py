@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from taming.errors import MissingPathError, UserError
 
@@ -37,6 +37,8 @@ def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
 class FolderFiles:
     """The image files below a folder, in natural order; links are followed, hidden files left out.
 
+    Links that lead nowhere are among them, as in a git-annex or DVC checkout without its content.
+
     Attributes:
         entries: the files.
         ignored: number of files with other suffixes, by suffix.
@@ -49,13 +51,20 @@ class FolderFiles:
         for file in self._walk(path, frozenset()):
             name = file.relative_to(path).as_posix()
             if _is_image(name, self.ignored):
-                status = file.stat()
+                try:
+                    status = file.stat()
+                except OSError:  # a link to nothing: an image that cannot be read
+                    status = file.lstat()
                 found.append(FileEntry(name, status.st_size, status.st_mtime_ns))
         self.entries = sorted(found, key=lambda entry: natural_key(entry.name))
 
     def read(self, name: str) -> bytes:
         """The content of one file."""
         return (self.path / name).read_bytes()
+
+    def open(self, name: str) -> IO[bytes]:
+        """One file, to read some of."""
+        return (self.path / name).open("rb")
 
     def _walk(self, folder: Path, parents: frozenset[str]) -> list[Path]:
         real = os.path.realpath(folder)
@@ -67,7 +76,7 @@ class FolderFiles:
                 for child in children:
                     if child.is_dir() and not _is_hidden(child.name):
                         files += self._walk(Path(child.path), parents | {real})
-                    elif child.is_file():
+                    elif child.is_file() or not Path(child.path).exists():
                         files.append(Path(child.path))
         except PermissionError as error:
             raise UserError(f"{folder} cannot be read: permission denied.") from error
@@ -90,16 +99,23 @@ class ZipFiles:
             raise UserError(f"{path} is not a readable zip archive: {error}.") from error
         if any(info.flag_bits & 1 for info in infos):
             raise UserError(f"{path} is encrypted: unpack it and give the folder instead.")
-        images = {
-            info.filename: FileEntry(info.filename, info.file_size, info.CRC)
-            for info in infos
-            if _is_image(info.filename, self.ignored)
-        }
+        images = {}
+        self._members: dict[str, str] = {}  # names in the archive that differ from the entries'
+        for info in infos:
+            name = info.filename.replace("\\", "/")  # some Windows programs write "\"
+            if name != info.filename:
+                self._members[name] = info.filename
+            if not name.endswith("/") and _is_image(name, self.ignored):
+                images[name] = FileEntry(name, info.file_size, info.CRC)
         self.entries = sorted(images.values(), key=lambda entry: natural_key(entry.name))
 
     def read(self, name: str) -> bytes:
         """The content of one file."""
-        return self._archive().read(name)
+        return self._archive().read(self._members.get(name, name))
+
+    def open(self, name: str) -> IO[bytes]:
+        """One file, to read some of."""
+        return self._archive().open(self._members.get(name, name))
 
     def _archive(self) -> zipfile.ZipFile:
         # A forked worker must not share the file position with its parent.

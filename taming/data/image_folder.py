@@ -97,7 +97,7 @@ class ImageFolder:
 
     def size(self, index: int) -> tuple[int, int]:
         """(height, width) of an image by its header; raises `BrokenImageError`."""
-        return header_size(self._open(self._entries[index]))
+        return self._header_size(self._entries[index])
 
     def label(self, index: int) -> int | None:
         """The class of an image, without reading it."""
@@ -161,11 +161,18 @@ class ImageFolder:
     def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:
         try:
             if not full:
-                return header_size(self._open(entry))
+                return self._header_size(entry)
             image = self._decode(entry)
         except BrokenImageError as error:
             return str(error)
         return image.height, image.width
+
+    def _header_size(self, entry: FileEntry) -> tuple[int, int]:
+        try:
+            with self._files.open(entry.name) as file:  # of a large file only the beginning is read
+                return header_size(file)
+        except Exception as error:
+            raise BrokenImageError(reason(error)) from error
 
     def _decode(self, entry: FileEntry) -> Image.Image:
         return self._load_picture(self._open(entry))

@@ -1,7 +1,7 @@
 """From an image file of any kind to 8-bit grey or RGB."""
 
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import IO, BinaryIO, Literal
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -51,7 +51,7 @@ def load_image(file: str | Path | BinaryIO, channels: Channels, background: Colo
         raise BrokenImageError(reason(error)) from error
 
 
-def header_size(file: str | Path | BinaryIO) -> tuple[int, int]:
+def header_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
     """(height, width) in pixels after EXIF rotation, without decoding the picture.
 
     Raises:
@@ -60,8 +60,10 @@ def header_size(file: str | Path | BinaryIO) -> tuple[int, int]:
     try:
         with Image.open(file) as opened:
             width, height = opened.size
-            # Orientation 5 to 8 swaps the sides. Of a PNG it cannot be had without decoding.
-            turned = opened.format != "PNG" and opened.getexif().get(ORIENTATION, 1) >= 5
+            # Orientation 5 to 8 swaps the sides. Of a PNG it cannot be had without decoding, and
+            # of a TIFF Pillow has swapped them.
+            has_it = opened.format not in ("PNG", "TIFF")
+            turned = has_it and opened.getexif().get(ORIENTATION, 1) >= 5
             opened.verify()
     except Exception as error:
         raise BrokenImageError(reason(error)) from error
@@ -83,13 +85,18 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_eight_bit(image: Image.Image) -> Image.Image:
+    if image.mode == "LAB":
+        return image.convert("RGB")  # the only mode that Pillow converts it to
     if not image.mode.startswith(("I", "F")):
         return image
     samples = np.asarray(image)
     limit = 1.0 if image.mode == "F" else 65535.0
     if not np.isfinite(samples).all() or samples.min() < 0 or samples.max() > limit:
         raise ValueError(f"samples of mode {image.mode} outside 0 to {limit:g}: unknown range")
-    return Image.fromarray(np.round(samples * (255.0 / limit)).astype(np.uint8))
+    grey = Image.fromarray(np.round(samples * (255.0 / limit)).astype(np.uint8))
+    if (transparent := image.info.get("transparency")) is not None:  # one of the 16-bit values
+        grey.putalpha(Image.fromarray(samples != transparent).convert("L"))
+    return grey
 
 
 def _over(background: Color, image: Image.Image) -> Image.Image:

@@ -1,5 +1,6 @@
 import hashlib
 import pickle
+import re
 import shutil
 from pathlib import Path
 from urllib.error import URLError
@@ -80,8 +81,11 @@ def test_fashion_mnist(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     unpadded = fashion_mnist(tmp_path, batch_size=8, pad=0, resolution=28).train_dataset
     assert torch.equal(unpadded[0]["images"], image[:, 2:30, 2:30])
     (raw / "train-images-idx3-ubyte").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="Fashion-MNIST is not complete"):
+    with pytest.raises(UserError, match="Delete train-images-idx3-ubyte, ") as error:
         fashion_mnist(tmp_path, batch_size=8).setup()
+    for name in re.findall(r"[\w-]+-ubyte", str(error.value)):
+        (raw / name).unlink()
+    assert len(fashion_mnist(tmp_path, batch_size=8).train_dataset) == 60000
 
 
 def no_network(*args: object, **kwargs: object) -> None:
@@ -99,6 +103,18 @@ def test_absent_sets_say_what_to_put_where(tmp_path: Path, monkeypatch: pytest.M
         fashion_mnist(tmp_path, batch_size=8).setup()
     for part in (str(tmp_path / "FashionMNIST" / "raw"), "t10k-labels-idx1-ubyte.gz", "no network"):
         assert part in str(error.value)
+
+
+def test_damaged_unpacked_files_are_named(tmp_path: Path) -> None:
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, _ in FashionMNIST.resources:
+        (raw / name.removesuffix(".gz")).write_bytes(b"cut off")
+    with pytest.raises(UserError) as error:
+        fashion_mnist(tmp_path, batch_size=8).setup()
+    for part in (str(raw), "Delete train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images"):
+        assert part in str(error.value)
+    assert "could not be downloaded" not in str(error.value)
 
 
 def test_built_in_sizes_are_checked_before_any_file(tmp_path: Path) -> None:

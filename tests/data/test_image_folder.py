@@ -2,7 +2,7 @@ import logging
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -90,11 +90,39 @@ def test_a_zip_with_an_outer_folder_and_mac_files(make_folder: Any) -> None:
     assert source.class_names == ["cat", "dog"]
 
 
+def test_a_zip_with_backslashes_in_names(make_folder: Any) -> None:
+    root = make_folder({"cat": 1, "dog": 2})
+    with zipfile.ZipFile(root.with_suffix(".zip"), "w") as archive:
+        archive.writestr("cat\\", b"")
+        for file in root.rglob("*.png"):
+            archive.write(file, str(file.relative_to(root)).replace("/", "\\"))
+    folder, odd = opened(root), opened(root.with_suffix(".zip"))
+    assert names(odd) == names(folder) == ["cat/0.png", "dog/0.png", "dog/1.png"]
+    assert odd.class_names == ["cat", "dog"]
+    assert odd.size(2) == (24, 24)
+    for i in range(3):
+        assert np.array_equal(np.asarray(odd.load(i)), np.asarray(folder.load(i)))
+
+
 def test_links_to_folders_are_followed_but_not_in_circles(make_folder: Any) -> None:
     root = make_folder({"cat": 2})
     (root / "dog").symlink_to(make_folder({"": 1}, "elsewhere"), target_is_directory=True)
     (root / "cat" / "up").symlink_to(root, target_is_directory=True)
     assert names(opened(root)) == ["cat/0.png", "cat/1.png", "dog/0.png"]
+
+
+def test_links_that_lead_nowhere_are_broken_files(make_folder: Any) -> None:
+    root = make_folder({"cat": 2, "dog": 2})
+    for link in ("dog/2.jpg", "dog/.3.jpg", "notes"):
+        (root / link).symlink_to(root / "annex" / "SHA256-1")
+    for check in ("full", "header"):
+        source = opened(root, check)
+        ((name, why),) = source.broken
+        assert name == "dog/2.jpg"
+        assert "No such file" in why
+        assert len(source) == 4
+    with pytest.raises(UserError, match="1 of 5 images are broken"):
+        opened(root, max_broken_fraction=0.1)
 
 
 @pytest.mark.parametrize("as_zip", [False, True])
@@ -147,6 +175,36 @@ def test_what_the_checks_find(make_folder: Any) -> None:
     assert opened(root, "none").broken == []
     with pytest.raises(UserError, match="check is 'some'"):
         opened(root, "some")
+
+
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_a_header_check_reads_the_beginning_alone(
+    make_folder: Any, monkeypatch: pytest.MonkeyPatch, as_zip: bool
+) -> None:
+    root = make_folder({"": 0})
+    Image.effect_noise((1024, 1024), 100).save(root / "large.jpg", quality=95)
+    size = (root / "large.jpg").stat().st_size
+    source = opened(zipped(root) if as_zip else root, "none")
+    read = 0
+    true_open = source._files.open
+
+    def counting(name: str) -> IO[bytes]:
+        file = true_open(name)
+        true_read = file.read
+
+        def read_some(count: int = -1) -> bytes:
+            nonlocal read
+            content = true_read(count)
+            read += len(content)
+            return content
+
+        monkeypatch.setattr(file, "read", read_some, raising=False)
+        return file
+
+    monkeypatch.setattr(source._files, "open", counting)
+    source.drop_broken("header")
+    assert source.sizes == [(1024, 1024)]
+    assert 0 < read < 5000 < size / 100
 
 
 def test_a_damaged_zip_member_is_a_broken_file(make_folder: Any) -> None:

@@ -1,5 +1,6 @@
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,17 @@ def test_sixteen_bit_grey_is_scaled_not_cut_off(kind: str) -> None:
     assert pixels(Image.fromarray(samples), kind, channels=1).tolist() == [[0, 1, 128, 255]]
 
 
+def test_sixteen_bit_grey_with_a_transparent_value() -> None:
+    samples = Image.fromarray(np.array([[0, 32896, 32897]], dtype=np.uint16))
+    assert pixels(samples, transparency=32896).tolist() == [[[0, 0, 0], [*GREEN], [128, 128, 128]]]
+    assert pixels(samples, channels=1, transparency=32896).tolist() == [[0, 150, 128]]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_lab_tiff(channels: int) -> None:
+    assert pixels(solid("LAB", (255, 128, 128)), "TIFF", channels).min() >= 254  # white
+
+
 def test_float_and_wide_integer_tiffs() -> None:
     halves = np.array([[0.0, 0.5, 1.0]], dtype=np.float32)
     assert pixels(Image.fromarray(halves), "TIFF", channels=1).tolist() == [[0, 128, 255]]
@@ -82,12 +94,21 @@ def test_float_and_wide_integer_tiffs() -> None:
         pixels(Image.fromarray(np.array([[0, 1 << 20]], dtype=np.int32)), "TIFF")
 
 
-def test_exif_rotation_is_applied() -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("JPEG", {"quality": 100, "subsampling": 0}),
+        ("WEBP", {"lossless": True}),
+        ("TIFF", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+    ],
+)
+def test_exif_rotation_is_applied(kind: str, options: dict[str, Any]) -> None:
     image = Image.new("RGB", (6, 4))
     image.paste((255, 255, 255), (0, 0, 6, 2))  # top half white
     exif = Image.Exif()
     exif[0x0112] = 6  # turn clockwise to view: the top comes to the right
-    file = saved(image, "JPEG", exif=exif, quality=100, subsampling=0)
+    file = saved(image, kind, exif=exif, **options)
     assert header_size(file) == (6, 4)
     upright = np.asarray(load_image(file, 1, GREEN))
     assert upright.shape == (6, 4)

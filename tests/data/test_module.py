@@ -110,6 +110,36 @@ def test_val_path(make_folder: Any) -> None:
         module(train, val_path=train / "nowhere").setup()
 
 
+@pytest.mark.parametrize(
+    ("path", "val_path"),
+    [
+        ("photos", "photos"),
+        ("photos", "photos/cat/holdout"),
+        ("photos/cat", "photos"),
+        ("photos", "link"),
+        ("photos.zip", "photos.zip"),
+    ],
+)
+def test_validation_images_are_not_trained_on(
+    make_folder: Any, tmp_path: Path, path: str, val_path: str
+) -> None:
+    root = make_folder({"cat": 3, "cat/holdout": 3, "dog": 3})
+    shutil.make_archive(str(root), "zip", root)
+    (tmp_path / "link").symlink_to(root / "dog", target_is_directory=True)
+    with pytest.raises(UserError, match=r"data\.val_path=.* are also in data\.path=.*Move them"):
+        module(tmp_path / path, val_path=tmp_path / val_path, labels="none").setup()
+
+
+def test_validation_pairs_may_lie_beside_the_folders_that_are_read(make_folder: Any) -> None:
+    root = make_folder({"image": 3, "val/image": 2})
+    for folder in ("", "val"):
+        shutil.copytree(root / folder / "image", root / folder / "label")
+    data = sets.paired(
+        root, val_path=root / "val", condition="image", resolution=16, batch_size=2, num_workers=0
+    )
+    assert (len(data.train_dataset), len(data.val_dataset)) == (3, 2)
+
+
 def test_a_single_image_is_trained_and_validated_on(
     make_folder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,9 +183,15 @@ def test_set_up_happens_once_and_reports(
     assert "\n" not in module(root).summary()  # nothing to say
 
 
-def test_automatic_workers(make_folder: Any) -> None:
-    assert digits(batch_size=4).train_dataloader().num_workers == 0
-    assert module(make_folder({"": 8}), num_workers="auto").val_dataloader().num_workers <= 8
+@pytest.mark.parametrize(("cores", "workers"), [(1, 0), (4, 3), (64, 8)])
+def test_automatic_workers(
+    make_folder: Any, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
+) -> None:
+    monkeypatch.setattr("taming.data.module.num_cores", lambda: cores)
+    data = module(make_folder({"": 8}), num_workers="auto")
+    assert data.num_workers_for(data.train_dataset) == workers
+    in_memory = digits(batch_size=4)
+    assert in_memory.train_dataloader().num_workers == 0
 
 
 @pytest.mark.parametrize(

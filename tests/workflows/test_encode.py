@@ -1,5 +1,6 @@
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -48,13 +49,18 @@ def pairs(tmp_path: Path) -> Path:
     return tmp_path / "pairs"
 
 
+def copied(path: Path) -> Path:
+    """Something to validate on, so that all of `path` is trained on."""
+    return Path(shutil.copytree(path, path.with_name("copy"), dirs_exist_ok=True))
+
+
 def dataset(path: Path, **changes: Any) -> ImageDataset:
     settings: dict[str, Any] = {
         "num_classes": 5,
         "resolution": 16,
         "crop": "random",
         "horizontal_flip": True,
-        "val_path": path,
+        "val_path": copied(path),
         "batch_size": 2,
     }
     return paired(path, **{**settings, **changes}).train_dataset
@@ -126,7 +132,11 @@ def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> Non
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (index * 60, 20, 0)).save(folder / f"{index}.png")
     (tmp_path / "zoo" / "dog" / "1.png").write_bytes(b"broken, and the only one of its class")
-    settings: dict[str, Any] = {"val_path": tmp_path / "zoo", "batch_size": 2, "check": "none"}
+    settings: dict[str, Any] = {
+        "val_path": copied(tmp_path / "zoo"),
+        "batch_size": 2,
+        "check": "none",
+    }
     data = image_folder(
         tmp_path / "zoo", resolution=16, max_broken_fraction=0.5, **settings
     ).train_dataset
@@ -310,6 +320,6 @@ def test_conditions_that_do_not_fit(pairs: Path, tmp_path: Path) -> None:
     fails("are pictures of 3 channels, .* takes label maps of 3 classes", pictures, of_three)
     fails("does not divide", dataset(pairs), CellClasses(5, 5, 15))
     alone = image_folder(
-        pairs, resolution=16, batch_size=2, labels="none", val_path=pairs
+        pairs, resolution=16, batch_size=2, labels="none", val_path=copied(pairs)
     ).train_dataset
     fails("have no conditions to encode", alone, CELLS)

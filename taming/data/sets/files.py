@@ -37,8 +37,8 @@ def image_folder(
 ) -> ImageDataModule:
     """Images in a folder or `.zip` file; see `ImageFolder`, `ImageTransform`, `ImageDataModule`.
 
-    Validation images come from `val_path`, a folder or archive, or, without one, `val_fraction` of
-    the images are held out (see `held_out_split`).
+    Validation images come from `val_path`, a folder or archive (not in `path`: a `UserError`), or,
+    without one, `val_fraction` of the images are held out (see `held_out_split`).
     """
     transform = ImageTransform(
         resolution=resolution,
