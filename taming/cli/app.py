@@ -201,14 +201,16 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         "data",
         "data.resolution",
         "data.channels",
-        "data.val_path",  # and what else decides which images are trained on
-        "data.val_fraction",
+        "data.val_fraction",  # this and the next decide which images are trained on
         "data.labels",
         "adversary",
         "training.ema_decay",
     )
     beginnings = ("~", "size/", "model.", "perceptual", "finetune", "adversary.discriminator")
-    if name in fixed or name.startswith(beginnings):
+    values = OmegaConf.select(saved, name), OmegaConf.select(config, name)
+    # validation images may have moved, but not come from somewhere else
+    another_split = name == "data.val_path" and None in values
+    if name in fixed or name.startswith(beginnings) or another_split:
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
