@@ -101,6 +101,7 @@ class VQGANTraining(TrainingModule):
             vqgan,
             of_label_maps=of_label_maps,
             metrics=metrics,
+            perceptual=perceptual,
             judged_as_pictures=perceptual is not None or adversary is not None,
         )
         if adversary is not None:
