@@ -267,7 +267,10 @@ class VQGANTraining(TrainingModule):
 
     def check_health(self, metrics: Mapping[str, float]) -> list[str]:
         """What is going wrong, in plain words."""
-        return [] if self.health is None else self.health.check(metrics)
+        if self.health is None:
+            return []
+        kind = self.vqgan.config["quantizer"]["kind"]
+        return self.health.check(metrics, quantizer=kind, frozen=bool(self._frozen))
 
     def update(self) -> None:
         """One step of each optimizer that has something to learn from, then the average."""
