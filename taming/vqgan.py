@@ -50,6 +50,9 @@ class VQGAN(nn.Module):
         dropout: inside residual blocks.
         label_maps: whether the images are one-hot label maps, of which `decode` gives logits.
             Images of other than 1 or 3 channels always are.
+
+    Raises:
+        UserError: for sizes that no model has.
     """
 
     def __init__(
@@ -68,6 +71,17 @@ class VQGAN(nn.Module):
     ) -> None:
         super().__init__()
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
+        _check_sizes(
+            resolution=(height, width),
+            image_channels=[image_channels],
+            base_channels=[base_channels],
+            channel_multipliers=channel_multipliers,
+            latent_channels=[latent_channels],
+        )
+        if num_residual_blocks < 0:
+            raise UserError(
+                f"the VQGAN's num_residual_blocks must not be negative, not {num_residual_blocks}."
+            )
         self.resolution = (height, width)
         self.image_channels = image_channels
         self.label_maps = label_maps or image_channels not in (1, 3)
@@ -144,6 +158,7 @@ class VQGAN(nn.Module):
 
     def decode_quantized(self, quantized: torch.Tensor) -> torch.Tensor:
         """`(b d h w) -> (b c H W)`."""
+        quantized = quantized.to(self.post_quantizer.weight.dtype)  # the quantizer's is float32
         return self.decoder(self.post_quantizer(quantized))
 
     def forward(self, images: torch.Tensor) -> VQGANOutput:
@@ -189,6 +204,16 @@ class VQGAN(nn.Module):
             UserError: if what is there is not a VQGAN.
         """
         return cls.from_saved(load_saved_vqgan(path), where=str(path))
+
+
+def _check_sizes(**sizes: Sequence[int]) -> None:
+    """Raises a `UserError` unless each has numbers, and they are at least 1."""
+    for name, values in sizes.items():
+        if not values or min(values) < 1:
+            shown = values[0] if len(values) == 1 else list(values)
+            raise UserError(
+                f"the VQGAN's {name} must be of whole numbers of at least 1, not {shown}."
+            )
 
 
 def load_saved_vqgan(path: str | Path) -> SavedModel:

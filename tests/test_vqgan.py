@@ -170,6 +170,34 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         VQGAN.from_pretrained(tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("channel_multipliers", []),
+        ("channel_multipliers", [1, 0]),
+        ("base_channels", 0),
+        ("resolution", 0),
+        ("resolution", [16, -32]),
+        ("latent_channels", 0),
+        ("image_channels", 0),
+    ],
+)
+def test_sizes_that_no_model_has_are_named(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"the VQGAN's {name} must be of whole numbers"):
+        make(**{name: value})
+    with pytest.raises(UserError, match="num_residual_blocks must not be negative, not -3"):
+        make(num_residual_blocks=-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_float_type(dtype: torch.dtype) -> None:
+    vqgan = make().eval().to(dtype)
+    images = pictures(1, 3, 16, 16).to(dtype)
+    reconstructions = vqgan(images).reconstructions
+    assert reconstructions.dtype == dtype
+    assert torch.equal(vqgan.decode(vqgan.encode(images)), reconstructions)
+
+
 def test_images_that_do_not_fit_are_named() -> None:
     vqgan = make()
     with pytest.raises(UserError, match=r"18×16 does not divide by .* factor 4"):

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from taming.cli.app import command, resolved, run_command
+from taming.cli.hints import override
 from taming.errors import UserError
 
 __all__ = ["main"]
@@ -24,7 +25,7 @@ RECORD = "overrides.json"  # in each run: what it was made with
 def main(config: DictConfig) -> None:
     """Trains each variant with each seed and writes their numbers into one table."""
     plain = resolved(config)
-    output_dir = Path(plain["output_dir"])
+    output_dir = Path(plain["output_dir"]).expanduser()
     variants = _variants(plain)
     results: dict[str, list[dict[str, float]]] = {}
     grids: dict[str, Path] = {}
@@ -46,11 +47,10 @@ def _variants(plain: Mapping[str, Any]) -> dict[str, list[str]]:
     """The training command's overrides of each variant."""
     if not plain["seeds"] or not plain["variants"]:
         raise UserError("give one of `seeds` and one of `variants` at least.")
-    path, weights = _quoted(plain["path"]), _quoted(plain["weights"])
     given = [
-        f"data.path={path}",
-        f"perceptual.weights={weights}",
-        f"metrics.frechet.features.weights={weights}",
+        override("data.path", plain["path"]),
+        override("perceptual.weights", plain["weights"]),
+        override("metrics.frechet.features.weights", plain["weights"]),
     ]
     variants = {}
     for name, variant in plain["variants"].items():
@@ -65,12 +65,6 @@ def _variants(plain: Mapping[str, Any]) -> dict[str, list[str]]:
     return variants
 
 
-def _quoted(text: Any) -> str:
-    """A value as Hydra reads it whatever it contains."""
-    escaped = str(text).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 def _train(run: Path, overrides: Sequence[str]) -> Path:
     """Trains, unless that very run is finished already; one that was broken off begins anew.
 
@@ -81,13 +75,14 @@ def _train(run: Path, overrides: Sequence[str]) -> Path:
     if run.exists():
         if not record.exists() or json.loads(record.read_text()) != list(overrides):
             raise UserError(f"{run} is of other settings: give another output_dir, or delete it.")
-        if (run / "result.json").exists():
+        result = run / "result.json"
+        if result.exists() and not json.loads(result.read_text())["interrupted"]:
             print(f"{run} is finished already")
             return run
         shutil.rmtree(run)
     run.mkdir(parents=True)
     record.write_text(json.dumps(overrides))
-    run_command("train_vqgan", *overrides, f"run_dir={run}")
+    run_command("train_vqgan", *overrides, override("run_dir", str(run)))
     return run
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from taming.cli.app import build, command, run_command
+from taming.cli.hints import override
 from taming.errors import UserError
 from taming.training import peak_memory
 from taming.workflows import report_digits
@@ -28,7 +29,7 @@ Your own images, in a folder or a .zip, are next:
 def main(config: DictConfig) -> None:
     """Trains both stages, samples 200 digits and reports how good they are."""
     started = time.monotonic()
-    output_dir = Path(config.output_dir)
+    output_dir = Path(config.output_dir).expanduser()
     if output_dir.exists():
         if not (output_dir / "demo.txt").exists():
             raise UserError(f"{output_dir} exists and is not an earlier demo's: not overwritten.")
@@ -38,20 +39,29 @@ def main(config: DictConfig) -> None:
     vqgan, transformer, samples = (
         output_dir / name for name in ("vqgan", "transformer", "samples")
     )
-    run_command("train_vqgan", "experiment=digits", f"run_dir={vqgan}", *config.train_overrides)
+    seed = override("seed", config.seed)
+    run_command(
+        "train_vqgan",
+        "experiment=digits",
+        override("run_dir", str(vqgan)),
+        seed,
+        *config.train_overrides,
+    )
     run_command(
         "train_transformer",
         "experiment=transformer_digits",
-        f"vqgan={vqgan}",
-        f"tokens.cache_dir={output_dir / 'tokens'}",
-        f"run_dir={transformer}",
+        override("vqgan", str(vqgan)),
+        override("tokens.cache_dir", str(output_dir / "tokens")),
+        override("run_dir", str(transformer)),
+        seed,
         *config.train_overrides,
     )
     run_command(
         "sample",
-        f"checkpoint={transformer}",
-        f"num_images={config.num_samples}",
-        f"output_dir={samples}",
+        override("checkpoint", str(transformer)),
+        override("num_images", config.num_samples),
+        override("output_dir", str(samples)),
+        seed,
     )
     data = build(config.data)
     digits = report_digits(samples / "samples.npz", data.train_dataset, data.val_dataset)

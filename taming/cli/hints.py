@@ -13,7 +13,14 @@ from taming.cli.encoding import size_of
 from taming.cli.mistakes import config_directory
 from taming.workflows import GivenImages
 
-__all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "setting"]
+__all__ = [
+    "condition_settings",
+    "data_of_run",
+    "data_settings",
+    "given_settings",
+    "override",
+    "setting",
+]
 
 OF_THE_TRAINING = ("resolution", "channels", "batch_size", "val_batch_size", "num_workers", "seed")
 
@@ -23,7 +30,12 @@ WORDS = ("null", "true", "false", "nan", "inf")  # to Hydra no text
 
 def setting(name: str, value: Any) -> str:
     """`name=value`, quoted for Hydra and for the shell where either needs it."""
-    return shlex.quote(f"{name}={_hydra(value)}")
+    return shlex.quote(override(name, value))
+
+
+def override(name: str, value: Any) -> str:
+    """`name=value` as an argument of its own, quoted for Hydra where it needs it."""
+    return f"{name}={_hydra(value)}"
 
 
 def _hydra(value: Any) -> str:

@@ -19,7 +19,7 @@ from taming.cli.app import (
     set_seed,
     write_config,
 )
-from taming.cli.hints import data_settings, setting
+from taming.cli.hints import data_settings, override, setting
 from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
 from taming.errors import UserError
@@ -30,6 +30,7 @@ from taming.training import (
     finetuned_adversary,
     finetuned_vqgan,
     train,
+    unused_settings,
     unusual_data,
 )
 from taming.vqgan import VQGAN, load_saved_vqgan
@@ -62,25 +63,25 @@ def main(config: DictConfig) -> int:
     if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
         vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from), str(resume_from)).train()
     elif start is not None:
-        differing = [
-            f"{name}={vqgan.config[name]}"
-            for name in ("base_channels", "channel_multipliers", "num_residual_blocks", "dropout")
-            if vqgan.config[name] != start.config[name]
-        ]
-        if differing and is_first_process():
-            log.warning(
-                "note: the shape is that of %s; of `model` these are not used: %s",
-                config.finetune.checkpoint,
-                ", ".join(differing),
-            )
+        asked = vqgan
         vqgan = finetuned_vqgan(
             start,
             config.finetune.mode,
-            resolution=vqgan.resolution,
-            image_channels=vqgan.image_channels,
-            label_maps=vqgan.label_maps,
-            quantizer=vqgan.config["quantizer"],
+            resolution=asked.resolution,
+            image_channels=asked.image_channels,
+            label_maps=asked.label_maps,
+            quantizer=asked.config["quantizer"],
         )
+        unused = unused_settings(asked, vqgan)
+        if unused and is_first_process():
+            log.warning(
+                "note: the shape is that of %s; of `model` these are not used: %s%s",
+                config.finetune.checkpoint,
+                ", ".join(override(name, value) for name, value in unused.items()),
+                " (finetune.mode=new_codebook takes the quantizer)"
+                if any(name.startswith("quantizer.") for name in unused)
+                else "",
+            )
         finetuned_adversary(start, adversary)
     perceptual = build(config.perceptual)
     metrics = [build(metric) for metric in (config.get("metrics") or {}).values()]

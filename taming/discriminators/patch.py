@@ -45,6 +45,10 @@ class PatchDiscriminator(nn.Module):
             raise UserError(f"discriminator: norm is one of {', '.join(NORMS)}, not {norm!r}.")
         if num_layers < 1:
             raise UserError(f"discriminator: num_layers must be at least 1, not {num_layers}.")
+        if base_channels < 1:
+            raise UserError(
+                f"discriminator: base_channels must be at least 1, not {base_channels}."
+            )
         self.config: dict[str, Any] = {
             "image_channels": image_channels,
             "base_channels": base_channels,
@@ -114,7 +118,8 @@ class PatchDiscriminator(nn.Module):
 
 
 def _group_norm(width: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(32, width // 4), width)
+    most = max(1, min(32, width // 4))
+    return nn.GroupNorm(next(n for n in range(most, 0, -1) if width % n == 0), width)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {

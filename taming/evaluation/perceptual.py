@@ -18,7 +18,7 @@ class LPIPSMetric(Metric):
         lpips: the measure; its weights are in no checkpoint.
     """
 
-    MIN_SIDES = {"vgg": 16, "alex": 31}  # noqa: RUF012  of the images: smaller ones vanish in pools
+    MIN_SIDES = LPIPSLoss.MIN_SIDES  # of the images
 
     names = ("lpips",)  # that `compute` gives
     higher_is_better = False
@@ -27,7 +27,7 @@ class LPIPSMetric(Metric):
     def __init__(self, lpips: LPIPSLoss) -> None:
         super().__init__()
         self.lpips = lpips
-        self.min_side = self.MIN_SIDES[lpips.backbone]
+        self.min_side = lpips.min_side
         self.lpips_sum: torch.Tensor
         self.num_images: torch.Tensor
         for name in ("lpips_sum", "num_images"):

@@ -5,6 +5,7 @@ of any torchvision backbone from a weights file; it is not LPIPS and its values 
 so.
 """
 
+import pickle
 import warnings
 from pathlib import Path
 
@@ -34,10 +35,14 @@ class LPIPSLoss(nn.Module):
         pretrained: with ImageNet weights from torchvision's cache, or its download. False is for
             timing and tests: random weights, named so because their values mean nothing.
 
+    Attributes:
+        min_side: of the images, in pixels.
+
     Raises:
-        UserError: if the weights are neither on disk nor can be downloaded.
+        UserError: if the weights are neither on disk nor can be downloaded, or are damaged.
     """
 
+    MIN_SIDES = {"vgg": 16, "alex": 31}  # noqa: RUF012  smaller images vanish in pools
     WEIGHTS = {  # noqa: RUF012
         "vgg": torchvision.models.VGG16_Weights.IMAGENET1K_V1,
         "alex": torchvision.models.AlexNet_Weights.IMAGENET1K_V1,
@@ -48,15 +53,25 @@ class LPIPSLoss(nn.Module):
         if backbone not in self.WEIGHTS:
             raise UserError(f"perceptual loss: backbone is 'vgg' or 'alex', not {backbone!r}.")
         self.backbone = backbone
+        self.min_side = self.MIN_SIDES[backbone]
         if pretrained:
-            self._require_weights(self.WEIGHTS[backbone].url)
+            path = self._require_weights(self.WEIGHTS[backbone].url)
         import lpips
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # lpips calls torchvision by arguments it deprecated
-            network = lpips.LPIPS(
-                net=backbone, pretrained=True, pnet_rand=not pretrained, verbose=False
-            )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # lpips calls torchvision by deprecated arguments
+                network = lpips.LPIPS(
+                    net=backbone, pretrained=True, pnet_rand=not pretrained, verbose=False
+                )
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            if not pretrained:
+                raise
+            first_line = str(error).strip().split("\n")[0]
+            raise UserError(
+                f"the weights of LPIPS in {path} are damaged ({first_line}): delete that file, and "
+                "it is downloaded again."
+            ) from error
         self.lpips = FrozenNetwork(network)
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -64,10 +79,10 @@ class LPIPSLoss(nn.Module):
         return self.lpips(three_channels(reconstructions), three_channels(images)).mean()
 
     @staticmethod
-    def _require_weights(url: str) -> None:
+    def _require_weights(url: str) -> Path:
         path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
         if path.is_file():
-            return
+            return path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path), progress=True)
@@ -76,6 +91,7 @@ class LPIPSLoss(nn.Module):
                 f"LPIPS needs ImageNet weights that are not at {path}, and "
                 f"downloading {url} failed ({error}). Put that file there by hand. {WAYS_OUT}"
             ) from error
+        return path
 
 
 class FeatureLoss(nn.Module):
@@ -89,6 +105,9 @@ class FeatureLoss(nn.Module):
             `"alexnet"`.
         weights: file of its weights in torchvision's key names, `.safetensors` or `.pth`.
 
+    Attributes:
+        min_side: of the images, in pixels.
+
     Raises:
         MissingPathError: if the weights file does not exist.
         UserError: if it does not fit the backbone.
@@ -97,6 +116,7 @@ class FeatureLoss(nn.Module):
     def __init__(self, *, backbone: str, weights: str | Path) -> None:
         super().__init__()
         self.features = Backbone(backbone, weights)
+        self.min_side = Backbone.MIN_SIDES[backbone]
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Two `(b c H W)` in [-1, 1] to their mean feature distance, a scalar; c is 3 or 1."""

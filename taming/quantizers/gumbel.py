@@ -37,7 +37,8 @@ class GumbelQuantizer(Quantizer):
         temperature_start: τ at step 0.
         temperature_end: τ from `temperature_steps` on (DALL-E's 1/16 is the default).
         temperature_steps: length of the schedule in steps; a good value is the length of the run.
-            Part of the model: a run that is lengthened or fine-tunes it keeps the schedule.
+            Part of the model: a run that is lengthened keeps the schedule. Fine-tuning follows its
+            own, from its step 0 on.
         temperature_schedule: `"cosine"`, `"linear"` or `"constant"` (τ stays at its start).
 
     Attributes:

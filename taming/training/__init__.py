@@ -6,6 +6,7 @@ from taming.training.finetuning import (
     FINETUNING_MODES,
     finetuned_adversary,
     finetuned_vqgan,
+    unused_settings,
 )
 from taming.training.health import HealthWatch, unusual_data
 from taming.training.optimizer import OptimizerConfig
@@ -31,5 +32,6 @@ __all__ = [
     "finetuned_vqgan",
     "peak_memory",
     "train",
+    "unused_settings",
     "unusual_data",
 ]

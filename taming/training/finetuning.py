@@ -1,5 +1,6 @@
 """Starting stage 1 from a model that is trained already."""
 
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +10,19 @@ from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.vqgan import VQGAN
 
-__all__ = ["FINETUNING_MODES", "finetuned_adversary", "finetuned_vqgan"]
+__all__ = ["FINETUNING_MODES", "finetuned_adversary", "finetuned_vqgan", "unused_settings"]
 
 log = logging.getLogger("taming")
 
 FINETUNING_MODES = ("whole", "decoder", "new_codebook")
+SHAPE = (
+    "base_channels",
+    "channel_multipliers",
+    "num_residual_blocks",
+    "attention_resolutions",
+    "latent_channels",
+    "dropout",
+)
 HOW_TRAINED = (  # settings of quantizers that change no code
     "commitment_weight",
     "revive_after",
@@ -90,6 +99,27 @@ def finetuned_vqgan(
         }
         state = {**fresh, **kept}
     return VQGAN.from_saved(SavedModel("vqgan", config, state)).train()
+
+
+def unused_settings(asked: VQGAN, begun: VQGAN) -> dict[str, Any]:
+    """What of the `model` that was asked for the fine-tuned one does not have, by name."""
+    shape, found = _shape(begun), {}
+    for name, value in _shape(asked).items():
+        if value != shape[name]:
+            found[name] = value
+    new, old = asked.config["quantizer"], begun.config["quantizer"]
+    if new["kind"] != old["kind"]:
+        return found | {"quantizer.kind": new["kind"]}
+    arguments = inspect.signature(type(begun.quantizer)).parameters
+    for name, value in new.items():
+        if name != "kind" and value != old.get(name, arguments[name].default):
+            found[f"quantizer.{name}"] = value
+    return found
+
+
+def _shape(vqgan: VQGAN) -> dict[str, Any]:
+    attention = sorted(vqgan.config["attention_resolutions"])
+    return {name: vqgan.config[name] for name in SHAPE} | {"attention_resolutions": attention}
 
 
 def _kind(label_maps: bool) -> str:

@@ -13,6 +13,18 @@ from taming.vqgan import VQGAN
 
 __all__ = ["CodebookWindow", "HealthWatch", "OverfittingWatch", "unusual_data"]
 
+AGAINST_COLLAPSE = {  # by kind of quantizer
+    "vector": "Use model.quantizer.cosine=true with a codebook_dim of 8 to 16, "
+    "model.quantizer.revive_after=100, or a smaller model.quantizer.codebook_size.",
+    "gumbel": "Use a larger model.quantizer.kl_weight, a higher model.quantizer.temperature_end, "
+    "or a smaller model.quantizer.codebook_size.",
+    "finite_scalar": "Use fewer or smaller model.quantizer.levels.",
+}
+FROZEN = (
+    "It stays as it is with finetune.mode=decoder, so these images can do with few of its codes; "
+    "finetune.mode=new_codebook begins another for them."
+)
+
 
 class CodebookWindow:
     """Codebook usage and perplexity over the newest training batches.
@@ -87,18 +99,31 @@ class HealthWatch:
         """Goes on from there."""
         self._in_a_row, self._norms = dict(state["in_a_row"]), list(state["norms"])
 
-    def check(self, metrics: Mapping[str, float]) -> list[str]:
-        """The warnings that are due, given the numbers of a report (`train/…`)."""
+    def check(
+        self, metrics: Mapping[str, float], *, quantizer: str = "vector", frozen: bool = False
+    ) -> list[str]:
+        """The warnings that are due.
+
+        Args:
+            metrics: the numbers of a report (`train/…`).
+            quantizer: its kind: what helps against a collapse depends on it.
+            frozen: whether the codebook is left as it is.
+        """
         numbers = {name.removeprefix("train/"): value for name, value in metrics.items()}
-        checks = (self._collapse, self._discriminator, self._adaptive_weight, self._gradient)
-        return [warning for check in checks if (warning := check(numbers)) is not None]
+        warnings = (
+            self._collapse(numbers, FROZEN if frozen else AGAINST_COLLAPSE[quantizer]),
+            self._discriminator(numbers),
+            self._adaptive_weight(numbers),
+            self._gradient(numbers),
+        )
+        return [warning for warning in warnings if warning is not None]
 
     def _due(self, trouble: str, present: bool, patience: int) -> bool:
         """Counts reports in a row with a trouble; true when the warning is due."""
         self._in_a_row[trouble] = self._in_a_row.get(trouble, 0) + 1 if present else 0
         return self._in_a_row[trouble] == patience
 
-    def _collapse(self, numbers: Mapping[str, float]) -> str | None:
+    def _collapse(self, numbers: Mapping[str, float], cure: str) -> str | None:
         usage = numbers.get("codebook_usage")
         if usage is None or not self._due(
             "collapse", usage < self.min_codebook_usage, self.patience
@@ -106,9 +131,7 @@ class HealthWatch:
             return None
         return (
             f"the codebook is collapsing: {usage:.1%} of the codes are in use (perplexity "
-            f"{numbers['codebook_perplexity']:.1f}). Use model.quantizer.cosine=true with a "
-            "codebook_dim of 8 to 16, model.quantizer.revive_after=100, or a smaller "
-            "model.quantizer.codebook_size."
+            f"{numbers['codebook_perplexity']:.1f}). {cure}"
         )
 
     def _discriminator(self, numbers: Mapping[str, float]) -> str | None:
@@ -212,6 +235,13 @@ def unusual_data(data: ImageDataModule, vqgan: VQGAN) -> list[str]:
             f"the {vqgan.codebook_size} codes: codebook usage will stay below "
             f"{num_images * height * width / vqgan.codebook_size:.0%}. A "
             "model.quantizer.codebook_size of at most a tenth of the latents is sensible."
+        )
+    attention = vqgan.config["attention_resolutions"]
+    levels = [vqgan.resolution[0] >> level for level in range(len(vqgan.encoder.levels))]
+    if attention and not set(attention) & set(levels):
+        found.append(
+            f"model.attention_resolutions={attention} gives no level attention: they are of "
+            f"heights {', '.join(map(str, levels))}."
         )
     looked_at = [data.train_dataset[i]["images"] for i in range(min(16, num_images))]
     if all((image - image[:, :1, :1]).abs().max() < 1e-3 for image in looked_at):

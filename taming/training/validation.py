@@ -101,6 +101,7 @@ def check_images(
     *,
     of_label_maps: bool,
     metrics: Sequence[Metric],
+    perceptual: nn.Module | None,
     judged_as_pictures: bool,
 ) -> None:
     """Raises a `UserError` if losses and metrics do not fit the model's images.
@@ -109,6 +110,7 @@ def check_images(
         vqgan: the model.
         of_label_maps: whether the loss is for one-hot label maps.
         metrics: besides PSNR and SSIM, or, of label maps, accuracy and IoU.
+        perceptual: the perceptual loss, if there is one.
         judged_as_pictures: whether there is a perceptual loss or a discriminator.
     """
     channels, (height, width) = vqgan.image_channels, vqgan.resolution
@@ -136,6 +138,11 @@ def check_images(
         raise UserError(
             f"images of {height}×{width} are too small: SSIM needs "
             f"{ReconstructionMetrics.MIN_SIDE} pixels or more a side."
+        )
+    if min(height, width) < getattr(perceptual, "min_side", 0):
+        raise UserError(
+            f"images of {height}×{width} are too small for the perceptual loss, which needs "
+            f"{perceptual.min_side} pixels a side: use perceptual=none, or larger images."  # type: ignore[union-attr]
         )
     for metric in metrics:
         if min(height, width) < getattr(metric, "min_side", 0):

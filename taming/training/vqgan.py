@@ -101,6 +101,7 @@ class VQGANTraining(TrainingModule):
             vqgan,
             of_label_maps=of_label_maps,
             metrics=metrics,
+            perceptual=perceptual,
             judged_as_pictures=perceptual is not None or adversary is not None,
         )
         if adversary is not None:
@@ -266,7 +267,10 @@ class VQGANTraining(TrainingModule):
 
     def check_health(self, metrics: Mapping[str, float]) -> list[str]:
         """What is going wrong, in plain words."""
-        return [] if self.health is None else self.health.check(metrics)
+        if self.health is None:
+            return []
+        kind = self.vqgan.config["quantizer"]["kind"]
+        return self.health.check(metrics, quantizer=kind, frozen=bool(self._frozen))
 
     def update(self) -> None:
         """One step of each optimizer that has something to learn from, then the average."""

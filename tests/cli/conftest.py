@@ -11,6 +11,7 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_imag
 from taming.cli import (
     benchmark,
     compare,
+    demo,
     encode_dataset,
     evaluate,
     import_checkpoint,
@@ -26,6 +27,7 @@ COMMANDS = {
     "encode_dataset": encode_dataset.main,
     "sample": sample.main,
     "compare": compare.main,
+    "demo": demo.main,
     "import_checkpoint": import_checkpoint.main,
     "benchmark": benchmark.main,
     "reconstruct": reconstruct.main,

@@ -28,13 +28,16 @@ class FakeRuns:
         assert script == "train_vqgan"
         values = dict(override.split("=", 1) for override in overrides)
         self.calls.append(values)
-        run = Path(values["run_dir"])
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        run = Path(str(parsed[-1].value()))
         (run / "grids").mkdir()
         Image.new("RGB", (10, 20)).save(run / "grids" / "reconstructions_0000005.png")
         seed = float(values["seed"])
         names = ("psnr", "ssim", "frechet_distance", "codebook_usage", "codebook_perplexity")
         metrics = {f"val/{name}": 10 * number + seed for number, name in enumerate(names)}
-        (run / "result.json").write_text(json.dumps({"step": 5, "metrics": metrics}))
+        (run / "result.json").write_text(
+            json.dumps({"step": 5, "interrupted": False, "metrics": metrics})
+        )
 
 
 def test_every_variant_runs_with_every_seed_once(
@@ -52,7 +55,7 @@ def test_every_variant_runs_with_every_seed_once(
     assert [call["seed"] for call in runs.calls] == ["3", "4"] * 3
     assert {call["trainer.max_steps"] for call in runs.calls} == {"5"}
     assert {call["size"] for call in runs.calls} == {"tiny"}
-    assert runs.calls[0]["data.path"] == "'p.zip'"
+    assert runs.calls[0]["data.path"] == "p.zip"
     assert runs.calls[0]["training.ema_decay"] == "0.99"
     assert runs.calls[2]["training.ema_decay"] == "null"
     assert runs.calls[2]["training.optimizer.learning_rate"] == "1.44e-4"
@@ -67,9 +70,13 @@ def test_every_variant_runs_with_every_seed_once(
     other = run(*arguments[:3], "max_steps=6", *arguments[4:])  # nor taken for something else
     assert other.status == 2
     assert "ours_seed3 is of other settings" in other.err
-    (tmp_path / "out" / "ours_seed3" / "result.json").unlink()  # broken off: done again
-    assert run(*arguments).status == 0
+    result = tmp_path / "out" / "ours_seed3" / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "interrupted": True}))
+    assert run(*arguments).status == 0  # broken off: done again
     assert len(runs.calls) == 7
+    result.unlink()  # killed: done again
+    assert run(*arguments).status == 0
+    assert len(runs.calls) == 8
     unknown = run(*arguments, "columns=[psnr,fid]")
     assert unknown.status == 2
     assert "has no 'fid'; it has psnr, ssim" in unknown.err
@@ -99,13 +106,19 @@ def test_every_variant_composes(comparison: str) -> None:
         assert sizes == {1024}
 
 
-def test_any_path_reaches_the_training(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_path_reaches_the_training(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     runs = FakeRuns()
     monkeypatch.setattr(compare, "run_command", runs)
-    path = "it's (2), a=b"
+    path = r"it's (2), a=b\c"
     escaped = path.replace("'", "\\'")
-    outcome = run("compare", f"path='{escaped}'", "weights=w", "seeds=[0]", "output_dir=out")
+    outcome = run(
+        "compare", f"path='{escaped}'", "weights=w", "seeds=[0]", "output_dir='~/of (2), a=b'"
+    )
     assert outcome.status == 0, outcome.err
+    assert (tmp_path / "of (2), a=b" / "ours_seed0" / "result.json").exists()
     (parsed,) = OverridesParser.create().parse_overrides(
         [f"data.path={runs.calls[0]['data.path']}"]
     )

@@ -169,6 +169,8 @@ def test_finetuning_and_its_resume(
     )  # fmt: skip
     assert started.status == 0, started.err
     assert "begins anew" not in started.err
+    dropped = "quantizer.codebook_size=24 (finetune.mode=new_codebook takes the quantizer)"
+    assert (dropped in started.err) is (mode != "new_codebook")
     before, tuned = (VQGAN.from_pretrained(path) for path in (vqgan_run, tmp_path / "tuned"))
     assert tuned.codebook_size == (24 if mode == "new_codebook" else 16)
     same = torch.equal(before.encoder.conv_in.weight, tuned.encoder.conv_in.weight)

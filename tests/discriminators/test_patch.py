@@ -55,6 +55,21 @@ def test_a_score_sees_its_patch_and_no_more(num_layers: int, blur: bool, field: 
     assert int(rows.max() - rows.min()) + 1 == field
 
 
+@pytest.mark.parametrize(
+    ("base_channels", "groups"),  # of the first norm, of twice the width
+    [(1, 1), (4, 2), (8, 4), (36, 18), (64, 32), (70, 28), (100, 25)],
+)
+def test_groups_divide_any_width(base_channels: int, groups: int) -> None:
+    network = PatchDiscriminator(base_channels=base_channels, num_layers=1)
+    (norm,) = [m for m in network.modules() if isinstance(m, nn.GroupNorm)]
+    assert norm.num_groups == groups
+
+
+def test_a_width_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="base_channels must be at least 1, not 0"):
+        PatchDiscriminator(base_channels=0)
+
+
 @pytest.mark.parametrize("blur", [False, True])
 @pytest.mark.parametrize(
     ("num_layers", "side", "scores"), [(1, 6, 1), (2, 16, 2), (2, 31, 5), (3, 24, 1)]

@@ -96,6 +96,28 @@ def test_lpips_loads_weights_put_there_by_hand(hub: Path) -> None:
     assert heads.std() > 0
 
 
+@pytest.mark.parametrize("damage", [b"", b"no weights", b"PK\x03\x04 the beginning of a zip"])
+def test_damaged_lpips_weights_are_one_clear_error(hub: Path, damage: bytes) -> None:
+    path = hub / "checkpoints" / "alexnet-owt-7be5be79.pth"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(damage)
+    with pytest.raises(UserError) as caught:
+        LPIPSLoss(backbone="alex")
+    assert f"{path} are damaged" in str(caught.value)
+    assert "delete that file" in str(caught.value)
+
+
+@pytest.mark.parametrize("backbone", ["vgg16", "alexnet", "squeezenet1_1"])
+def test_the_smallest_image_of_each_network(backbone: str) -> None:
+    side = Backbone.MIN_SIDES[backbone]
+    with torch.device("meta"):
+        network = getattr(torchvision.models, backbone)().features
+        network = network[: max(Backbone.LAYERS[backbone]) + 1]
+        assert network(torch.zeros(1, 3, side, side)).numel() > 0
+        with pytest.raises(RuntimeError, match="too small"):
+            network(torch.zeros(1, 3, side - 1, side - 1))
+
+
 def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
     torch.manual_seed(0)
     loss = LPIPSLoss(backbone="alex", pretrained=False).train()

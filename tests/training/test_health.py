@@ -14,8 +14,9 @@ from tiny_training import (
 )
 
 from taming.errors import UserError
-from taming.quantizers import QuantizerOutput
-from taming.training.health import CodebookWindow, HealthWatch, unusual_data
+from taming.quantizers import KINDS, QuantizerOutput
+from taming.training.health import AGAINST_COLLAPSE, CodebookWindow, HealthWatch, unusual_data
+from taming.vqgan import VQGAN
 
 MONITOR = "val/reconstruction_loss"
 HEALTHY = {
@@ -68,6 +69,48 @@ def test_a_trouble_is_told_once_it_lasts(trouble: dict[str, float], words: str) 
     assert watch.check(HEALTHY) == []
     assert watch.check(HEALTHY | trouble) == []
     assert len(watch.check(HEALTHY | trouble)) == 1  # it was away, and is back
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "frozen", "words"),
+    [
+        ("vector", False, {"cosine", "codebook_dim", "revive_after", "codebook_size"}),
+        ("gumbel", False, {"kl_weight", "temperature_end", "codebook_size"}),
+        ("finite_scalar", False, {"levels"}),
+        ("vector", True, {"new_codebook"}),
+    ],
+)
+def test_the_cure_of_a_collapse_is_one_its_quantizer_has(
+    quantizer: str, frozen: bool, words: set[str]
+) -> None:
+    trouble = HEALTHY | {"train/codebook_usage": 0.1}
+    (warning,) = HealthWatch(patience=1).check(trouble, quantizer=quantizer, frozen=frozen)
+    settings = {
+        "cosine", "codebook_dim", "revive_after", "codebook_size", "kl_weight", "temperature_end",
+        "levels", "new_codebook",
+    }  # fmt: skip
+    assert {name for name in settings if name in warning} == words
+    assert AGAINST_COLLAPSE.keys() == KINDS.keys()
+
+
+def test_the_training_says_what_its_codebook_is() -> None:
+    trouble = HEALTHY | {"train/codebook_usage": 0.1}
+    module = vqgan_training(health=HealthWatch(patience=1), trained="decoder")
+    (warning,) = module.check_health(trouble)
+    assert "finetune.mode=new_codebook" in warning
+
+
+def test_attention_in_no_level_is_remarked_upon() -> None:
+    data: Any = Data(torch.rand(4, 3, 16, 16), 4)
+
+    def remarks(*attention: int) -> list[str]:
+        config = {**tiny_vqgan().config, "attention_resolutions": attention}
+        return unusual_data(data, VQGAN(**config))
+
+    (remark,) = remarks(32, 4)
+    assert "attention_resolutions=[32, 4] gives no level attention" in remark
+    assert "heights 16, 8" in remark
+    assert remarks() == remarks(8) == remarks(32, 8) == []
 
 
 def test_a_discriminator_that_learns_alone_may_be_right() -> None:

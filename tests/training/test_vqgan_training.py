@@ -9,6 +9,7 @@ from taming.errors import UserError
 from taming.losses import hinge_generator_loss
 from taming.training import OptimizerConfig, VQGANTraining
 from taming.training.adversary import Adversary
+from taming.vqgan import VQGAN
 
 
 def batch(size: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -174,7 +175,7 @@ def test_the_perceptual_network_is_in_no_checkpoint_and_no_optimizer() -> None:
     from taming.losses import LPIPSLoss
 
     module = VQGANTraining(
-        tiny_vqgan(),
+        VQGAN(**{**tiny_vqgan().config, "resolution": 32}),
         LPIPSLoss(backbone="alex", pretrained=False),
         None,
         optimizer=OptimizerConfig(learning_rate=1e-3),
@@ -298,3 +299,5 @@ def test_metrics_fit_the_images() -> None:
     metric.min_side = 17
     with pytest.raises(UserError, match="16×16 are too small for Module, which needs 17"):
         vqgan_training(metrics=[metric])
+    with pytest.raises(UserError, match=r"small for the perceptual loss.* needs 17.*perceptual="):
+        VQGANTraining(tiny_vqgan(), metric, None, optimizer=OptimizerConfig(1e-3), max_steps=8)

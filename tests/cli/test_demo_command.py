@@ -1,0 +1,32 @@
+"""What the demo asks of the commands it runs. The runs themselves are faked."""
+
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from tiny_commands import Run
+
+from taming.cli import demo
+from taming.errors import UserError
+
+
+def test_any_folder_and_the_seed_reach_the_commands(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {}
+
+    def record(script: str, *overrides: str) -> None:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        calls[script] = {override.key_or_group: override.value() for override in parsed}
+        if script == "sample":
+            raise UserError("that is enough")
+
+    monkeypatch.setattr(demo, "run_command", record)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    outcome = run("demo", "output_dir='~/of (2), a=b'", "seed=7")
+    assert "that is enough" in outcome.err
+    output_dir = tmp_path / "of (2), a=b"
+    assert calls["train_vqgan"]["run_dir"] == str(output_dir / "vqgan")
+    assert calls["train_transformer"]["vqgan"] == str(output_dir / "vqgan")
+    assert calls["sample"]["output_dir"] == str(output_dir / "samples")
+    assert [call["seed"] for call in calls.values()] == [7, 7, 7]
