@@ -39,6 +39,8 @@ __all__ = [
     "write_config",
 ]
 
+log = logging.getLogger("taming")
+
 COMPOSED_FILE, RESOLVED_FILE = "config_composed.yaml", "config.yaml"
 
 
@@ -175,7 +177,9 @@ def resume_config(config: DictConfig) -> DictConfig:
         )
     saved = OmegaConf.load(path)
     assert isinstance(saved, DictConfig)
-    saved.trainer.max_time = None  # it was for that session
+    if saved.trainer.max_time is not None:
+        log.info("note: trainer.max_time=%s was for one session", saved.trainer.max_time)
+        saved.trainer.max_time = None
     given = {o.split("=", 1)[0].lstrip("+"): o for o in HydraConfig.get().overrides.task}
     for name in sorted(given.keys() - {"resume"}, key=lambda name: name.count(".")):
         _override(saved, config, name, given[name])
@@ -199,18 +203,17 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         "model",
         "quantizer",
         "data",
-        "data.resolution",
-        "data.channels",
-        "data.val_fraction",  # this and the next decide which images are trained on
-        "data.labels",
         "adversary",
         "training.ema_decay",
     )
     beginnings = ("~", "size/", "model.", "perceptual", "finetune", "adversary.discriminator")
-    values = OmegaConf.select(saved, name), OmegaConf.select(config, name)
-    # validation images may have moved, but not come from somewhere else
-    another_split = name == "data.val_path" and None in values
-    if name in fixed or name.startswith(beginnings) or another_split:
+    # what fits the model, and which images are trained on; validation images may have moved
+    of_data = [f"data.{key}" for key in ("resolution", "channels", "val_fraction", "labels")]
+    before, now = OmegaConf.select(saved, name), OmegaConf.select(config, name)
+    changed = (name in of_data and before != now) or (
+        name == "data.val_path" and (before is None) != (now is None)
+    )
+    if name in fixed or name.startswith(beginnings) or changed:
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."

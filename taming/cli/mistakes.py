@@ -35,6 +35,7 @@ PATHS = (
     "frechet.weights",
 )
 WRITTEN = ("run_dir", "output_dir")  # and those that may
+NULLABLE = ("training.health",)  # settings of their own that need not be
 
 
 def config_directory() -> Path:
@@ -61,26 +62,25 @@ def check_command_line(config_name: str, overrides: Sequence[str]) -> None:
         raise UserError(
             f"{' '.join(groups)}: give the name of a file of settings; --help lists them."
         ) from error
+    given = {_key(o): o.partition("=")[2] for o in overrides}
     if config.get("resume") is not None:  # all else is the run's own
-        _check_path(config, "resume", "")
+        _check_path(config, "resume", given["resume"])
         return
-    for override in overrides:
-        name, _, value = override.partition("=")
+    for name, value in given.items():
         if name in (*PATHS, *WRITTEN) and value in ("", "''", '""'):
             raise UserError(f"{name}= is empty: give a path, or leave it out.")
-        if value == "null" and isinstance(_of_no_override(config_name, name), DictConfig):
-            raise UserError(f"{override}: {name} has settings of its own and cannot be null.")
+        if value == "null" and name not in NULLABLE and _has_settings(config_name, name):
+            raise UserError(f"{name}=null: {name} has settings of its own and cannot be null.")
     check_nothing_missing(config)
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
     for name in (*PATHS, *WRITTEN):
         _check_path(config, name, given.get(name, ""))
 
 
-def _of_no_override(config_name: str, name: str) -> Any:
-    """The value of a setting by itself."""
+def _has_settings(config_name: str, name: str) -> bool:
+    """Whether a setting is a group of others where nothing is given."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return OmegaConf.select(compose(config_name), name)
+        return isinstance(OmegaConf.select(compose(config_name), name), DictConfig)
 
 
 def _check_path(config: DictConfig, name: str, given: str) -> None:
@@ -159,12 +159,9 @@ def explain(error: HydraException, config_name: str) -> str:
         return f"{name} does not go with {' and '.join(against)}: leave out one of them."
     there = next(filter(None, map(settings, (given, choices))), known)  # of what is right, the most
     close = difflib.get_close_matches(name, there, n=3)
-    if any(_key(o) == "resume" for o in given):
-        return (
-            f"there is no setting {name} before the run's own are read. If the run has it, write "
-            f"+{name}=VALUE."
-        )
     meant = f" Did you mean {' or '.join(close)}?" if close else ""
+    if any(_key(o) == "resume" for o in given):
+        meant += f" If it is one of the resumed run, write +{name}=VALUE."
     return f"there is no setting {name}.{meant} --help shows all of them."
 
 

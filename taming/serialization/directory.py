@@ -86,7 +86,11 @@ def check_destination(directory: Path) -> None:
                 f"{directory} exists and is not a model directory of this project: not "
                 "overwritten. Choose another."
             ) from error
-    if Path.cwd().is_relative_to(directory.resolve()):
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        return
+    if here.is_relative_to(directory.resolve()):
         raise UserError(
             f"{directory} is the current directory or contains it, and a model directory is "
             "replaced as a whole: give a new directory, for example model."

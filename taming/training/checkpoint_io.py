@@ -39,7 +39,7 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
-        except (OSError, RuntimeError) as error:
-            self.failure = str(error).splitlines()[0]
+        except Exception as error:  # whatever it is, the other processes wait
+            self.failure = (str(error) or type(error).__name__).splitlines()[0]
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)

@@ -272,8 +272,11 @@ class TrainingModule(L.LightningModule):
             torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
         elif self.step > 0:
             torch.set_rng_state(self._random_state["cpu"])
-            if self._on_gpu and self._random_state["cuda"] is not None:
-                torch.cuda.set_rng_state(self._random_state["cuda"], self.device)
+            of_gpu = self._random_state["cuda"]
+            if isinstance(of_gpu, list):  # of older runs: one of each GPU there was
+                of_gpu = of_gpu[0] if of_gpu else None
+            if self._on_gpu and of_gpu is not None:
+                torch.cuda.set_rng_state(of_gpu, self.device)
 
     @property
     def _on_gpu(self) -> bool:

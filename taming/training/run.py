@@ -226,7 +226,7 @@ def train(
             (run_dir / "result.json").unlink(missing_ok=True)
             on_start()
 
-    begin = LambdaCallback(on_train_start=start)
+    begin = LambdaCallback(on_train_epoch_start=start)  # the module restores until then
     max_time = parse_duration(config.max_time) if config.max_time is not None else None
     trainer = config.lightning_trainer(
         max_epochs=-1,

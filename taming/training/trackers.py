@@ -3,6 +3,7 @@
 import csv
 import logging
 import os
+import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ class CSVTracker:
 
     def _read(self) -> list[dict[str, str]]:
         """The rows that are whole: not cut, not glued to another, no NUL bytes."""
-        with self.path.open(newline="", errors="replace") as file:
+        with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             lines = list(file)
         reader = csv.DictReader(line for line in lines if line.endswith("\n") and "\0" not in line)
         columns = list(reader.fieldnames or [])
@@ -88,10 +89,14 @@ class CSVTracker:
         self.columns = columns if "step" in columns else ["step"]
         num_damaged = len(lines) - 1 - len(rows)
         if num_damaged > 0 and not self.failed:  # of a failure there was word already
+            kept = self.path.with_name("metrics.damaged.csv")
+            shutil.copyfile(self.path, kept)
             log.warning(
-                "%s: damaged rows left out: %d (a full disk or a power cut leaves such)",
+                "%s: damaged rows left out: %d (a full disk or a power cut leaves such); %s has "
+                "all that there was.",
                 self.path,
                 num_damaged,
+                kept.name,
             )
         return rows
 

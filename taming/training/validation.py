@@ -44,8 +44,13 @@ class Validation(nn.Module):
         self.codebook = CodebookUsage(vqgan.codebook_size)
         self.modes = dict.fromkeys(losses, "min")
         for metric in (*_metrics(self.images), self.codebook):
-            assert isinstance(metric.names, tuple), "a metric says what its numbers are called"
-            self.modes |= dict.fromkeys(metric.names, "max" if metric.higher_is_better else "min")
+            names = getattr(metric, "names", None)
+            if not isinstance(names, tuple):
+                raise UserError(
+                    f"{type(metric).__name__} cannot be one of the metrics: give it `names`, a "
+                    "tuple of what the numbers of its `compute` are called."
+                )
+            self.modes |= dict.fromkeys(names, "max" if metric.higher_is_better else "min")
 
     def reset(self) -> None:
         """Forgets the last validation."""

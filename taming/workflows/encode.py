@@ -109,7 +109,7 @@ def encode_dataset(
     tokens = TokenDataset(directory, description)
     if tokens.replaced:
         log.warning(
-            "tokens of the %s: %d images could not be read when they were to be encoded (%s%s), "
+            "tokens of the %s: %d images could not be read when they were encoded (%s%s), "
             "and others stand for them. If they can be read now, delete %s: all are encoded again.",
             name,
             len(tokens.replaced),

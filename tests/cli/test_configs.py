@@ -157,6 +157,18 @@ def test_metrics_are_added_to_validation(
     assert "val/frechet_distance" in (tmp_path / "run" / "metrics.csv").read_text()
 
 
+def test_larger_is_better_where_it_is(
+    run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    outcome = run(
+        "train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", "run_dir=run",
+        "trainer.monitor=val/codebook_usage",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["callbacks"]["Checkpoints"]["monitor"] == ("val/codebook_usage", "max")
+
+
 @pytest.mark.parametrize("mode", ["whole", "decoder", "new_codebook"])
 def test_finetuning_and_its_resume(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], mode: str, tmp_path: Path

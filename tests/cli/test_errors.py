@@ -4,9 +4,12 @@ import errno
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, write_images
 
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16")
@@ -201,7 +204,7 @@ def test_resume_of_the_other_stage(run: Run, vqgan_run: Path, transformer_run: P
 
 def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
     for override in ("model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other",
-        "data.resolution=16", "data.channels=1", "data.val_fraction=0.5", "data.labels=none",
+        "data.resolution=24", "data.channels=1", "data.val_fraction=0.5", "data.labels=none",
         "data.val_path=x"):  # fmt: skip
         fails(run("train_vqgan", f"resume={vqgan_run}", override), override, "resume=")
 
@@ -210,20 +213,37 @@ def test_what_the_run_has_not_cannot_be_set_on_resume(run: Run, vqgan_run: Path)
     resume = f"resume={vqgan_run}"
     fails(run("train_vqgan", resume, "logger.project=x"), "the run has no logger")
     outcome = run("train_vqgan", resume, "data.root=x")
-    fails(outcome, "no setting data.root before the run's own are read", "+data.root=VALUE")
+    fails(
+        outcome,
+        "no setting data.root. Did you mean",
+        "one of the resumed run, write +data.root=VALUE",
+    )
     config = (vqgan_run / "config_composed.yaml").read_bytes()
     outcome = run("train_vqgan", resume, "trainer.max_steps=9", "+data.root=x")
     fails(outcome, "unexpected keyword argument 'root'")
     assert (vqgan_run / "config_composed.yaml").read_bytes() == config
 
 
-def test_time_is_limited_anew_in_each_session(run: Run, vqgan_run: Path) -> None:
+def test_time_is_limited_anew_in_each_session(
+    run: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taming.training import callbacks
+
+    hours = count(step=3600)
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     resume = f"resume={vqgan_run}"
-    limited = run("train_vqgan", resume, "trainer.max_steps=90", "trainer.max_time=1s")
+    limited = run("train_vqgan", resume, "trainer.max_steps=9", "trainer.max_time=1h30m")
     assert limited.status == 0, limited.err
-    assert "out of time before step 90" in limited.out
-    unlimited = run("train_vqgan", resume, "trainer.max_steps=91")
-    assert "91 steps done" in unlimited.out, unlimited.err
+    assert "out of time before step 9" in limited.out
+    unlimited = run("train_vqgan", resume, "trainer.max_steps=9")
+    assert "9 steps done" in unlimited.out, unlimited.err
+
+
+def test_what_stays_the_same_may_be_given_again_on_resume(run: Run, vqgan_run: Path) -> None:
+    saved = OmegaConf.load(vqgan_run / "config.yaml")
+    again = f"data.val_fraction={saved.data.val_fraction}"
+    outcome = run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3", again)
+    assert outcome.status == 0, outcome.err
 
 
 @pytest.mark.parametrize("override", ["condition_tokenizer=x", "condition_cell=4",

@@ -94,6 +94,9 @@ def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(UserError, match=f"{override} cannot be read.*letters such as é"):
             check_command_line("train_vqgan", [override])
     check_command_line("train_vqgan", ['data.path="."', 'data.val_path="."'])
+    check_command_line("train_vqgan", ["data.path=.", "training.health=null"])
+    with pytest.raises(UserError, match="'resume=\"2024\"'"):
+        check_command_line("train_vqgan", ["resume=2024"])
     with pytest.raises(UserError, match=r"seed=0,1 has several values: write 'seed=\[0,1\]'"):
         check_command_line("train_vqgan", ["data.path=.", "seed=0,1"])
     with pytest.raises(UserError, match="cannot be looked at"):

@@ -293,6 +293,12 @@ def test_what_cannot_be_restored_costs_the_run_nothing(tmp_path: Path) -> None:
     assert not started
     assert (tmp_path / "result.json").exists()
     load_saved_model(tmp_path / "model")
+    damaged = transformer_training(max_steps=4)
+    damaged.on_train_start = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        resume(damaged)
+    assert not started
+    load_saved_model(tmp_path / "model")
     resume(transformer_training(max_steps=4))
     assert started == [2]
 

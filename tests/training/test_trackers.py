@@ -91,6 +91,14 @@ def test_a_damaged_file_is_gone_on_with(
     }  # fmt: skip
     (message,) = caplog.messages
     assert f"{path}: damaged rows left out: {num_lost} " in message
+    assert damaged in (tmp_path / "metrics.damaged.csv").read_bytes()
+
+
+def test_a_file_that_a_spreadsheet_has_saved_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_bytes("\ufeffstep,train/loss\r\n1,0.5\r\n".encode())
+    CSVTracker(path, first_step=7).metrics({"train/loss": 0.125}, 8)
+    assert rows(path) == [{"step": "1", "train/loss": "0.5"}, {"step": "8", "train/loss": "0.125"}]
 
 
 def test_a_file_whose_header_is_gone_begins_anew(
