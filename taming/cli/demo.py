@@ -33,9 +33,16 @@ def main(config: DictConfig) -> None:
     if output_dir.exists():
         if not (output_dir / "demo.txt").exists():
             raise UserError(f"{output_dir} exists and is not an earlier demo's: not overwritten.")
+        if (output_dir / "report.json").exists():
+            raise UserError(
+                f"{output_dir} holds a finished demo: delete it to make it anew, or give another "
+                "output_dir."
+            )
         shutil.rmtree(output_dir)
     output_dir.mkdir(parents=True)
-    (output_dir / "demo.txt").write_text("Made by `make demo`, which begins by deleting it.\n")
+    (output_dir / "demo.txt").write_text(
+        "Made by `make demo`, which deletes it if it was broken off.\n"
+    )
     vqgan, transformer, samples = (
         output_dir / name for name in ("vqgan", "transformer", "samples")
     )

@@ -137,7 +137,7 @@ def explain(error: HydraException, config_name: str) -> str:
     if several is not None:
         name, _, value = several[1].partition("=")
         return (
-            f"{several[1]} has several values: write '{name}=[{value}]' for a list, "
+            f"{several[1]} has several values: give one; or write '{name}=[{value}]' for a list, "
             f"'{name}=\"{value}\"' for a text with commas."
         )
     missing = re.search(r"Could not find '([^']+)'", text)

@@ -4,7 +4,6 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from taming.cli.app import (
@@ -123,8 +122,7 @@ def main(config: DictConfig) -> int:
         on_start=partial(write_config, config, run_dir),
     )
     for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data)]
-    if config.resume is None and HydraConfig.get().runtime.choices.get("size") == "tiny":
-        for_transformer.append("size=tiny")
+    for_transformer += config.get("transformer_settings") or []
     return finish(
         result,
         run_dir,

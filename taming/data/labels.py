@@ -1,5 +1,6 @@
 """Class labels from the folders that images lie in."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Literal
@@ -8,6 +9,8 @@ from taming.data.files import natural_key
 from taming.errors import UserError
 
 __all__ = ["LabelMode", "folder_labels"]
+
+log = logging.getLogger(__name__)
 
 LabelMode = Literal["auto", "folders", "none"]
 
@@ -51,6 +54,15 @@ def folder_labels(
     stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
     if stray:
         if mode == "auto":
+            if len(stray) < len(names):
+                log.info(
+                    "note: %s: no classes, for %d of %d images lie in no class folder, such as %s. "
+                    "Move those away for classes.",
+                    where,
+                    len(stray),
+                    len(names),
+                    stray[0],
+                )
             return unlabelled
         raise UserError(
             f"{where}: labels=folders needs every image in a class folder; {len(stray)} are not, "

@@ -155,6 +155,9 @@ def test_metrics_are_added_to_validation(
     assert outcome.status == 0, outcome.err
     assert "frechet_distance" in outcome.out
     assert "val/frechet_distance" in (tmp_path / "run" / "metrics.csv").read_text()
+    assert "size=tiny" in outcome.out
+    again = run("train_vqgan", "resume=run", "trainer.max_steps=3")
+    assert "size=tiny" in again.out, again.err
 
 
 def test_larger_is_better_where_it_is(

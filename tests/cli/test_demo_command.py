@@ -30,3 +30,11 @@ def test_any_folder_and_the_seed_reach_the_commands(
     assert calls["train_transformer"]["vqgan"] == str(output_dir / "vqgan")
     assert calls["sample"]["output_dir"] == str(output_dir / "samples")
     assert [call["seed"] for call in calls.values()] == [7, 7, 7]
+
+
+def test_a_finished_demo_is_kept(run: Run, tmp_path: Path) -> None:
+    for name in ("demo.txt", "report.json"):
+        (tmp_path / name).touch()
+    outcome = run("demo", f"output_dir={tmp_path}")
+    assert "holds a finished demo: delete it" in outcome.err
+    assert (tmp_path / "report.json").exists()

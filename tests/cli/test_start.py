@@ -97,7 +97,9 @@ def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     check_command_line("train_vqgan", ["data.path=.", "training.health=null"])
     with pytest.raises(UserError, match="'resume=\"2024\"'"):
         check_command_line("train_vqgan", ["resume=2024"])
-    with pytest.raises(UserError, match=r"seed=0,1 has several values: write 'seed=\[0,1\]'"):
+    with pytest.raises(
+        UserError, match=r"seed=0,1 has several values: give one; or write 'seed=\[0,1\]'"
+    ):
         check_command_line("train_vqgan", ["data.path=.", "seed=0,1"])
     with pytest.raises(UserError, match="cannot be looked at"):
         check_command_line("train_vqgan", ["data.path=" + 300 * "x"])

@@ -22,6 +22,14 @@ def test_auto_finds_no_classes(names: list[str]) -> None:
     assert folder_labels(names, "auto", "x") == ([], [None, None])
 
 
+def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        folder_labels(["1.png", "2.png"], "auto", "x")
+        assert not caplog.messages  # no folders, no classes
+        folder_labels(["cat/1.png", "dog/2.png", "3.png"], "auto", "x")
+    assert "x: no classes, for 1 of 3 images lie in no class folder, such as 3.png" in caplog.text
+
+
 def test_folders_insists() -> None:
     assert folder_labels(["a/1.png", "a/2.png"], "folders", "x") == (["a"], [0, 0])
     with pytest.raises(UserError, match=r"x: .*1 are not, such as 2\.png"):
