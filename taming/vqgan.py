@@ -114,6 +114,12 @@ class VQGAN(nn.Module):
         return self.quantizer.codebook_size
 
     @property
+    def level_heights(self) -> list[int]:
+        """Height of each level's features, largest first: what `attention_resolutions` names."""
+        num_levels = len(self.config["channel_multipliers"])
+        return [self.resolution[0] >> level for level in range(num_levels)]
+
+    @property
     def last_layer(self) -> torch.Tensor:
         """The weight of the decoder's last convolution; the adaptive weight is measured there."""
         return self.decoder.conv_out.weight

@@ -42,7 +42,10 @@ class LPIPSLoss(nn.Module):
         UserError: if the weights are neither on disk nor can be downloaded, or are damaged.
     """
 
-    MIN_SIDES = {"vgg": 16, "alex": 31}  # noqa: RUF012  smaller images vanish in pools
+    MIN_SIDES = {  # noqa: RUF012
+        "vgg": Backbone.MIN_SIDES["vgg16"],
+        "alex": Backbone.MIN_SIDES["alexnet"],
+    }
     WEIGHTS = {  # noqa: RUF012
         "vgg": torchvision.models.VGG16_Weights.IMAGENET1K_V1,
         "alex": torchvision.models.AlexNet_Weights.IMAGENET1K_V1,

@@ -118,8 +118,7 @@ def unused_settings(asked: VQGAN, begun: VQGAN) -> dict[str, Any]:
 
 
 def _shape(vqgan: VQGAN) -> dict[str, Any]:
-    heights = {vqgan.resolution[0] >> n for n in range(len(vqgan.config["channel_multipliers"]))}
-    attention = sorted(heights & set(vqgan.config["attention_resolutions"]))
+    attention = sorted(set(vqgan.level_heights) & set(vqgan.config["attention_resolutions"]))
     return {name: vqgan.config[name] for name in SHAPE} | {"attention_resolutions": attention}
 
 

@@ -237,11 +237,10 @@ def unusual_data(data: ImageDataModule, vqgan: VQGAN) -> list[str]:
             "model.quantizer.codebook_size of at most a tenth of the latents is sensible."
         )
     attention = vqgan.config["attention_resolutions"]
-    levels = [vqgan.resolution[0] >> level for level in range(len(vqgan.encoder.levels))]
-    if attention and not set(attention) & set(levels):
+    if attention and not set(attention) & set(vqgan.level_heights):
         found.append(
             f"model.attention_resolutions={attention} gives no level attention: they are of "
-            f"heights {', '.join(map(str, levels))}."
+            f"heights {', '.join(map(str, vqgan.level_heights))}."
         )
     looked_at = [data.train_dataset[i]["images"] for i in range(min(16, num_images))]
     if all((image - image[:, :1, :1]).abs().max() < 1e-3 for image in looked_at):

@@ -5,7 +5,8 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -132,7 +133,7 @@ class WandbTracker:
     ) -> None:
         self.run: Any = None
         mode = mode or os.environ.get("WANDB_MODE") or "offline"  # type: ignore[assignment]
-        try:
+        with self._harmless():
             import wandb
 
             if mode == "online" and not wandb.api.api_key:
@@ -157,47 +158,42 @@ class WandbTracker:
             )
             id_file.write_text(run_id + "\n")
             self.run.define_metric("*", step_metric="step")
-        except Exception as error:  # whatever it is, it must not stop the training
-            self._give_up(error)
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs numbers with `step` as their horizontal axis."""
         if self.run is not None:
-            try:
+            with self._harmless():
                 self.run.log({**metrics, "step": step})
-            except Exception as error:
-                self._give_up(error)
 
     def image(self, name: str, image: Image.Image, step: int) -> None:
         """Logs a picture."""
         if self.run is not None:
-            try:
+            with self._harmless():
                 import wandb
 
                 self.run.log({name: wandb.Image(image), "step": step})  # writes a file first
-            except Exception as error:
-                self._give_up(error)
 
     def alert(self, text: str, step: int) -> None:
         """Raises an alert on the run's page."""
         if self.run is not None:
-            try:
+            with self._harmless():
                 self.run.alert(title=f"step {step}", text=text)
-            except Exception as error:
-                self._give_up(error)
 
     def finish(self) -> None:
         """Writes what is left; returns even if the service does not answer."""
         if self.run is not None:
-            try:
+            with self._harmless():
                 self.run.finish()
-            except Exception as error:
-                self._give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
-        self.run = None
-        log.warning(
-            "wandb: %s. The run goes on without it; metrics.csv has the numbers. logger=csv turns "
-            "wandb off.",
-            str(error).strip().split("\n")[0] or type(error).__name__,
-        )
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Gives wandb up at its first failure, whatever that is: it must not stop the training."""
+        try:
+            yield
+        except Exception as error:
+            self.run = None
+            log.warning(
+                "wandb: %s. The run goes on without it; metrics.csv has the numbers. logger=csv "
+                "turns wandb off.",
+                str(error).strip().split("\n")[0] or type(error).__name__,
+            )
