@@ -45,6 +45,19 @@ def test_both_stages_made_tiny(run: Run, images: Path, tmp_path: Path) -> None:
     assert sum(p.numel() for p in generator.parameters()) < 1_000_000
 
 
+@pytest.mark.parametrize(
+    "name", ["train_vqgan", "train_transformer", "sample", "reconstruct", "evaluate", "benchmark"]
+)
+def test_commands_of_the_same_second_write_to_different_places(composed: object, name: str) -> None:
+    """Such as one for each GPU."""
+    keys = ("run_dir", "output_dir", "output")
+    first, second = (
+        next(config[key] for key in keys if key in config)
+        for config in (composed(name), composed(name))
+    )
+    assert first != second
+
+
 def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
