@@ -30,11 +30,12 @@ def main(config: DictConfig) -> None:
     features = None if config.frechet.weights is None else build(config.frechet)
     classifier = None if plain["classifier"] is None else load_classifier(plain["classifier"])
     model = load_model(plain["checkpoint"])
-    tokenizer = model.tokenizer if isinstance(model, ImageGenerator) else model
-    if tokenizer is not None:
-        check_pictures(tokenizer)
-        is_generator = isinstance(model, ImageGenerator)
-        with_tokenizer_shape(config, tokenizer, model.resolution if is_generator else None)
+    if isinstance(model, ImageGenerator):
+        tokenizer, resolution = model.require_tokenizer(), model.resolution
+    else:
+        tokenizer, resolution = model, None
+    check_pictures(tokenizer)
+    with_tokenizer_shape(config, tokenizer, resolution)
     warn_of_trained_images(config)
     data = build(config.data)
     data.setup()

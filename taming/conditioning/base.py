@@ -1,13 +1,10 @@
 """The interface of all conditionings."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-
-from taming.errors import UserError
 
 __all__ = ["Conditioning", "Prompt"]
 
@@ -109,10 +106,6 @@ class Conditioning(ABC):
             "context_length": self.prefix_length + grid_size[0] * grid_size[1] - 1,
             "grid_size": list(grid_size),
         }
-
-    def with_class_names(self, class_names: Sequence[str]) -> "Conditioning":
-        """A copy that knows the names of its classes."""
-        raise UserError(f"a model of kind {self.kind!r} has no classes that could have names.")
 
     def config(self) -> dict[str, Any]:
         """Plain dictionary from which `conditioning_from_config` rebuilds it."""

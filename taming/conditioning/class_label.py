@@ -34,7 +34,9 @@ class ClassLabel(Conditioning):
         if num_classes < 1:
             raise UserError(f"num_classes is {num_classes}: a class model needs at least 1 class.")
         if not 0.0 <= dropout < 1.0:
-            raise UserError(f"label dropout is {dropout}: it must be at least 0 and less than 1.")
+            raise UserError(
+                f"condition_dropout is {dropout}: it must be at least 0 and less than 1."
+            )
         if class_names is not None and len(class_names) != num_classes:
             raise UserError(f"there are {len(class_names)} class names for {num_classes} classes.")
         self.num_classes = num_classes
@@ -64,8 +66,8 @@ class ClassLabel(Conditioning):
         if condition is None:
             if not self.can_do_without:
                 raise UserError(
-                    "this model was trained on classes without label dropout and has not learned "
-                    f"to do without: give a class label for each image, {self._range()}."
+                    "this model was trained on classes without condition_dropout and has not "
+                    f"learned to do without: give a class label for each image, {self._range()}."
                 )
             return Prompt(torch.full((batch_size, 1), self.no_class_id, device=device))
         if condition.shape != (batch_size,) or condition.is_floating_point():
@@ -90,10 +92,6 @@ class ClassLabel(Conditioning):
         if self.dropout == 0.0:
             return prompt
         return Prompt(self._dropped(prompt.prefix, self.no_class_id, generator))
-
-    def with_class_names(self, class_names: Sequence[str]) -> "ClassLabel":
-        """A copy that knows the names of its classes."""
-        return ClassLabel(self.num_classes, self.dropout, class_names)
 
     def config(self) -> dict[str, Any]:
         """Plain dictionary from which `conditioning_from_config` rebuilds it."""

@@ -20,7 +20,7 @@ class ImageCondition(Conditioning):
     "no condition"; a sequence without condition has it in all places.
 
     Args:
-        num_codes: number of tokens the condition image is made of.
+        num_codes: different tokens that condition images are made of, their tokenizer's codes.
         grid_size: (height, width) of the condition image's code grid.
         dropout: share of the conditions that training replaces by "no condition". Only with some
             can images be asked for without condition.
@@ -46,7 +46,7 @@ class ImageCondition(Conditioning):
     ) -> None:
         if not 0.0 <= dropout < 1.0:
             raise UserError(
-                f"condition dropout is {dropout}: it must be at least 0 and less than 1."
+                f"condition_dropout is {dropout}: it must be at least 0 and less than 1."
             )
         height, width = grid_size
         self.num_codes = num_codes
@@ -83,8 +83,8 @@ class ImageCondition(Conditioning):
         if condition is None:
             if not self.can_do_without:
                 raise UserError(
-                    "this model was trained on condition images without dropout and has not "
-                    "learned to do without: give a condition image for each image."
+                    "this model was trained on condition images without condition_dropout and "
+                    "has not learned to do without: give a condition image for each image."
                 )
             ids = torch.full((batch_size, height * width), self.no_condition_id, device=device)
         else:

@@ -1,6 +1,6 @@
 """Drawing images from a trained generator."""
 
-from taming.generation.checks import check_choice, check_grid_size, check_guidance
+from taming.generation.checks import check_choice, check_grid_size, check_guidance, check_keep_rows
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
@@ -20,6 +20,7 @@ __all__ = [
     "check_choice",
     "check_grid_size",
     "check_guidance",
+    "check_keep_rows",
     "decode_tokens",
     "filter_logits",
     "guide",

@@ -21,6 +21,7 @@ __all__ = [
     "check_given_tokens",
     "check_grid_size",
     "check_guidance",
+    "check_keep_rows",
     "check_parts",
     "check_tensor",
     "check_tokens",
@@ -58,7 +59,7 @@ def check_parts(
     length = conditioning.prefix_length + height * width - 1
     if length > transformer.context_length:
         raise UserError(
-            f"a grid of {height} × {width} codes needs a context of {length}, and the "
+            f"a grid of {height} × {width} codes needs a context length of {length}, and the "
             f"transformer's is {transformer.context_length}."
         )
 
@@ -87,21 +88,27 @@ def check_first_image(first_image: int) -> None:
         raise UserError(f"first_image is {first_image} and must not be negative.")
 
 
-def check_tokens(tokens: Tensor, codebook_size: int) -> None:
-    """Raises a `UserError` unless tokens, of any shape, are codes of the model."""
+def check_tokens(tokens: Tensor, codebook_size: int) -> Tensor:
+    """Tokens of any shape as int64; raises a `UserError` unless they are codes of the model."""
     if tokens.numel() and tokens.is_floating_point():
         raise UserError(f"tokens are whole numbers, and these are {tokens.dtype}: give int64.")
+    tokens = tokens.to(torch.int64)
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
         raise UserError(
             f"tokens are {int(tokens.min())} to {int(tokens.max())}, and the codes of this "
             f"model 0 to {codebook_size - 1}: were they made by another tokenizer?"
         )
+    return tokens
 
 
 def check_given_tokens(
     given_tokens: Tensor, num_images: int, num_tokens: int, codebook_size: int
-) -> None:
-    """Raises a `UserError` unless these are first tokens of so many images of so many tokens."""
+) -> Tensor:
+    """The first tokens of so many images of so many tokens, as int64.
+
+    Raises:
+        UserError: if they are not, or no codes of the model.
+    """
     check_tensor(given_tokens, "given_tokens")
     shape = tuple(given_tokens.shape)
     if len(shape) != 2 or shape[0] != num_images or shape[1] > num_tokens:
@@ -109,14 +116,23 @@ def check_given_tokens(
             f"given_tokens has the shape {shape}, and must have ({num_images}, m) with m at "
             f"most {num_tokens}, the tokens of an image."
         )
-    check_tokens(given_tokens, codebook_size)
+    return check_tokens(given_tokens, codebook_size)
+
+
+def check_keep_rows(keep_rows: int, height: int, name: str = "keep_rows") -> None:
+    """Raises a `UserError` unless so many rows of `height` leave something to generate."""
+    if not 0 < keep_rows < height:
+        raise UserError(
+            f"{name} is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
+            f"{height - 1} of them."
+        )
 
 
 def check_condition(condition: Tensor | None, conditioning: Conditioning, num_images: int) -> None:
     """Raises a `UserError` unless so many images can be asked for by this condition.
 
-    Of condition images only the number is looked at, lest all of them be encoded; `prompt` looks
-    at values on the CPU only.
+    Of condition images the shape is looked at, not the codes, lest all of them be encoded;
+    `prompt` looks at values on the CPU only.
     """
     if condition is not None:
         check_tensor(condition, "condition")
@@ -150,6 +166,11 @@ def check_guidance(guidance: Guidance, conditioning: Conditioning, *, asked: boo
     """
     if guidance.is_off:
         return
+    if conditioning.num_classes is None and not conditioning.takes_images:
+        raise UserError(
+            f"guidance_scale={guidance.scale} strengthens a condition, and this model was trained "
+            "without conditions: leave guidance out."
+        )
     if not asked:
         raise UserError(
             f"guidance_scale={guidance.scale} strengthens a condition, and there is none: give "

@@ -69,7 +69,7 @@ class TokenChoice:
     top_p: float | None = None
 
     @property
-    def copies(self) -> int:
+    def num_sequences(self) -> int:
         """Sequences through the transformer for each image: 2 with guidance, with and without."""
         return 1 if self.scales is None else 2
 

@@ -3,6 +3,7 @@
 A step is small: run operation by operation it spends more time on starting them than on computing.
 """
 
+from collections.abc import Callable
 from types import FunctionType
 
 import torch
@@ -78,12 +79,13 @@ class CompiledSteps:
         Returns:
             `(b,)` int64.
         """
-        self.cache.span = self._span(self.num_prefix + place)
+        span = self.cache.span = self._span(self.num_prefix + place)
+        where = self._places[place : place + 1]
         if latest.device.type != "cuda":
-            return self._run(latest, self._places[place : place + 1])
-        if self.cache.span not in self._graphs:
-            self._graphs[self.cache.span] = _Graph(self._run, latest, self._places[:1] + place)
-        return self._graphs[self.cache.span](latest, self._places[place : place + 1])
+            return self._run(latest, where)
+        if span not in self._graphs:
+            self._graphs[span] = _Graph(self._run, latest, where)
+        return self._graphs[span](latest, where)
 
     def _run(self, latest: Tensor, place: Tensor) -> Tensor:
         return self._compiled(
@@ -107,7 +109,7 @@ def _next_tokens(
     place: Tensor,
 ) -> Tensor:
     """`latest` `(b 1)`, whose successors have the number `place` `(1,)`, to those, `(b,)`."""
-    logits = transformer.step(latest.repeat(choose.copies, 1), num_prefix + place - 1, cache)
+    logits = transformer.step(latest.repeat(choose.num_sequences, 1), num_prefix + place - 1, cache)
     return choose(logits, place)
 
 
@@ -126,8 +128,9 @@ def _modes(device: torch.device) -> tuple[object, ...]:
 class _Graph:
     """A function of `latest` and `place`, recorded on the GPU with its memory and replayed."""
 
-    def __init__(self, function: object, latest: Tensor, place: Tensor) -> None:
-        assert callable(function)
+    def __init__(
+        self, function: Callable[[Tensor, Tensor], Tensor], latest: Tensor, place: Tensor
+    ) -> None:
         self.latest, self.place = latest.clone(), place.clone()
         stream = torch.cuda.Stream(latest.device)  # which need not be the current device
         stream.wait_stream(torch.cuda.current_stream(latest.device))

@@ -22,7 +22,7 @@ def decode_tokens(
     given_tokens: Tensor,
     num_tokens: int,
     choose: TokenChoice,
-    on_tokens: Callable[[int], object] = lambda count: None,
+    on_step: Callable[[], object] = lambda: None,
     compiled: CompiledSteps | None = None,
 ) -> Tensor:
     """Continues the given tokens until there are `num_tokens`.
@@ -36,7 +36,7 @@ def decode_tokens(
         given_tokens: `(b m)` first tokens, m at most `num_tokens`.
         num_tokens: n.
         choose: how a token is taken from its logits.
-        on_tokens: told the number of new tokens after each step, for a progress bar.
+        on_step: called after each new token of each sequence, for a progress bar.
         compiled: takes the steps after the prefill; made for these shapes and this way to choose.
 
     Returns:
@@ -55,7 +55,7 @@ def decode_tokens(
     else:
         cache = compiled.begin(choose)
     features = transformer.features(
-        prompt.prefix, given_tokens.repeat(choose.copies, 1), cache, prompt.context
+        prompt.prefix, given_tokens.repeat(choose.num_sequences, 1), cache, prompt.context
     )  # (b p+m d)
     logits = transformer.head(features[:, -1])  # (b v)
     if logits.isnan().any():
@@ -66,16 +66,18 @@ def decode_tokens(
     no_prefix = prompt.prefix[:, :0]
 
     def eager_step(latest: Tensor, place: int) -> Tensor:
-        logits = transformer(no_prefix, latest.repeat(choose.copies, 1), cache)[:, -1]  # (b v)
+        logits = transformer(no_prefix, latest.repeat(choose.num_sequences, 1), cache)[
+            :, -1
+        ]  # (b v)
         return choose(logits, places[place : place + 1])
 
     step = eager_step if compiled is None else compiled.step
     latest = choose(logits, places[num_given : num_given + 1])  # (b)
     tokens[:, num_given] = latest
-    on_tokens(batch_size)
+    on_step()
     for place in range(num_given + 1, num_tokens):
         # not a part of `tokens`, whose strides differ from window to window: each would be compiled
         latest = step(latest[:, None], place)
         tokens[:, place] = latest
-        on_tokens(batch_size)
+        on_step()
     return tokens

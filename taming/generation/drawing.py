@@ -25,7 +25,7 @@ def draw_tokens(
     *,
     grid_size: tuple[int, int],
     window: tuple[int, int],
-    on_tokens: Callable[[int], object] = lambda count: None,
+    on_step: Callable[[], object] = lambda: None,
     compiled: Callable[[TokenChoice, Prompt], CompiledSteps] | None = None,
 ) -> Tensor:
     """Continues the given tokens of a grid until it is full.
@@ -38,7 +38,7 @@ def draw_tokens(
         runs: of `plan_windows`, after m given tokens.
         grid_size: (height, width) of the grid.
         window: (height, width) of the window, the grid that the transformer was trained on.
-        on_tokens: told the number of new tokens after each step.
+        on_step: called after each new token of each image.
         compiled: from a choice and a prompt to compiled steps.
 
     Returns:
@@ -63,7 +63,7 @@ def draw_tokens(
             before,
             run.start + run.count,
             choose_here,
-            on_tokens,
+            on_step,
             None if compiled is None else compiled(choose_here, prompt),
         )
         tokens[:, done : done + run.count] = drawn[:, run.start :]

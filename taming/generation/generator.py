@@ -23,6 +23,7 @@ from taming.generation.checks import (
     check_given_tokens,
     check_grid_size,
     check_guidance,
+    check_keep_rows,
     check_parts,
     check_tokens,
 )
@@ -51,7 +52,6 @@ class ImageGenerator(nn.Module):
         transformer: the GPT.
         conditioning: what can be asked for.
         grid_size: (height, width) of the code grid; a single number means square.
-        class_names: names of the classes, if the conditioning does not have them yet.
         condition_tokenizer: makes tokens of condition images, where they are what is asked for.
 
     Raises:
@@ -64,7 +64,6 @@ class ImageGenerator(nn.Module):
         transformer: GPT,
         conditioning: Conditioning,
         grid_size: int | Sequence[int],
-        class_names: Sequence[str] | None = None,
         condition_tokenizer: VQGAN | CellClasses | None = None,
     ) -> None:
         super().__init__()
@@ -72,8 +71,6 @@ class ImageGenerator(nn.Module):
         self.tokenizer = tokenizer
         self.transformer = transformer
         self.condition_tokenizer = condition_tokenizer
-        if class_names is not None:
-            conditioning = conditioning.with_class_names(class_names)
         self.conditioning = conditioning
         self._compiled: CompiledSteps | None = None
         check_parts(transformer, conditioning, self.grid_size, tokenizer, condition_tokenizer)
@@ -103,14 +100,14 @@ class ImageGenerator(nn.Module):
         """Logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
 
         Args:
-            tokens: `(b n)` int64, n at most `num_tokens`.
+            tokens: `(b n)` of integers, n at most `num_tokens`.
             condition: `(b,)` int64 class labels, or `(b c H W)` condition images, or their codes
                 `(b h w)` int64; None asks for nothing in particular.
 
         Returns:
             `(b n v)` on the model's device, with gradients where they are enabled.
         """
-        check_tokens(tokens, self.transformer.codebook_size)
+        tokens = check_tokens(tokens, self.transformer.codebook_size)
         check_condition(condition, self.conditioning, len(tokens))
         asked_for = self._encoded(condition, self.grid_size)
         prompt = self._prompt(asked_for, len(tokens))
@@ -134,7 +131,7 @@ class ImageGenerator(nn.Module):
         grid_size: int | Sequence[int] | None = None,
         stride: int | None = None,
         compile: bool = False,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int | None = None,
         first_image: int = 0,
         progress: bool = False,
     ) -> Tensor:
@@ -154,7 +151,7 @@ class ImageGenerator(nn.Module):
             greedy: take the most probable token each time; temperature, top-k, top-p and seed have
                 no effect.
             seed: not negative; None takes one from PyTorch's global random state.
-            given_tokens: `(num_images m)` fixed first tokens, which the result includes.
+            given_tokens: `(num_images m)` fixed first tokens, integers, which the result includes.
             guidance_schedule: how the scale changes from token to token, see `Guidance`.
             guidance_power: likewise.
             guidance_interval: likewise.
@@ -162,7 +159,8 @@ class ImageGenerator(nn.Module):
                 drawn through a sliding window of the trained size; None for that size.
             stride: of the window, see `taming.generation.plan_windows`.
             compile: compile the step: slow to start, then faster; the same tokens up to rounding.
-            batch_size: images drawn at once, which bounds the memory.
+                It is for batches of one size, so that a smaller one is filled up.
+            batch_size: images drawn at once, which bounds the memory; None: all, at most 64.
             first_image: number of the first image, to draw a long series in several calls.
             progress: show a progress bar.
 
@@ -172,6 +170,8 @@ class ImageGenerator(nn.Module):
         Raises:
             UserError: if an argument is out of range or not what the model was trained for.
         """
+        if batch_size is None:
+            batch_size = min(num_images, BATCH_SIZE)
         if num_images < 1 or batch_size < 1:
             raise UserError(
                 f"num_images is {num_images} and batch_size {batch_size}: both must be at least 1."
@@ -185,8 +185,8 @@ class ImageGenerator(nn.Module):
         if given_tokens is None:
             given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
         codebook_size = self.transformer.codebook_size
-        check_given_tokens(given_tokens, num_images, num_tokens, codebook_size)
-        given_tokens = given_tokens.to(self.device, torch.int64)
+        given_tokens = check_given_tokens(given_tokens, num_images, num_tokens, codebook_size)
+        given_tokens = given_tokens.to(self.device)
         runs = self.plan_windows(size, stride, num_given=given_tokens.shape[1])
         check_condition(condition, self.conditioning, num_images)
         if seed is None:
@@ -196,28 +196,30 @@ class ImageGenerator(nn.Module):
         num_new = num_images * (num_tokens - given_tokens.shape[1])
         with _progress_bar(num_new, progress) as bar, evaluation_mode(self.transformer):
             for start in range(0, num_images, batch_size):
-                end = min(start + batch_size, num_images)
-                asked_for = self._encoded(None if condition is None else condition[start:end], size)
+                count = min(batch_size, num_images - start)
+                num_drawn = batch_size if compile else count
+                wanted = None if condition is None else _batch(condition, start, count, num_drawn)
+                asked_for = self._encoded(wanted, size)
                 uniforms = None
                 if not greedy:
-                    numbers = range(first_image + start, first_image + end)
+                    numbers = range(first_image + start, first_image + start + num_drawn)
                     uniforms = random_numbers(seed, numbers, num_tokens)  # (b n)
                     if self.device.type == "mps":
                         uniforms = uniforms.float()
                     uniforms = uniforms.to(self.device)
-                prompt_for = partial(self._prompt, asked_for, end - start, not guidance.is_off)
+                prompt_for = partial(self._prompt, asked_for, num_drawn, not guidance.is_off)
                 tokens = draw_tokens(
                     self.transformer,
                     prompt_for,
-                    given_tokens[start:end],
+                    _batch(given_tokens, start, count, num_drawn),
                     TokenChoice(uniforms, scales, temperature, top_k, top_p),
                     runs,
                     grid_size=size,
                     window=self.grid_size,
-                    on_tokens=bar.update,
+                    on_step=partial(bar.update, count),
                     compiled=self._compiled_steps if compile else None,
                 )
-                batches.append(tokens)
+                batches.append(tokens[:count])
         return torch.cat(batches)
 
     def sample(
@@ -231,8 +233,8 @@ class ImageGenerator(nn.Module):
         """
         self.require_tokenizer()
         tokens = self.sample_tokens(num_images, condition, *settings, **named)
-        batches = tokens.split(named.get("batch_size", BATCH_SIZE))
-        return torch.cat([self.decode(batch, named.get("grid_size")) for batch in batches])
+        batches = tokens.split(named.get("batch_size") or BATCH_SIZE)
+        return torch.cat([self._decode(batch, named.get("grid_size")) for batch in batches])
 
     def complete(
         self, images: Tensor, keep_rows: int, condition: Tensor | None = None, **settings: Any
@@ -243,7 +245,7 @@ class ImageGenerator(nn.Module):
             images: `(b c H W)` in [-1, 1]; of the trained size, or larger with the sliding window.
             keep_rows: rows of codes that are kept, at least 1 and not all.
             condition: see `sample_tokens`.
-            settings: likewise.
+            settings: likewise, but for `grid_size`, which is the images'.
 
         Returns:
             `(b c H W)`, the kept rows as the tokenizer shows them.
@@ -251,32 +253,45 @@ class ImageGenerator(nn.Module):
         Raises:
             UserError: also if the images do not fit the tokenizer.
         """
-        tokenizer = self.require_tokenizer()
-        batches = images.split(max(settings.get("batch_size", BATCH_SIZE), 1))
-        with torch.no_grad():
-            indices = torch.cat([tokenizer.encode(batch.to(self.device)) for batch in batches])
-        height, width = indices.shape[1:]  # of (b h w)
-        if not 0 < keep_rows < height:
-            raise UserError(
-                f"keep_rows is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
-                f"{height - 1} of them."
-            )
-        given = to_tokens(indices)[:, : keep_rows * width]
+        batches = images.split(max(settings.get("batch_size") or BATCH_SIZE, 1))
+        given = torch.cat([self.first_tokens(batch, keep_rows) for batch in batches])
+        grid_size = self.require_tokenizer().grid_size_for(images.shape[2:])
         return self.sample(
-            len(images), condition, given_tokens=given, grid_size=(height, width), **settings
+            len(images), condition, given_tokens=given, grid_size=grid_size, **settings
         )
 
     @torch.no_grad()
+    def first_tokens(self, images: Tensor, keep_rows: int) -> Tensor:
+        """The tokens of images' first rows, as `sample_tokens` is given them.
+
+        Args:
+            images: `(b c H W)` in [-1, 1].
+            keep_rows: rows of codes, at least 1 and not all.
+
+        Returns:
+            `(b m)` int64 on the model's device.
+
+        Raises:
+            UserError: also if the images do not fit the tokenizer.
+        """
+        indices = self.require_tokenizer().encode(images.to(self.device))  # (b h w)
+        check_keep_rows(keep_rows, indices.shape[1])
+        return to_tokens(indices[:, :keep_rows])
+
     def decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
         """Shows tokens as images.
 
         Args:
-            tokens: `(b n)`.
+            tokens: `(b n)` of integers.
             grid_size: (height, width) of larger images, in codes, one number for a square.
 
         Returns:
             `(b c H W)` in [-1, 1]; of a tokenizer of label maps logits of the classes.
         """
+        return self._decode(check_tokens(tokens, self.transformer.codebook_size), grid_size)
+
+    @torch.no_grad()
+    def _decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
         tokenizer = self.require_tokenizer()
         with evaluation_mode(tokenizer):
             indices = to_indices(tokens.to(self.device), self._grid_size_of(grid_size))
@@ -368,6 +383,19 @@ class ImageGenerator(nn.Module):
             )
         return self.tokenizer
 
+    def require_condition_tokenizer(self) -> VQGAN | CellClasses:
+        """What makes tokens of condition images.
+
+        Raises:
+            UserError: if there is none.
+        """
+        if self.condition_tokenizer is None:
+            raise UserError(
+                "this generator has no tokenizer for condition images: save it with the one it was "
+                "trained with."
+            )
+        return self.condition_tokenizer
+
     def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
         """A condition image as its codes `(b h w)`, others as they are; on the model's device."""
         if condition is None:
@@ -376,13 +404,8 @@ class ImageGenerator(nn.Module):
         if not self.conditioning.takes_images:
             return condition
         if condition.is_floating_point():
-            if self.condition_tokenizer is None:
-                raise UserError(
-                    "this generator has no tokenizer for condition images: save it with the one it "
-                    "was trained with."
-                )
             with torch.no_grad():
-                indices = self.condition_tokenizer.encode(condition)  # (b h w)
+                indices = self.require_condition_tokenizer().encode(condition)  # (b h w)
         needed = self.condition_grid_size(grid_size)
         if indices.shape[1:] != needed:
             raise UserError(
@@ -423,6 +446,14 @@ class ImageGenerator(nn.Module):
 
     def _grid_size_of(self, grid_size: int | Sequence[int] | None) -> tuple[int, int]:
         return self.grid_size if grid_size is None else check_grid_size(grid_size)
+
+
+def _batch(rows: Tensor, start: int, count: int, size: int) -> Tensor:
+    """So many rows, the last one again until they are a batch of this size."""
+    batch = rows[start : start + count]
+    if count == size:
+        return batch
+    return torch.cat([batch, batch[-1:].expand(size - count, *batch.shape[1:])])
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from taming.errors import UserError
 from taming.generation.checks import check_first_image, check_tensor
-from taming.generation.generator import ImageGenerator
+from taming.generation.generator import BATCH_SIZE, ImageGenerator
 from taming.modes import evaluation_mode
 
 __all__ = ["BestSamples", "sample_best"]
@@ -40,7 +40,7 @@ def sample_best(
     num_candidates: int,
     *,
     seed: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     first_image: int = 0,
     progress: bool = False,
     **sampling: Any,
@@ -48,7 +48,7 @@ def sample_best(
     """Draws several candidates for each image and keeps the most probable of the asked-for class.
 
     Classifier-based rejection sampling (Razavi et al. 2019, "Generating Diverse High-Fidelity
-    Images with VQ-VAE-2", §3.4): better images, and fewer kinds of them, the more candidates.
+    Images with VQ-VAE-2", §3.3): better images, and fewer kinds of them, the more candidates.
 
     Candidate c of image number i is drawn as image number i + c · 2³²: its random stream is its
     own, whatever the batch; candidate 0 is the image that `generator.sample` draws; and more
@@ -63,7 +63,7 @@ def sample_best(
         condition: `(n,)` int64 class labels.
         num_candidates: drawn for each image.
         seed: as for `generator.sample`; None takes one from PyTorch's global random state.
-        batch_size: images drawn at once, which bounds the memory.
+        batch_size: images drawn at once, see `generator.sample_tokens`.
         first_image: number of the first image, to draw a long series in several calls.
         progress: show a progress bar, of candidates.
         sampling: `temperature`, `top_k` and what else `generator.sample` takes that is the same
@@ -79,6 +79,8 @@ def sample_best(
             "rejection sampling keeps what a classifier takes for the asked-for class, and this "
             "model was not trained on classes."
         )
+    if batch_size is None:
+        batch_size = min(num_images, BATCH_SIZE)
     if num_images < 1 or batch_size < 1 or num_candidates < 1:
         raise UserError(
             f"num_images is {num_images}, batch_size {batch_size} and num_candidates "

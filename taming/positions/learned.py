@@ -24,7 +24,9 @@ class LearnedPositions(nn.Module):
         """`(b n dim)` to the same, for the places `(n,)` int64 in the sequence.
 
         Raises:
-            ValueError: past the last place that was learned.
+            ValueError: past the last place that was learned, on a CPU. On a GPU, where to look at
+                the places would be to wait for them, and inside a compiled step it is an index
+                out of range.
         """
         end = places_end(places)
         if end > self.max_length:

@@ -58,8 +58,8 @@ class GPT(nn.Module):
     the whole sequence, prefix first, is called its place.
 
     Args:
-        codebook_size: number of image tokens there are, and of logits.
-        num_prefix_ids: number of prefix ids there are.
+        codebook_size: number of different image tokens, and of logits.
+        num_prefix_ids: number of different prefix ids.
         context_length: longest input, prefix and tokens together.
         num_layers: transformer blocks.
         num_heads: attention heads in each.
@@ -73,7 +73,7 @@ class GPT(nn.Module):
         zero_prefix_rotation: with `"rotary_2d"`, multiply queries and keys that have no row and
             column by 0, as LlamaGen does, in place of 1.
         bidirectional_prefix: the prefix attends to itself in both directions.
-        num_context_ids: number of context ids there are; 0 is a model without cross-attention.
+        num_context_ids: number of different context ids; 0 is a model without cross-attention.
         context_grid_size: (height, width) of the context, lined up like a prefix that is an image.
         norm: `"layer_norm"` or `"rms_norm"`.
         feed_forward: `"gelu"` or `"swiglu"`.
@@ -242,7 +242,7 @@ class GPT(nn.Module):
         Making the embeddings larger instead, by √d as Vaswani et al. 2017 do before their post-norm
         blocks, learns more slowly here: beside a large sum, what the pre-norm blocks add is small.
         """
-        num_branches = (3 if self.num_context_ids else 2) * max(len(self.blocks), 1)
+        num_branches = (3 if self.num_context_ids else 2) * len(self.blocks)
         branch_ends = ("attention.output", "feed_forward.contract")
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
@@ -293,8 +293,8 @@ class GPT(nn.Module):
         if offset + length > self.context_length:
             raise ValueError(
                 f"a sequence of {offset + length} (prefix and tokens) is longer than the context "
-                f"of this model, {self.context_length}: use fewer tokens or a model with a longer "
-                "context."
+                f"length of this model, {self.context_length}: use fewer tokens or a model with a "
+                "longer one."
             )
         embeddings = torch.cat(
             [self.prefix_embedding(prefix), self.token_embedding(tokens)], dim=1
@@ -323,7 +323,7 @@ class GPT(nn.Module):
         mask = torch.arange(cache.span, device=place.device) <= place  # (span)
         contexts = [layer.context for layer in cache.layers]
         x = self._through_blocks(
-            self.token_embedding(tokens), place, contexts, mask=mask[None], cache=cache, step=True
+            self.token_embedding(tokens), place, contexts, mask=mask[None], cache=cache, place=place
         )
         return self.head(x[:, -1])
 
@@ -335,7 +335,7 @@ class GPT(nn.Module):
         *,
         mask: Tensor | None,
         cache: KeyValueCache | None,
-        step: bool = False,
+        place: Tensor | None = None,
     ) -> Tensor:
         rotate: Rotation | None = None
         if isinstance(self.positions, RotaryPositions2D):
@@ -348,7 +348,7 @@ class GPT(nn.Module):
             settings: dict[str, Any] = {
                 "mask": mask,
                 "cache": None if cache is None else cache.layers[layer],
-                "place": places if step else None,
+                "place": place,
                 "rotate": rotate,
             }
             if self.checkpointing and self.training:

@@ -67,8 +67,8 @@ def evaluate_model(
     often as they are among the training images.
 
     Into `output_dir` go `metrics.json`; `report.md`, the same as tables; `grid.png`, samples by
-    class, each under what the classifier took it for, one grid for each guidance scale; and
-    `classifier/`, if it had to be trained.
+    class, each under its class and, where that is another, what the classifier took it for, one
+    grid for each guidance scale; and `classifier/`, if it had to be trained.
 
     Args:
         model: in evaluation mode, on the device to use.

@@ -8,6 +8,7 @@ from taming.errors import UserError
 from taming.evaluation import ImageClassifier, ReconstructionMetrics
 from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
+from taming.workflows.class_names import class_difference
 from taming.workflows.evaluation_settings import EvaluationSettings
 
 __all__ = ["check_classifier", "check_data", "check_pictures", "check_sampling"]
@@ -74,11 +75,10 @@ def _check_generator(
             f"{conditioning.num_classes}: give the data it was trained on."
         )
     names = conditioning.class_names
-    if names is not None and list(names) != list(data.class_names):
-        raise UserError(
-            f"the images' classes are {_list(data.class_names)}, and the generator's "
-            f"{_list(names)}: give the data it was trained on."
-        )
+    if names is not None:
+        difference = class_difference("the images'", data.class_names, "the generator's", names)
+        if difference is not None:
+            raise UserError(f"{difference}: give the data it was trained on.")
 
 
 def _check_conditions(
@@ -118,15 +118,19 @@ def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None
             f"the classifier takes images of {classifier.image_channels} channels, and the data's "
             f"have {data.channels}: classifier=null trains another."
         )
-    names = classifier.class_names
-    if classifier.num_classes != data.num_classes or (
-        names is not None and list(names) != list(data.class_names)
-    ):
-        known = _list(names) if names else f"{classifier.num_classes} without names"
-        raise UserError(
-            f"the classifier's classes are {known}, and the data's "
-            f"{_list(data.class_names) or 'none'}: classifier=null trains another."
+    if data.num_classes is None:
+        raise UserError("there is a classifier, and the data have no classes: leave it out.")
+    difference = None
+    if classifier.class_names is not None:
+        names = classifier.class_names
+        difference = class_difference("the classifier's", names, "the data's", data.class_names)
+    elif classifier.num_classes != data.num_classes:
+        difference = (
+            f"the classifier's classes are {classifier.num_classes}, and the data's "
+            f"{data.num_classes}"
         )
+    if difference is not None:
+        raise UserError(f"{difference}: classifier=null trains another.")
 
 
 def check_sampling(
@@ -140,8 +144,3 @@ def check_sampling(
         condition = torch.zeros(1, dtype=torch.int64)
     for scale in settings.guidance_scales:
         generator.sample(1, condition, **settings.sampling(scale))
-
-
-def _list(names: object) -> str:
-    assert isinstance(names, list | tuple)
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")

@@ -1,4 +1,4 @@
-"""An evaluation for people: tables, and samples under what a classifier took them for."""
+"""An evaluation for people: tables, and samples beside what a classifier took them for."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -70,12 +70,16 @@ class EvaluationSettings:
 
     def sampling(self, guidance_scale: float) -> dict[str, Any]:
         """The arguments of `ImageGenerator.sample` that are the same for all images."""
-        names = ("temperature", "top_k", "top_p", "guidance_schedule", "guidance_power", "seed")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "guidance_scale": guidance_scale,
-            "guidance_interval": tuple(self.guidance_interval),
-        }
+        names = (
+            "temperature",
+            "top_k",
+            "top_p",
+            "guidance_schedule",
+            "guidance_power",
+            "guidance_interval",
+            "seed",
+        )
+        return {**{name: getattr(self, name) for name in names}, "guidance_scale": guidance_scale}
 
     def plain(self) -> dict[str, Any]:
         """As metrics.json holds it."""

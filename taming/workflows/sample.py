@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
@@ -14,8 +13,6 @@ from tqdm import tqdm
 from taming.errors import UserError
 from taming.evaluation import to_uint8
 from taming.generation import ImageGenerator, sample_best
-from taming.sequence import to_tokens
-from taming.workflows.sample_classifier import check_classifier
 from taming.workflows.sample_inputs import SampleInputs, find_inputs
 from taming.workflows.sample_pictures import (
     MAX_GRID_IMAGES,
@@ -23,6 +20,7 @@ from taming.workflows.sample_pictures import (
     sample_grid,
     sample_palette,
 )
+from taming.workflows.sample_rejection import check_rejection
 from taming.workflows.sample_settings import SampleSettings
 
 __all__ = ["SampleReport", "sample_images"]
@@ -73,7 +71,7 @@ def sample_images(
         UserError: for settings the model cannot do, or if the files cannot be written.
     """
     if classifier is not None:
-        check_classifier(generator, settings, classifier)
+        check_rejection(generator, settings, classifier)
     elif settings.candidates not in (1, SampleSettings.candidates):
         raise UserError(
             f"rejection.candidates={settings.candidates}: of several candidates a classifier keeps "
@@ -92,8 +90,8 @@ def sample_images(
     except OSError as error:
         raise UserError(f"{output_dir} cannot be written: {error}.") from error
     drawn = _draw(generator, settings, inputs, classifier)
-    grid_size = settings.large_grid_size or generator.grid_size
-    report = SampleReport(inputs.notes() + settings.notes(grid_size, inputs.keep_rows))
+    notes = settings.notes(generator.grid_size, inputs.keep_rows)
+    report = SampleReport(inputs.notes() + notes)
     if drawn.probabilities:
         report.notes.append(
             f"of {settings.candidates} candidates for each image the one that the classifier finds "
@@ -129,10 +127,7 @@ def _draw(
     inputs: SampleInputs,
     classifier: Callable[[Tensor], Tensor] | None,
 ) -> _Drawn:
-    """Batch after batch. The bar counts images; in a single batch, tokens or candidates.
-
-    A compiled step is of one batch size: the last batch is then filled up, and the surplus dropped.
-    """
+    """Batch after batch. The bar counts images; in a single batch, tokens or candidates."""
     drawn = _Drawn()
     single = inputs.num_images <= settings.batch_size
     if settings.compile:
@@ -140,46 +135,37 @@ def _draw(
     with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
         for start in range(0, inputs.num_images, settings.batch_size):
             count = min(settings.batch_size, inputs.num_images - start)
-            size = settings.batch_size if settings.compile and not single else count
-            numbers = [number % inputs.num_images for number in range(start, start + size)]
+            numbers = range(start, start + count)
             condition = inputs.condition(numbers)
             arguments = {
                 **settings.sampling(),
-                "batch_size": size,
+                "batch_size": min(settings.batch_size, inputs.num_images),
                 "first_image": start,
                 "progress": single,
             }
             given = None
             if inputs.complete is not None:
                 given = inputs.complete.batch(numbers)
-                arguments["given_tokens"] = _first_tokens(generator, given, inputs.keep_rows)
+                arguments["given_tokens"] = generator.first_tokens(given, inputs.keep_rows)
             if classifier is None:
-                images = generator.sample(size, condition, **arguments)[:count]
+                images = generator.sample(count, condition, **arguments)
             else:
                 assert condition is not None
                 best = sample_best(
                     generator,
                     classifier,
-                    size,
+                    count,
                     condition,
                     settings.candidates,
                     **arguments,
                 )
-                images = best.images[:count]
-                drawn.probabilities += best.probabilities[:count].tolist()
+                images = best.images
+                drawn.probabilities += best.probabilities.tolist()
             drawn.samples.append(to_uint8(images, sample_palette(generator)))
             if start < MAX_GRID_IMAGES:
                 drawn.shown.append(beside(generator, condition, given, drawn.samples[-1]))
             bar.update(count)
     return drawn
-
-
-def _first_tokens(generator: ImageGenerator, images: Tensor, keep_rows: int) -> Tensor:
-    """`(b m)`: the first rows of images `(b c H W)`."""
-    assert generator.tokenizer is not None
-    with torch.no_grad():
-        indices = generator.tokenizer.encode(images.to(generator.device))  # (b h w)
-    return to_tokens(indices[:, :keep_rows])
 
 
 def _write(

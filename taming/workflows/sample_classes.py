@@ -6,11 +6,11 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from taming.errors import UserError
+from taming.workflows.class_names import listed
 
-__all__ = ["NO_CLASS", "chosen_labels", "folder_classes", "listed"]
+__all__ = ["NO_CLASS", "chosen_labels", "folder_classes"]
 
 NO_CLASS = "none"  # asks for no class, unless one has this name
-NAMES_SHOWN = 10
 
 
 def chosen_labels(
@@ -33,18 +33,12 @@ def chosen_labels(
     labels = [names.index(c) if isinstance(c, str) and c in names else c for c in chosen]
     for label in labels:
         if not isinstance(label, int) or not 0 <= label < num_classes:
-            known = f" ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})" if names else ""
+            known = f" ({listed(names)})" if names else ""
             raise UserError(
                 f"class {label!r} does not exist in this model: it has the labels 0 to "
                 f"{num_classes - 1}{known}."
             )
     return torch.tensor([int(labels[i % len(labels)]) for i in range(num_images)])
-
-
-def listed(labels: Sequence[int], class_names: Sequence[str]) -> str:
-    """The first of some classes for a message, by name if they have names."""
-    shown = [class_names[c] if class_names else str(c) for c in labels[:NAMES_SHOWN]]
-    return ", ".join([*shown, "…"] if len(labels) > NAMES_SHOWN else shown)
 
 
 def folder_classes(

@@ -21,9 +21,10 @@ from taming.data import (
     open_label_maps,
 )
 from taming.errors import UserError
-from taming.generation import ImageGenerator, check_guidance
+from taming.generation import ImageGenerator, check_guidance, check_keep_rows
 from taming.vqgan import VQGAN
-from taming.workflows.sample_classes import NO_CLASS, chosen_labels, folder_classes, listed
+from taming.workflows.class_names import listed
+from taming.workflows.sample_classes import NO_CLASS, chosen_labels, folder_classes
 from taming.workflows.sample_settings import GivenImages, SampleSettings
 
 __all__ = ["InputImages", "SampleInputs", "find_inputs"]
@@ -200,7 +201,9 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
     conditions = _conditions(generator, settings, (height, width))
     complete, keep_rows = None, 0
     if settings.complete.path is not None:
-        keep_rows = _keep_rows(settings.complete.keep_rows, height)
+        chosen = settings.complete.keep_rows
+        keep_rows = height // 2 if chosen is None else chosen
+        check_keep_rows(keep_rows, height, "complete.keep_rows")
         as_given = settings.complete.read_as(255, None)
         complete = InputImages(tokenizer, (height, width), as_given, group="complete")
     given = [images for images in (conditions, complete) if images is not None]
@@ -234,29 +237,13 @@ def _conditions(
             "this model makes images from condition images and was not trained to do without: give "
             "a folder, a .zip file or an image of them as conditions.path."
         )
-    if generator.condition_tokenizer is None:
-        raise UserError(
-            "this generator has no tokenizer for condition images: save it with the one it was "
-            "trained with."
-        )
     assert isinstance(conditioning, ImageCondition)
     return InputImages(
-        generator.condition_tokenizer,
+        generator.require_condition_tokenizer(),
         generator.condition_grid_size(grid_size),
         given.read_as(conditioning.unlabelled, conditioning.unlabelled_class),
         group="conditions",
     )
-
-
-def _keep_rows(keep_rows: int | None, height: int) -> int:
-    if keep_rows is None:
-        keep_rows = height // 2
-    if not 0 < keep_rows < height:
-        raise UserError(
-            f"complete.keep_rows={keep_rows}: an image is {height} rows of codes, so keep 1 to "
-            f"{height - 1} of them."
-        )
-    return keep_rows
 
 
 def _check_pairs(conditions: InputImages, complete: InputImages, num_images: int) -> None:
@@ -309,7 +296,8 @@ def _labels(
             note = "no folder of the images to complete is named like a class: "
             if conditioning.can_do_without:
                 return None, note + "none is asked for. `classes` can say what they show."
-            note += f"of the classes {listed(range(min(num_images, num_classes)), names)} in turn. "
+            taken = range(min(num_images, num_classes))
+            note += f"of the classes {listed([names[c] if names else c for c in taken])} in turn. "
             note += "Say with `classes` what they show."
     if chosen is None:
         chosen = range(num_classes)

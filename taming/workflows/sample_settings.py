@@ -137,14 +137,14 @@ class SampleSettings:
         interval = self.guidance_interval
         return Guidance(self.guidance_scale, self.guidance_schedule, self.guidance_power, interval)
 
-    def notes(self, grid_size: tuple[int, int], keep_rows: int = 0) -> list[str]:
+    def notes(self, trained: tuple[int, int], keep_rows: int = 0) -> list[str]:
         """What is given and has no effect, a sentence each.
 
         Args:
-            grid_size: (height, width) of the images, in codes.
+            trained: `grid_size` of the model.
             keep_rows: rows of codes that are given.
         """
-        height, width = grid_size
+        height, width = self.large_grid_size or trained
         notes = self.guidance.notes(height * width, keep_rows * width)
         given = [
             name
@@ -154,7 +154,7 @@ class SampleSettings:
         if self.greedy and given:
             why = "greedy=true takes the most probable token each time"
             notes.append(f"no effect of {' and '.join(given)}: {why}.")
-        if self.stride is not None and self.grid_size is None:
+        if self.stride is not None and (height, width) == trained:
             notes.append("no effect of stride: it is of the window of a larger grid_size.")
         return notes
 

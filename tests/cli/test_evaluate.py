@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from taming.conditioning import (
     Unconditional,
 )
 from taming.data import sets
-from taming.evaluation import load_classifier
+from taming.evaluation import ImageClassifier, load_classifier
 from taming.generation import ImageGenerator
 from taming.sequence import to_tokens
 from taming.transformer import GPT
@@ -305,4 +306,26 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     )
     fails_before_writing(evaluate(checkpoint, "classifier_training.num_levels=9"), "9 levels")
     (images / "dogs").rename(images / "wolves")
-    fails_before_writing(evaluate(checkpoint), "cats, wolves", "cats, dogs")
+    fails_before_writing(evaluate(checkpoint), "class 1 is 'wolves', and the generator's 'dogs'")
+
+
+def test_a_classifier_of_other_classes(evaluate: Run, vqgan_run: Path, images: Path) -> None:
+    untrained(vqgan_run, Unconditional())
+    sizes: dict[str, Any] = {"image_channels": 3, "resolution": 16, "base_channels": 4}
+    arguments = ("checkpoint=generator", "classifier=other")
+    ImageClassifier(num_classes=2, **sizes, class_names=["cats", "owls"]).save_pretrained("other")
+    fails_before_writing(
+        evaluate(*arguments),
+        "the classifier's class 1 is 'owls', and the data's 'dogs': classifier=null trains",
+    )
+    fails_before_writing(evaluate(*arguments, "data.labels=none"), "the data have no classes")
+    ImageClassifier(num_classes=3, **sizes).save_pretrained("other")
+    fails_before_writing(evaluate(*arguments), "the classifier's classes are 3, and the data's 2")
+
+
+def test_a_generator_without_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
+    generator = untrained(vqgan_run, Unconditional())
+    generator.tokenizer = None
+    shutil.rmtree("generator")
+    generator.save_pretrained("generator")
+    fails_before_writing(evaluate("checkpoint=generator"), "this generator has no tokenizer")

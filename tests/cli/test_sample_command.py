@@ -214,7 +214,7 @@ def test_rejection(run: Run, of_classes: ImageGenerator, tmp_path: Path) -> None
         ("nowhere", "nowhere does not exist"),
         ("of_classes", "classifier"),
         ("{_target_: pathlib.Path}", "rejection.classifier must be a directory"),
-        ("other", "knows the classes dogs, cats, and this model has cats, dogs"),
+        ("other", "its class 0 is 'dogs', and this model's 'cats'"),
     ],
 )
 def test_what_is_no_classifier_of_the_model(

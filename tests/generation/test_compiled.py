@@ -55,6 +55,23 @@ def test_one_compilation_is_enough_for_all_windows(
     assert counter.frame_count == 1
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
+    model: ImageGenerator, counter: CompileCounter, dropout: float
+) -> None:
+    model.conditioning = ClassLabel(3, dropout)
+    settings: dict[str, Any] = {"seed": 1, "given_tokens": torch.arange(5)[:, None]}
+    if dropout > 0:
+        settings["guidance_scale"] = 2.0
+    labels = torch.arange(5) % 3
+    eager = model.sample_tokens(5, labels, **settings)
+    for _ in range(2):
+        drawn = model.sample_tokens(5, labels, **settings, batch_size=3, compile=True)
+        assert torch.equal(drawn, eager)
+    assert counter.frame_count == 1
+
+
 def test_steps_fit_their_own_kind_of_batch_alone(
     model: ImageGenerator, counter: CompileCounter
 ) -> None:

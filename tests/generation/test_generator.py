@@ -26,6 +26,9 @@ class FakeTokenizer(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(0.5))
 
+    def grid_size_for(self, resolution: torch.Size) -> tuple[int, int]:
+        return resolution[0] // 2, resolution[1] // 2
+
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
         assert not self.training
         grey = (indices * self.scale - 2.0)[:, None].expand(-1, 3, -1, -1)
@@ -149,6 +152,17 @@ def test_given_tokens_begin_the_image() -> None:
     assert torch.equal(model.sample_tokens(4, LABELS[:4], seed=3, given_tokens=given)[:, :4], given)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_tokens_may_be_of_any_integers(dtype: torch.dtype) -> None:
+    """Such as a token cache holds."""
+    model = make(tokenizer=FakeTokenizer())
+    tokens = model.sample_tokens(2, LABELS[:2], seed=3)
+    narrow = tokens.to(dtype)
+    assert torch.equal(model.logits(narrow, LABELS[:2]), model.logits(tokens, LABELS[:2]))
+    assert torch.equal(model.decode(narrow), model.decode(tokens))
+    assert torch.equal(model.sample_tokens(2, LABELS[:2], given_tokens=narrow), tokens)
+
+
 def test_sampling_is_in_evaluation_mode_and_leaves_the_mode_alone() -> None:
     model = make(tokenizer=FakeTokenizer())
     tokens = model.sample_tokens(4, LABELS[:4], seed=3)
@@ -195,7 +209,7 @@ def test_what_cannot_be_asked_for() -> None:
         model.sample_tokens(2, torch.tensor([0]))
     with pytest.raises(UserError, match="trained without conditions"):
         make(Unconditional()).sample_tokens(1, torch.tensor([0]))
-    with pytest.raises(UserError, match="without label dropout"):
+    with pytest.raises(UserError, match="without condition_dropout"):
         make(ClassLabel(3)).sample_tokens(1)
     with pytest.raises(UserError, match=r"shape \(1, 7\).*at most 6"):
         model.sample_tokens(1, given_tokens=torch.zeros(1, 7, dtype=torch.int64))
@@ -203,6 +217,8 @@ def test_what_cannot_be_asked_for() -> None:
         model.sample_tokens(1, given_tokens=torch.zeros(2, 1, dtype=torch.int64))
     with pytest.raises(UserError, match="tokens are 0 to 8, and the codes of this model 0 to 7"):
         model.logits(torch.tensor([[0, 8]]))
+    with pytest.raises(UserError, match="tokens are 0 to 8, and the codes"):
+        make(tokenizer=FakeTokenizer()).decode(torch.tensor([[0, 8, 0, 0, 0, 0]]))
     with pytest.raises(UserError, match="num_images is 0"):
         model.sample_tokens(0)
     with pytest.raises(UserError, match="temperature is 0"):
@@ -218,7 +234,7 @@ def test_parts_that_do_not_fit() -> None:
         ImageGenerator(None, transformer, Unconditional(), (2, 3))
     with pytest.raises(UserError, match="tokenizer has 8 codes and the transformer 16"):
         make(tokenizer=FakeTokenizer(), codebook_size=16)
-    with pytest.raises(UserError, match=r"grid of 4 × 4 codes needs a context of 16, .* is 6"):
+    with pytest.raises(UserError, match=r"4 × 4 codes needs a context length of 16, .* is 6"):
         make(grid_size=4)
 
 
@@ -245,11 +261,9 @@ def test_completion_keeps_rows_and_encodes_a_batch_at_a_time() -> None:
 
 def test_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "VQGAN", FakeTokenizer)
-    model = make(tokenizer=FakeTokenizer())
+    named = ClassLabel(3, dropout=0.1, class_names=["cat", "dog", "owl"])
+    model = make(named, tokenizer=FakeTokenizer())
     model.tokenizer.scale.data.fill_(0.25)
-    model = ImageGenerator(
-        model.tokenizer, model.transformer, model.conditioning, (2, 3), ["cat", "dog", "owl"]
-    )
     model.save_pretrained(tmp_path / "generator")
     config = json.loads((tmp_path / "generator" / "config.json").read_text())
     assert config["kind"] == "generator" and config["grid_size"] == [2, 3]

@@ -89,7 +89,7 @@ def test_token_logits_are_aligned() -> None:
 def test_the_context_ends_with_a_clear_message() -> None:
     model = tiny()
     prefix, tokens = inputs(num_tokens=9)
-    with pytest.raises(ValueError, match=r"sequence of 11 .* context of this model, 10"):
+    with pytest.raises(ValueError, match=r"sequence of 11 .* context length of this model, 10"):
         model(prefix, tokens)
     cache = KeyValueCache(2, 20)
     model(prefix, tokens[:, :8], cache)

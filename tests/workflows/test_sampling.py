@@ -144,7 +144,7 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
     )
     report = sample_images(model, settings, tmp_path / "out")
     conditions = one_hot_of(maps, [0, 1, 2, 0, 1])
-    expected = to_uint8(model.sample(5, conditions, seed=3))
+    expected = to_uint8(model.sample(5, conditions, seed=3, batch_size=2))
     assert len(np.unique(expected.reshape(5, -1), axis=0)) == 5
     arrays = written(tmp_path / "out")
     assert list(arrays) == ["arr_0"]
@@ -228,7 +228,7 @@ def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
     settings = SampleSettings(complete=ImagesToComplete(photos), num_images=3, batch_size=2)
     report = sample_images(model, settings, tmp_path / "out")
     images = as_images(photos, [0, 1, 0])
-    expected = to_uint8(model.complete(images, 1, seed=0))  # one of two rows: half
+    expected = to_uint8(model.complete(images, 1, seed=0, batch_size=2))  # one of two rows: half
     samples = written(tmp_path / "out")["arr_0"]
     assert np.array_equal(samples, expected)
     assert not np.array_equal(samples, to_uint8(model.sample(3, seed=0)))
@@ -312,6 +312,7 @@ def test_no_class_by_its_word_unless_that_is_a_class(none: Any, tmp_path: Path) 
         ({"guidance_scale": 3, "guidance_interval": [0.0, 0.51]}, None),
         ({"greedy": True, "top_k": 3, "seed": 1}, "top_k and seed: greedy=true takes the most pro"),
         ({"stride": 1}, "stride: it is of the window"),
+        ({"stride": 1, "grid_size": GRID}, "stride: it is of the window"),
         ({"greedy": True, "stride": 1, "grid_size": 4}, None),
         ({"guidance_interval": [0.0, 1.0]}, None),
         ({"guidance_power": 2, "guidance_scale": 3, "guidance_schedule": "power_cosine"}, None),
@@ -528,8 +529,8 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("free", {"conditions": {"path": "maps"}}, "was not trained on condition images"),
         ("free", {"conditions": {"subfolder": "a"}}, "conditions.subfolder is of images"),
         ("free", {"complete": {"keep_rows": 1}}, "complete.keep_rows is of images"),
-        ("free", {"complete": {"path": "photos", "keep_rows": 2}}, "keep_rows=2.*1 to 1"),
-        ("free", {"complete": {"path": "photos", "keep_rows": 0}}, "keep_rows=0"),
+        ("free", {"complete": {"path": "photos", "keep_rows": 2}}, "keep_rows is 2.* 1 to 1"),
+        ("free", {"complete": {"path": "photos", "keep_rows": 0}}, "keep_rows is 0"),
         ("free", {"grid_size": [1, 3]}, "smaller than"),
         ("free", {"grid_size": [2, 3, 4]}, "grid_size is .*height, width"),
         ("free", {"grid_size": [4, 6], "stride": 4}, "stride is 4 and must be 1 to 3"),
@@ -539,7 +540,7 @@ def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) 
         ("free", {"top_k": 0}, "top_k is 0"),
         ("free", {"top_p": 1.5}, "top_p is 1.5"),
         ("free", {"seed": -1}, "seed is -1"),
-        ("free", {"guidance_scale": 2.0}, "strengthens a condition, and there is none"),
+        ("free", {"guidance_scale": 2.0}, "was trained without conditions: leave guidance"),
         ("classes", {"guidance_schedule": "steep"}, "guidance_schedule is 'steep'"),
         ("classes", {"guidance_power": 0}, "guidance_power is 0"),
         ("classes", {"guidance_interval": [0.5, 0.5]}, "guidance_interval is"),

@@ -1,4 +1,4 @@
-"""Whether a classifier can choose among candidates."""
+"""What can be wrong with rejection sampling, found before anything takes time."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.modes import evaluation_mode
+from taming.workflows.class_names import class_difference
 from taming.workflows.sample_settings import SampleSettings
 
-__all__ = ["check_classifier"]
+__all__ = ["check_rejection"]
 
 
-def check_classifier(
+def check_rejection(
     generator: ImageGenerator,
     settings: SampleSettings,
     classifier: Callable[[Tensor], Tensor],
@@ -40,11 +41,10 @@ def check_classifier(
         )
     names = getattr(classifier, "class_names", None)
     known = conditioning.class_names
-    if names is not None and known is not None and list(names) != list(known):
-        raise UserError(
-            f"rejection.classifier knows the classes {', '.join(names[:10])}, and this model has "
-            f"{', '.join(known[:10])}: they must be the same, in the same order."
-        )
+    if names is not None and known is not None:
+        difference = class_difference("rejection.classifier: its", names, "this model's", known)
+        if difference is not None:
+            raise UserError(f"{difference}: they must be the same, in the same order.")
     tokenizer = generator.require_tokenizer()
     rows, columns = settings.large_grid_size or generator.grid_size
     height, width = rows * tokenizer.downsample_factor, columns * tokenizer.downsample_factor
