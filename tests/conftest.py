@@ -1,6 +1,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: cores thrash otherwise
+os.environ.pop("TQDM_DISABLE", None)  # before tqdm is
 
 from pathlib import Path
 
@@ -8,6 +9,15 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+for variable in [name for name in os.environ if name.startswith("WANDB_")]:
+    del os.environ[variable]
+
+
+@pytest.fixture(autouse=True)
+def begin_alike() -> None:
+    """Random numbers do not depend on the tests before, nor products on a training's precision."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture

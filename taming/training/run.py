@@ -238,7 +238,8 @@ def train(
         callbacks=[Progress(show), checkpoints, StopTraining(max_time), begin],
     )
     module.trackers = trackers if trainer.is_global_zero else []
-    torch.set_float32_matmul_precision("high")
+    if config.device_kind() == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
     interrupted = False
     try:
         with warnings.catch_warnings():

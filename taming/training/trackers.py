@@ -153,7 +153,7 @@ class WandbTracker:
                 dir=run_dir.resolve(),  # its service process may be in another directory
                 config=dict(settings),
                 settings=wandb.Settings(
-                    console="off", silent=True, init_timeout=30, finish_timeout=60
+                    console="off", silent=True, init_timeout=120, finish_timeout=60
                 ),
             )
             id_file.write_text(run_id + "\n")

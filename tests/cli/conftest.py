@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
@@ -39,6 +40,8 @@ FOLDER_OVERRIDES = ("data.resolution=16", "data.val_fraction=0.25", "data.crop_s
 def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:
     """Runs a command; its exit status."""
     patch.setenv("WANDB_MODE", "offline")
+    patch.setattr(torch.cuda, "is_available", lambda: False)  # results are compared with a CPU's
+    patch.setattr(torch.cuda, "device_count", lambda: 0)
     patch.setattr(sys, "argv", [f"{name}.py", *overrides])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as ended:

@@ -5,16 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_commands import TINY_VQGAN, Run
 
+PATIENCE = 600  # seconds
 ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.save_every=5")
 
 
-def start(run_dir: Path, overrides: tuple[str, ...]) -> subprocess.Popen[str]:
+@contextmanager
+def started(run_dir: Path, overrides: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
+    """A training that has a checkpoint; killed in the end, if it has not ended by itself."""
     keep = [o for o in TINY_VQGAN if "max_steps" not in o and "val_every" not in o]
     command = "from taming.cli.train_vqgan import main; main()"
     arguments = [*overrides, *keep, *ENDLESS, "perceptual=none", f"run_dir={run_dir}"]
@@ -24,12 +29,16 @@ def start(run_dir: Path, overrides: tuple[str, ...]) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
-    while not (run_dir / "checkpoints" / "last.ckpt").exists():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "no checkpoint in two minutes"
-        time.sleep(0.1)
-    return process
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (run_dir / "checkpoints" / "last.ckpt").exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "no checkpoint in ten minutes"
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def step_of(run_dir: Path) -> int:
@@ -41,18 +50,17 @@ def test_interrupted_and_killed_runs_go_on(
     run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    process = start(run_dir, folder_overrides)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    with started(run_dir, folder_overrides) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130, err
     assert f"resume={run_dir}" in out
     assert (run_dir / "model" / "config.json").is_file()
     interrupted_at = step_of(run_dir)
 
     killed_dir = tmp_path / "killed"
-    process = start(killed_dir, folder_overrides)
-    process.kill()
-    process.communicate()
+    with started(killed_dir, folder_overrides):
+        pass
     killed_at = step_of(killed_dir)
     assert killed_at % 5 == 0
 

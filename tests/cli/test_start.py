@@ -28,9 +28,10 @@ def test_without_heavy_imports(
 ) -> None:
     for package in ("torch", "lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text("raise RuntimeError('imported too early')")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     outcome = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", *overrides],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{SCRIPTS.parent}"},
+        env={**environment, "PYTHONPATH": f"{tmp_path}:{SCRIPTS.parent}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

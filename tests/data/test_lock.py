@@ -1,3 +1,4 @@
+import errno
 import logging
 import sys
 import threading
@@ -63,7 +64,7 @@ def test_a_disk_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(*args: object) -> None:
-        raise OSError(37, "No locks available")
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     with exclusive(tmp_path / "a.lock", "the thing"):

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -472,7 +473,8 @@ def test_max_time_ends_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from taming.training import callbacks
 
     module, data = stage("transformer", accumulate=2)
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: 10.0 * module.step)
+    seconds = SimpleNamespace(monotonic=lambda: 10.0 * module.step)
+    monkeypatch.setattr(callbacks, "time", seconds)
     config = config_for("transformer", accumulate=2, max_time="25s")
     result, _ = run_training(tmp_path, module, data, config)
     assert (result.step, result.interrupted) == (3, False)
