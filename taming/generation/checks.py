@@ -90,6 +90,7 @@ def check_first_image(first_image: int) -> None:
 
 def check_tokens(tokens: Tensor, codebook_size: int) -> Tensor:
     """Tokens of any shape as int64; raises a `UserError` unless they are codes of the model."""
+    check_tensor(tokens, "tokens")
     if tokens.numel() and tokens.is_floating_point():
         raise UserError(f"tokens are whole numbers, and these are {tokens.dtype}: give int64.")
     tokens = tokens.to(torch.int64)

@@ -36,7 +36,7 @@ def decode_tokens(
         given_tokens: `(b m)` first tokens, m at most `num_tokens`.
         num_tokens: n.
         choose: how a token is taken from its logits.
-        on_step: called after each new token of each sequence, for a progress bar.
+        on_step: called after each step, which gives every sequence a token; for a progress bar.
         compiled: takes the steps after the prefill; made for these shapes and this way to choose.
 
     Returns:
@@ -66,9 +66,8 @@ def decode_tokens(
     no_prefix = prompt.prefix[:, :0]
 
     def eager_step(latest: Tensor, place: int) -> Tensor:
-        logits = transformer(no_prefix, latest.repeat(choose.num_sequences, 1), cache)[
-            :, -1
-        ]  # (b v)
+        sequences = latest.repeat(choose.num_sequences, 1)
+        logits = transformer(no_prefix, sequences, cache)[:, -1]  # (b v)
         return choose(logits, places[place : place + 1])
 
     step = eager_step if compiled is None else compiled.step

@@ -38,7 +38,7 @@ def draw_tokens(
         runs: of `plan_windows`, after m given tokens.
         grid_size: (height, width) of the grid.
         window: (height, width) of the window, the grid that the transformer was trained on.
-        on_step: called after each new token of each image.
+        on_step: called after each step, which gives every image a token.
         compiled: from a choice and a prompt to compiled steps.
 
     Returns:

@@ -106,6 +106,9 @@ class ImageGenerator(nn.Module):
 
         Returns:
             `(b n v)` on the model's device, with gradients where they are enabled.
+
+        Raises:
+            UserError: if tokens or condition are none of the model's.
         """
         tokens = check_tokens(tokens, self.transformer.codebook_size)
         check_condition(condition, self.conditioning, len(tokens))
@@ -159,8 +162,8 @@ class ImageGenerator(nn.Module):
                 drawn through a sliding window of the trained size; None for that size.
             stride: of the window, see `taming.generation.plan_windows`.
             compile: compile the step: slow to start, then faster; the same tokens up to rounding.
-                It is for batches of one size, so that a smaller one is filled up.
-            batch_size: images drawn at once, which bounds the memory; None: all, at most 64.
+            batch_size: images drawn at once, which bounds the memory; None: all, at most 64. Where
+                the step is compiled, for batches of this size, a smaller one is filled up.
             first_image: number of the first image, to draw a long series in several calls.
             progress: show a progress bar.
 
@@ -171,7 +174,7 @@ class ImageGenerator(nn.Module):
             UserError: if an argument is out of range or not what the model was trained for.
         """
         if batch_size is None:
-            batch_size = min(num_images, BATCH_SIZE)
+            batch_size = min(max(num_images, 1), BATCH_SIZE)
         if num_images < 1 or batch_size < 1:
             raise UserError(
                 f"num_images is {num_images} and batch_size {batch_size}: both must be at least 1."
@@ -287,6 +290,9 @@ class ImageGenerator(nn.Module):
 
         Returns:
             `(b c H W)` in [-1, 1]; of a tokenizer of label maps logits of the classes.
+
+        Raises:
+            UserError: if there is no tokenizer, or the tokens are none of its codes.
         """
         return self._decode(check_tokens(tokens, self.transformer.codebook_size), grid_size)
 

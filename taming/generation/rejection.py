@@ -80,7 +80,7 @@ def sample_best(
             "model was not trained on classes."
         )
     if batch_size is None:
-        batch_size = min(num_images, BATCH_SIZE)
+        batch_size = min(max(num_images, 1), BATCH_SIZE)
     if num_images < 1 or batch_size < 1 or num_candidates < 1:
         raise UserError(
             f"num_images is {num_images}, batch_size {batch_size} and num_candidates "

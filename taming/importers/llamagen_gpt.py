@@ -144,7 +144,9 @@ def _arguments(config: Mapping[str, Any], weights: ForeignWeights, where: str) -
     arguments |= config
     for name in COUNTS:
         integer(name, arguments[name], 1)
-    number("class_dropout_prob", arguments["class_dropout_prob"])
+    dropped = number("class_dropout_prob", arguments["class_dropout_prob"])
+    if not 0 <= dropped < 1:
+        raise UserError(f"class_dropout_prob is {dropped}: it must be at least 0 and less than 1.")
     if arguments["ffn_dim_multiplier"] is not None:
         number("ffn_dim_multiplier", arguments["ffn_dim_multiplier"])
     if arguments["model_type"] != "c2i" or weights.names("cls_embedding.cap_proj."):

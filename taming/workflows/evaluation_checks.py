@@ -8,7 +8,7 @@ from taming.errors import UserError
 from taming.evaluation import ImageClassifier, ReconstructionMetrics
 from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
-from taming.workflows.class_names import class_difference
+from taming.workflows.class_names import class_difference, count_difference
 from taming.workflows.evaluation_settings import EvaluationSettings
 
 __all__ = ["check_classifier", "check_data", "check_pictures", "check_sampling"]
@@ -119,16 +119,14 @@ def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None
             f"have {data.channels}: classifier=null trains another."
         )
     if data.num_classes is None:
-        raise UserError("there is a classifier, and the data have no classes: leave it out.")
-    difference = None
-    if classifier.class_names is not None:
-        names = classifier.class_names
-        difference = class_difference("the classifier's", names, "the data's", data.class_names)
-    elif classifier.num_classes != data.num_classes:
-        difference = (
-            f"the classifier's classes are {classifier.num_classes}, and the data's "
-            f"{data.num_classes}"
-        )
+        raise UserError("classifier= is of classes, and the data have no classes: leave it out.")
+    sides = "the classifier's", "the data's"
+    names = classifier.class_names
+    if names is None:
+        counts = classifier.num_classes, data.num_classes
+        difference = count_difference(sides[0], counts[0], sides[1], counts[1])
+    else:
+        difference = class_difference(sides[0], names, sides[1], data.class_names)
     if difference is not None:
         raise UserError(f"{difference}: classifier=null trains another.")
 

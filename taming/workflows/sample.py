@@ -139,6 +139,7 @@ def _draw(
             condition = inputs.condition(numbers)
             arguments = {
                 **settings.sampling(),
+                # not `count`: a compiled step is for batches of one size
                 "batch_size": min(settings.batch_size, inputs.num_images),
                 "first_image": start,
                 "progress": single,

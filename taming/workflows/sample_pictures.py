@@ -20,12 +20,12 @@ def beside(
     generator: ImageGenerator, condition: Tensor | None, given: Tensor | None, samples: np.ndarray
 ) -> np.ndarray:
     """What each sample was made from and the sample, `(b k H W 3)`, for b samples `(b H W 3)`."""
-    columns, count = [samples], len(samples)
+    columns = [samples]
     if given is not None:
-        columns.insert(0, to_uint8(given[:count], sample_palette(generator)))
+        columns.insert(0, to_uint8(given, sample_palette(generator)))
     if condition is not None and condition.ndim == 4:
         # nearest: the pixels of label maps are not mixed
-        shown = F.interpolate(condition[:count], samples.shape[1:3], mode="nearest-exact")
+        shown = F.interpolate(condition, samples.shape[1:3], mode="nearest-exact")
         columns.insert(0, to_uint8(shown, _condition_palette(generator)))
     return np.stack(columns, 1)
 

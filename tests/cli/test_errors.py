@@ -1,7 +1,6 @@
 """Bad input: one clear message, before any long work."""
 
 import errno
-import os
 import subprocess
 import sys
 from itertools import count
@@ -10,7 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, write_images
+from tiny_commands import (
+    TINY_TRANSFORMER,
+    TINY_VQGAN,
+    Run,
+    fails,
+    without_python_settings,
+    write_images,
+)
 
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16")
 
@@ -157,8 +163,7 @@ def test_perceptual_weights_missing(
     fails(outcome, "none.pth", "does not exist")
 
 
-def test_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_no_gpu(run: Run) -> None:
     fails(run("train_vqgan", "data.path=nowhere", *TRAIN, "trainer=gpu"), "no CUDA GPU")
     outcome = run("train_transformer", "data.path=x", "vqgan=x", "trainer=ddp")
     fails(outcome, "no CUDA GPU", "trainer=cpu")
@@ -279,7 +284,7 @@ def test_another_package_of_the_same_name(tmp_path: Path) -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
     outcome = subprocess.run(
         [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**without_python_settings(), "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

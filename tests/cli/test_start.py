@@ -1,12 +1,11 @@
 """Mistakes in the command line are told before PyTorch is imported."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_commands import Run
+from tiny_commands import Run, without_python_settings
 
 from taming.cli.mistakes import check_command_line
 from taming.cli.start import start
@@ -28,10 +27,9 @@ def test_without_heavy_imports(
 ) -> None:
     for package in ("torch", "lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text("raise RuntimeError('imported too early')")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     outcome = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", *overrides],
-        env={**environment, "PYTHONPATH": f"{tmp_path}:{SCRIPTS.parent}"},
+        env={**without_python_settings(), "PYTHONPATH": f"{tmp_path}:{SCRIPTS.parent}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,5 +1,6 @@
 """What the tests of the commands share: small settings, small images."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,11 @@ def fails_before_writing(outcome: Outcome, *parts: str) -> None:
     """As `fails`, and nothing was written to `out`."""
     fails(outcome, *parts)
     assert not Path("out").exists()
+
+
+def without_python_settings() -> dict[str, str]:
+    """The environment without what changes how Python starts or what it prints."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> None:

@@ -217,9 +217,11 @@ def test_what_cannot_be_asked_for() -> None:
         model.sample_tokens(1, given_tokens=torch.zeros(2, 1, dtype=torch.int64))
     with pytest.raises(UserError, match="tokens are 0 to 8, and the codes of this model 0 to 7"):
         model.logits(torch.tensor([[0, 8]]))
+    with pytest.raises(UserError, match=r"tokens is \[\[1\]\] and must be a tensor"):
+        model.logits([[1]])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="tokens are 0 to 8, and the codes"):
         make(tokenizer=FakeTokenizer()).decode(torch.tensor([[0, 8, 0, 0, 0, 0]]))
-    with pytest.raises(UserError, match="num_images is 0"):
+    with pytest.raises(UserError, match="num_images is 0 and batch_size 1"):
         model.sample_tokens(0)
     with pytest.raises(UserError, match="temperature is 0"):
         model.sample_tokens(1, temperature=0)

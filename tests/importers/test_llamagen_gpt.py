@@ -224,7 +224,7 @@ def test_the_arguments_of_their_scripts() -> None:
         ({"num_classes": 0}, "num_classes is 0, and must be an int"),
         ({"n_head": 5}, "cannot be split into 5|multiple of"),
         ({"resid_dropout_p": "much"}, "describes no model"),
-        ({"class_dropout_prob": 2}, "condition_dropout is 2"),
+        ({"class_dropout_prob": 2}, "class_dropout_prob is 2"),
         ({"class_dropout_prob": None}, "class_dropout_prob is None, and must be a number"),
         ({"class_dropout_prob": "0.1"}, "class_dropout_prob is '0.1', and must be a number"),
         ({"ffn_dim_multiplier": "x"}, "ffn_dim_multiplier is 'x', and must be a number"),

@@ -79,7 +79,7 @@ def test_the_projection_is_not_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_float32_matmul_precision()
     monkeypatch.setattr(F, "linear", watched)
     try:
-        torch.set_float32_matmul_precision("high")  # as training does
+        torch.set_float32_matmul_precision("high")  # as training on a GPU does
         make()(latents())
         assert seen == ["highest"]
     finally:

@@ -134,7 +134,7 @@ def test_the_search_is_not_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_float32_matmul_precision()
     monkeypatch.setattr(torch, "addmm", watched)
     try:
-        torch.set_float32_matmul_precision("high")  # as training does
+        torch.set_float32_matmul_precision("high")  # as training on a GPU does
         make()(latents())
         assert seen == ["highest"]
         assert torch.get_float32_matmul_precision() == "high"

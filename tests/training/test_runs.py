@@ -469,6 +469,12 @@ def test_a_schedulers_request_ends_the_run_too(tmp_path: Path) -> None:
     assert (result.step, result.interrupted) == (2, True)
 
 
+def test_on_a_cpu_products_stay_exact(tmp_path: Path) -> None:
+    module, data = stage("transformer", max_steps=1)
+    run_training(tmp_path, module, data, config_for("transformer", max_steps=1))
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_max_time_ends_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from taming.training import callbacks
 

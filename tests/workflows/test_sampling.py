@@ -483,7 +483,7 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     assert ["the first batch waits" in record.message for record in caplog.records] == [True]
 
 
-def test_what_fills_the_last_batch_is_of_the_images_asked_for(photos: Path, tmp_path: Path) -> None:
+def test_a_smaller_last_batch_reads_no_further_image(photos: Path, tmp_path: Path) -> None:
     shutil.copy(photos / "photo0.png", photos / "photo2.png")
     (photos / "z.png").write_bytes(b"broken, and none of the first three")
     settings: dict[str, Any] = {
