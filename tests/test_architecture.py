@@ -14,7 +14,7 @@ STEPS = (
     {"attention", "positions", "serialization"},
     {"autoencoder", "quantizers", "discriminators", "losses"},
     {"vqgan", "transformer", "conditioning", "sequence"},
-    {"generation", "importers", "evaluation"},
+    {"generation", "importers", "evaluation", "pictures"},
     {"training", "workflows"},
     {"cli"},
 )

@@ -9,14 +9,6 @@ from taming.evaluation.frechet import FrechetDistance, frechet_distance
 from taming.evaluation.label_maps import LabelMapMetrics
 from taming.evaluation.likelihood import TokenLikelihood
 from taming.evaluation.perceptual import LPIPSMetric
-from taming.evaluation.pictures import (
-    as_palette,
-    condition_grid,
-    image_grid,
-    pixel_grid,
-    reconstruction_grid,
-    to_uint8,
-)
 from taming.evaluation.reconstruction import ReconstructionMetrics
 
 __all__ = [
@@ -30,12 +22,6 @@ __all__ = [
     "LabelMapMetrics",
     "ReconstructionMetrics",
     "TokenLikelihood",
-    "as_palette",
-    "condition_grid",
     "frechet_distance",
-    "image_grid",
     "load_classifier",
-    "pixel_grid",
-    "reconstruction_grid",
-    "to_uint8",
 ]

@@ -8,8 +8,8 @@ from torch import nn
 from torchmetrics import Metric
 
 from taming.errors import UserError
-from taming.evaluation import as_palette, reconstruction_grid
 from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
+from taming.pictures import as_palette, reconstruction_grid
 from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary

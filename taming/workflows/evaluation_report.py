@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
-from taming.evaluation import image_grid, to_uint8
+from taming.pictures import framed, pixel_grid, to_uint8
 
 __all__ = ["Verdicts", "report_text"]
 
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
-FRAME, GOOD, BAD = 1, (60, 170, 90), (220, 50, 40)  # pixels of a sample; colours
+GOOD, BAD = (60, 170, 90), (220, 50, 40)
 MIN_SIDE = 96  # pixels of a sample in the grid, so that a class name fits above it
 MAX_TABLE_CLASSES = 30
 
@@ -53,10 +53,10 @@ class Verdicts:
                 pictures.append(_framed(sample, label, named))
                 captions.append(self._caption(label, named))
             for _ in range(columns - len(shown) if label is not None else 0):
-                pictures.append(torch.ones_like(pictures[0]))
+                pictures.append(np.full_like(pictures[0], 255))
                 captions.append("")
-        return image_grid(
-            torch.stack(pictures),
+        return pixel_grid(
+            np.stack(pictures),
             num_columns=None if None in self._shown else columns,
             captions=captions if any(captions) else None,
             min_side=MIN_SIDE,
@@ -70,15 +70,10 @@ class Verdicts:
         return f"{self._names[label]}\nseen: {self._names[named]}"
 
 
-def _framed(sample: torch.Tensor, label: int | None, named: int | None) -> torch.Tensor:
-    """`(c H W)` to `(3 H+2 W+2)` with a frame, unless there is no verdict."""
-    picture = torch.from_numpy(to_uint8(sample[None])[0]).permute(2, 0, 1) / 127.5 - 1
-    if label is None or named is None:
-        return picture
-    color = torch.tensor(GOOD if named == label else BAD) / 127.5 - 1
-    framed = F.pad(picture, (FRAME,) * 4)
-    outside = F.pad(torch.zeros(picture.shape[1:]), (FRAME,) * 4, value=1.0).bool()
-    return torch.where(outside, color[:, None, None], framed)
+def _framed(sample: torch.Tensor, label: int | None, named: int | None) -> np.ndarray:
+    """`(c H W)` to `(H+2 W+2 3)` with a frame, unless there is no verdict."""
+    color = None if label is None or named is None else GOOD if named == label else BAD
+    return framed(to_uint8(sample[None])[0], color)
 
 
 def report_text(numbers: dict[str, Any]) -> str:

@@ -22,10 +22,9 @@ from taming.evaluation import (
     FrechetDistance,
     LPIPSMetric,
     ReconstructionMetrics,
-    reconstruction_grid,
-    to_uint8,
 )
 from taming.losses import LPIPSLoss
+from taming.pictures import reconstruction_grid, to_uint8
 from taming.vqgan import VQGAN
 from taming.workflows.reconstruction_settings import ReconstructionSettings
 from taming.workflows.tiling import reconstruct_tiled

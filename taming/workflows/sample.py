@@ -11,8 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from taming.errors import UserError
-from taming.evaluation import to_uint8
 from taming.generation import ImageGenerator, sample_best
+from taming.pictures import to_uint8
 from taming.workflows.sample_inputs import SampleInputs, find_inputs
 from taming.workflows.sample_pictures import (
     MAX_GRID_IMAGES,

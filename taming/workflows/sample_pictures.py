@@ -3,13 +3,12 @@
 import math
 
 import numpy as np
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from taming.conditioning import ImageCondition
-from taming.evaluation import as_palette, pixel_grid, to_uint8
 from taming.generation import ImageGenerator
+from taming.pictures import as_palette, pixel_grid, side_by_side, to_uint8
 
 __all__ = ["MAX_GRID_IMAGES", "beside", "sample_grid", "sample_palette"]
 
@@ -23,11 +22,9 @@ def beside(
     columns = [samples]
     if given is not None:
         columns.insert(0, to_uint8(given, sample_palette(generator)))
-    if condition is not None and condition.ndim == 4:
-        # nearest: the pixels of label maps are not mixed
-        shown = F.interpolate(condition, samples.shape[1:3], mode="nearest-exact")
-        columns.insert(0, to_uint8(shown, _condition_palette(generator)))
-    return np.stack(columns, 1)
+    if condition is None or condition.ndim != 4:
+        return side_by_side(columns, None)
+    return side_by_side(columns, condition, _condition_palette(generator))
 
 
 def sample_grid(

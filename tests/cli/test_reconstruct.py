@@ -13,7 +13,7 @@ from tiny_commands import Outcome, Run, fails_before_writing
 from torchvision.models import squeezenet1_1
 
 import taming
-from taming.evaluation import to_uint8
+from taming.pictures import to_uint8
 
 
 def save_vqgan(directory: Path, image_channels: int = 3, label_maps: bool = False) -> Path:

@@ -14,8 +14,9 @@ from tiny_commands import Run, fails_before_writing, write_images
 from taming.cli import sample as sample_command
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
 from taming.data.label_maps import one_hot
-from taming.evaluation import ImageClassifier, to_uint8
+from taming.evaluation import ImageClassifier
 from taming.generation import ImageGenerator, sample_best
+from taming.pictures import to_uint8
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 

@@ -24,8 +24,8 @@ from taming.conditioning import (
 )
 from taming.data.label_maps import one_hot
 from taming.errors import MissingPathError, UserError
-from taming.evaluation import as_palette, to_uint8
 from taming.generation import ImageGenerator, sample_best
+from taming.pictures import as_palette, to_uint8
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 from taming.workflows import GivenImages, ImagesToComplete, SampleSettings, sample_images

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from taming.errors import UserError
-from taming.evaluation import as_palette, image_grid, reconstruction_grid, to_uint8
+from taming.pictures import as_palette, image_grid, reconstruction_grid, to_uint8
 
 
 def test_black_grey_and_white() -> None:

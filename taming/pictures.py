@@ -1,0 +1,167 @@
+"""Everything that becomes a PNG: grids of images and label maps, captions, palettes, frames."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from taming.errors import UserError
+
+__all__ = [
+    "as_palette",
+    "condition_grid",
+    "framed",
+    "image_grid",
+    "pixel_grid",
+    "reconstruction_grid",
+    "side_by_side",
+    "to_uint8",
+]
+
+GAP = 2
+LINE = 14  # pixels of a caption's line
+INK, PAPER = (30, 30, 30), (255, 255, 255)
+
+
+def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
+    """Converts pictures or label maps `(b c H W)` to uint8 `(b H W 3)`.
+
+    With a palette, or with a number of channels other than 1 and 3, they are label maps, one-hot or
+    logits: each pixel gets the colour of its largest channel.
+
+    Args:
+        images: pictures in [-1, 1], clamped; or label maps.
+        palette: uint8 `(c 3)`, see `as_palette`; None for the generated one.
+    """
+    if palette is not None or images.shape[1] not in (1, 3):
+        palette = as_palette(None, images.shape[1]) if palette is None else palette
+        return palette[images.argmax(1).cpu().numpy()]
+    images = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
+
+
+def as_palette(colors: Sequence[Sequence[int]] | None, num_classes: int) -> np.ndarray:
+    """Returns a colour for each class, uint8 `(num_classes 3)`.
+
+    Args:
+        colors: red, green and blue, 0 to 255, by class; extra ones are ignored. None for the
+            colours of PASCAL VOC (Everingham et al. 2010), up to 256, all distinct: the bits of the
+            class number are dealt to red, green and blue in turn, the lowest bit to the highest.
+        num_classes: number of classes.
+
+    Raises:
+        UserError: if there are too few colours, or one is not a colour.
+    """
+    if colors is None:
+        numbers = np.arange(num_classes)[:, None]
+        bits = [(numbers >> (3 * i + np.arange(3)) & 1) << (7 - i) for i in range(8)]
+        return np.sum(bits, 0).astype(np.uint8)
+    if len(colors) < num_classes:
+        raise UserError(
+            f"the palette has {len(colors)} colours for {num_classes} classes: give one a class."
+        )
+    for color in colors:
+        if len(color) != 3 or not all(isinstance(n, int) and 0 <= n <= 255 for n in color):
+            raise UserError(
+                f"the palette's {color} is no colour: give red, green and blue, each 0 to 255."
+            )
+    return np.array(colors[:num_classes], dtype=np.uint8)
+
+
+def pixel_grid(
+    pixels: np.ndarray,
+    num_columns: int | None = None,
+    captions: Sequence[str] | None = None,
+    min_side: int = 48,
+) -> Image.Image:
+    """Lays out pictures, uint8 `(b H W 3)`, in rows, each under its caption if there are captions.
+
+    Small pictures are enlarged by a whole factor to at least `min_side` pixels. A caption may have
+    several lines; the part that is wider than its picture is cut off.
+    """
+    height, width = pixels.shape[1:3]
+    factor = max(1, math.ceil(min_side / min(height, width)))
+    pixels = pixels.repeat(factor, axis=1).repeat(factor, axis=2)
+    height, width = height * factor, width * factor
+    num_columns = num_columns or math.ceil(math.sqrt(len(pixels)))
+    num_rows = math.ceil(len(pixels) / num_columns)
+    num_lines = max(caption.count("\n") + 1 for caption in captions) if captions else 0
+    cell_height, cell_width = height + num_lines * LINE + GAP, width + GAP
+    canvas = Image.new("RGB", (num_columns * cell_width + GAP, num_rows * cell_height + GAP), PAPER)
+    draw = ImageDraw.Draw(canvas)
+    for index, picture in enumerate(pixels):
+        left = GAP + (index % num_columns) * cell_width
+        top = GAP + (index // num_columns) * cell_height
+        for number, line in enumerate(captions[index].split("\n") if captions else ()):
+            draw.text((left + 1, top + number * LINE), line[: max(1, width // 6)], fill=INK)
+        canvas.paste(Image.fromarray(picture), (left, top + num_lines * LINE))
+    return canvas
+
+
+def image_grid(
+    images: Tensor,
+    num_columns: int | None = None,
+    captions: Sequence[str] | None = None,
+    palette: np.ndarray | None = None,
+) -> Image.Image:
+    """Lays out pictures or label maps `(b c H W)` as `pixel_grid` does."""
+    return pixel_grid(to_uint8(images, palette), num_columns, captions)
+
+
+def reconstruction_grid(
+    images: Tensor, reconstructions: Tensor, palette: np.ndarray | None = None
+) -> Image.Image:
+    """Lays out images `(b c H W)` beside their reconstructions, four pairs a row."""
+    pairs = torch.stack([images.float().cpu(), reconstructions.float().cpu()], 1).flatten(0, 1)
+    return image_grid(pairs, num_columns=min(8, len(pairs)), palette=palette)
+
+
+def condition_grid(
+    conditions: Tensor,
+    samples: Tensor,
+    images: Tensor | None = None,
+    palette: np.ndarray | None = None,
+) -> Image.Image:
+    """Lays out each condition, its sample and, where it is known, the real image, side by side.
+
+    Args:
+        conditions: `(b c H W)`, resized to the samples' size.
+        samples: `(b c' H' W')`.
+        images: like the samples; or None.
+        palette: of the conditions, if they are label maps.
+    """
+    columns = [to_uint8(samples)] + ([] if images is None else [to_uint8(images)])
+    groups = side_by_side(columns, conditions, palette)  # (b k H W 3)
+    pictures = groups.reshape(-1, *groups.shape[2:])
+    return pixel_grid(pictures, num_columns=groups.shape[1] * (1 if len(groups) < 4 else 2))
+
+
+def side_by_side(
+    columns: Sequence[np.ndarray], conditions: Tensor | None, palette: np.ndarray | None = None
+) -> np.ndarray:
+    """Groups k pictures of each image, the condition first if there is one, uint8 `(b k H W 3)`.
+
+    Args:
+        columns: uint8 `(b H W 3)` each.
+        conditions: `(b c h w)`, resized to H×W; or None.
+        palette: of the conditions, if they are label maps.
+    """
+    columns = list(columns)
+    if conditions is not None:
+        # nearest: the classes of label maps are not mixed
+        shown = F.interpolate(conditions.float(), columns[0].shape[1:3], mode="nearest-exact")
+        columns.insert(0, to_uint8(shown, palette))
+    return np.stack(columns, 1)
+
+
+def framed(picture: np.ndarray, color: Sequence[int] | None) -> np.ndarray:
+    """Returns a picture `(H W 3)` with a frame of one pixel, `(H+2 W+2 3)`; unchanged for None."""
+    if color is None:
+        return picture
+    out = np.full([picture.shape[0] + 2, picture.shape[1] + 2, 3], color, dtype=np.uint8)
+    out[1:-1, 1:-1] = picture
+    return out
