@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,14 +11,9 @@ from taming.autoencoder import Decoder, Encoder
 from taming.errors import UserError
 from taming.modes import evaluation_mode
 from taming.quantizers import QuantizerOutput, build_quantizer
-from taming.serialization import (
-    SavedModel,
-    load_saved_model,
-    load_weights,
-    save_model_directory,
-)
+from taming.serialization import PretrainedModel
 
-__all__ = ["VQGAN", "VQGANOutput", "load_saved_vqgan"]
+__all__ = ["VQGAN", "VQGANOutput"]
 
 
 @dataclass
@@ -30,7 +24,7 @@ class VQGANOutput:
     quantizer: QuantizerOutput
 
 
-class VQGAN(nn.Module):
+class VQGAN(PretrainedModel):
     """Vector-quantized autoencoder (Esser et al. 2021, "Taming Transformers", §3.1).
 
     Images are float, [-1, 1] is black to white.
@@ -54,6 +48,9 @@ class VQGAN(nn.Module):
     Raises:
         UserError: for sizes that no model has.
     """
+
+    kind = "vqgan"
+    part = "tokenizer"
 
     def __init__(
         self,
@@ -172,45 +169,6 @@ class VQGAN(nn.Module):
         quantizer_output = self.quantizer(self.encode_latents(images))
         return VQGANOutput(self.decode_quantized(quantizer_output.quantized), quantizer_output)
 
-    def to_saved(self) -> SavedModel:
-        """The model as plain data."""
-        return SavedModel("vqgan", self.config, self.state_dict())
-
-    @classmethod
-    def from_saved(cls, saved: SavedModel, where: str = "the model") -> Self:
-        """Rebuilds a model, in evaluation mode.
-
-        Args:
-            saved: what `to_saved` made.
-            where: how error messages name it.
-
-        Raises:
-            UserError: if it is of another kind, or config and weights do not fit this program.
-        """
-        saved.require("vqgan", where)
-        try:
-            model = cls(**saved.config)
-        except (TypeError, RuntimeError) as error:
-            raise UserError(f"the config of the VQGAN in {where} is wrong: {error}.") from error
-        load_weights(model, saved, f"the VQGAN in {where}")
-        return model.eval()
-
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Writes a model directory: config.json and model.safetensors."""
-        save_model_directory(self.to_saved(), directory)
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path) -> Self:
-        """Loads a model or run directory, training checkpoint or `hf:owner/name`; in eval mode.
-
-        Of a generator its tokenizer is taken.
-
-        Raises:
-            MissingPathError: if the path does not exist.
-            UserError: if what is there is not a VQGAN.
-        """
-        return cls.from_saved(load_saved_vqgan(path), where=str(path))
-
 
 def _check_sizes(**sizes: Sequence[int]) -> None:
     """Raises a `UserError` unless each has numbers, and they are at least 1."""
@@ -220,11 +178,3 @@ def _check_sizes(**sizes: Sequence[int]) -> None:
             raise UserError(
                 f"the VQGAN's {name} must be of whole numbers of at least 1, not {shown}."
             )
-
-
-def load_saved_vqgan(path: str | Path) -> SavedModel:
-    """Reads what `VQGAN.from_pretrained` builds a model from, with the same errors."""
-    saved = load_saved_model(path)
-    if saved.kind == "generator" and "tokenizer" in saved.parts:
-        saved = saved.parts["tokenizer"]
-    return saved.require("vqgan", str(path))

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import taming
-from taming.errors import MissingPathError, UserError
-from taming.serialization import SavedModel, checkpoint_entry, save_model_directory
+from taming.errors import UserError
 from taming.vqgan import VQGAN
 
 
@@ -111,63 +110,6 @@ def test_models_of_label_maps_say_so(tmp_path: Path) -> None:
         older = vqgan.to_saved()
         older.config = {k: v for k, v in older.config.items() if k != "label_maps"}
         assert VQGAN.from_saved(older).label_maps is (channels == 12)
-
-
-def test_directory_run_and_checkpoint_agree(tmp_path: Path) -> None:
-    vqgan = make()
-    path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    path.parent.mkdir(parents=True)
-    torch.save({"model": checkpoint_entry(vqgan.to_saved())}, path)
-    from_checkpoint = [VQGAN.from_pretrained(p) for p in (path, tmp_path / "run")]
-    vqgan.save_pretrained(tmp_path / "run" / "model")
-    from_model = [VQGAN.from_pretrained(str(tmp_path / "run" / p)) for p in ("", "model")]
-    prints = {model.to_saved().fingerprint() for model in (vqgan, *from_checkpoint, *from_model)}
-    assert len(prints) == 1
-
-
-def test_of_a_generator_its_tokenizer_is_taken(tmp_path: Path) -> None:
-    vqgan = make()
-    generator = SavedModel("generator", {}, parts={"tokenizer": vqgan.to_saved()})
-    save_model_directory(generator, tmp_path / "model")
-    loaded = VQGAN.from_pretrained(tmp_path / "model")
-    assert torch.equal(loaded.last_layer, vqgan.last_layer)
-
-
-def test_what_is_no_vqgan(tmp_path: Path) -> None:
-    with pytest.raises(MissingPathError, match="nowhere does not exist"):
-        VQGAN.from_pretrained(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="neither a model directory"):
-        VQGAN.from_pretrained(tmp_path)
-    save_model_directory(SavedModel("gpt", {}, {"weight": torch.ones(1)}), tmp_path / "gpt")
-    with pytest.raises(UserError, match="holds a gpt, where a vqgan is needed"):
-        VQGAN.from_pretrained(tmp_path / "gpt")
-    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
-    with pytest.raises(UserError, match="of another program"):
-        VQGAN.from_pretrained(tmp_path / "foreign.ckpt")
-
-
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    saved = make().to_saved()
-    saved.config = {**saved.config, "latent_channels": 12}
-    with pytest.raises(UserError, match=r"the VQGAN in here .* size mismatch .* more") as caught:
-        VQGAN.from_saved(saved, where="here")
-    assert len(str(caught.value)) < 300
-    saved.config = {**saved.config, "latent_chanels": 12}
-    with pytest.raises(UserError, match=r"config of the VQGAN in here is wrong.*latent_chanels"):
-        VQGAN.from_saved(saved, where="here")
-    complete = make().to_saved()
-    del complete.state["quantizer.codebook"]
-    with pytest.raises(UserError, match=r"quantizer\.codebook"):
-        VQGAN.from_saved(complete)
-    complete.state.clear()
-    with pytest.raises(UserError, match=r"Missing key\(s\) in state_dict") as caught:
-        VQGAN.from_saved(complete)
-    assert len(str(caught.value)) < 300
-    save_model_directory(
-        SavedModel("vqgan", saved.config, {"weight": torch.ones(1)}), tmp_path / "x"
-    )
-    with pytest.raises(UserError, match=rf"the VQGAN in {tmp_path / 'x'} is wrong"):
-        VQGAN.from_pretrained(tmp_path / "x")
 
 
 @pytest.mark.parametrize(

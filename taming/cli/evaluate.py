@@ -96,9 +96,9 @@ def load_model(path: str) -> ImageGenerator | VQGAN:
     """
     saved = load_saved_model(path)
     if saved.kind == "generator":
-        return ImageGenerator.from_saved(saved, where=path)
+        return ImageGenerator.from_saved(saved)
     if saved.kind == "vqgan":
-        return VQGAN.from_saved(saved, where=path)
+        return VQGAN.from_saved(saved)
     raise UserError(f"{path} holds a {saved.kind}, where a generator or a vqgan is needed.")
 
 

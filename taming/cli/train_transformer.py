@@ -53,7 +53,7 @@ def main(config: DictConfig) -> int:
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps, "generator")
         saved = load_training_checkpoint(resume_from)
-        tokenizer = VQGAN.from_saved(saved.parts["tokenizer"], str(resume_from))
+        tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
     else:
         tokenizer = VQGAN.from_pretrained(config.vqgan)
         log.info("tokenizer: %s", find_model(config.vqgan))

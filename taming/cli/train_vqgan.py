@@ -32,7 +32,7 @@ from taming.training import (
     unused_settings,
     unusual_data,
 )
-from taming.vqgan import VQGAN, load_saved_vqgan
+from taming.vqgan import VQGAN
 
 __all__ = ["main"]
 
@@ -53,14 +53,14 @@ def main(config: DictConfig) -> int:
     if config.resume is not None:
         resume_from = check_resume(Path(config.resume), trainer.max_steps, "vqgan")
     elif config.finetune.checkpoint is not None:
-        start = load_saved_vqgan(config.finetune.checkpoint)
+        start = VQGAN.load_saved(config.finetune.checkpoint)
     check_run_dir(config)
     set_seed(config.seed)
     of_label_maps = config.training.reconstruction == "cross_entropy"
     vqgan = build(config.model, label_maps=of_label_maps)
     adversary = build(config.adversary, max_steps=trainer.max_steps)
     if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
-        vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from), str(resume_from)).train()
+        vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from)).train()
     elif start is not None:
         asked = vqgan
         vqgan = finetuned_vqgan(

@@ -1,17 +1,17 @@
 """Label maps as tokens without a trained tokenizer: the class of each cell."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
 from taming.errors import UserError
-from taming.serialization import SavedModel
+from taming.serialization import PretrainedModel
 
 __all__ = ["CellClasses"]
 
 
-class CellClasses(nn.Module):
+class CellClasses(PretrainedModel):
     """Encodes a one-hot label map as the class that fills most of each cell of a grid.
 
     It has no weights and stands where a `VQGAN` trained on label maps could. What is smaller than
@@ -90,20 +90,3 @@ class CellClasses(nn.Module):
         one_hot = nn.functional.one_hot(indices, self.codebook_size).movedim(-1, 1).float()
         rows = one_hot.repeat_interleave(self.downsample_factor, 2)
         return rows.repeat_interleave(self.downsample_factor, 3)
-
-    def to_saved(self) -> SavedModel:
-        """It as plain data."""
-        return SavedModel(self.kind, self.config)
-
-    @classmethod
-    def from_saved(cls, saved: SavedModel) -> Self:
-        """Rebuilds it.
-
-        Raises:
-            UserError: if that is something else, or its configuration does not fit.
-        """
-        saved.require(cls.kind, "the saved model")
-        try:
-            return cls(**saved.config).eval()
-        except TypeError as error:
-            raise UserError(f"the saved cells do not fit this program: {error}.") from error

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,14 +10,12 @@ from torch import nn
 from taming.discriminators.actnorm import ActNorm
 from taming.discriminators.blur import BlurPool
 from taming.errors import UserError
-from taming.serialization import SavedModel
+from taming.serialization import PretrainedModel
 
 __all__ = ["PatchDiscriminator", "frozen_statistics"]
 
-KIND = "patch_discriminator"
 
-
-class PatchDiscriminator(nn.Module):
+class PatchDiscriminator(PretrainedModel):
     """Judges overlapping patches: images `(b c H W)` to scores `(b 1 h w)`, high is real.
 
     Args:
@@ -30,6 +28,8 @@ class PatchDiscriminator(nn.Module):
             stride 2: scores depend less on where the pixel grid lies. Sizes stay the same; a score
             sees 40 or 84 pixels, and the strided layers compute four times as much.
     """
+
+    kind = "patch_discriminator"
 
     def __init__(
         self,
@@ -94,27 +94,6 @@ class PatchDiscriminator(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W) -> (b 1 h w)`."""
         return self.layers(images)
-
-    def to_saved(self) -> SavedModel:
-        """The discriminator as plain data."""
-        return SavedModel(KIND, self.config, self.state_dict())
-
-    @classmethod
-    def from_saved(cls, saved: SavedModel) -> Self:
-        """Rebuilds a discriminator, in evaluation mode.
-
-        Raises:
-            UserError: if it is of another kind, or configuration and weights do not fit each other.
-        """
-        saved.require(KIND, "the saved model")
-        try:
-            model = cls(**saved.config)
-            model.load_state_dict(saved.state)
-        except (TypeError, RuntimeError) as error:
-            raise UserError(
-                f"the saved discriminator does not fit this program: {error}"
-            ) from error
-        return model.eval()
 
 
 def _group_norm(width: int) -> nn.GroupNorm:

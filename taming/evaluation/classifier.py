@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from taming.errors import UserError
-from taming.serialization import SavedModel, load_saved_model, save_model_directory
+from taming.serialization import PretrainedModel
 
 __all__ = ["ImageClassifier", "load_classifier"]
 
 GRID_SIDE = 4  # cells of the grid over which features are averaged
 
 
-class ImageClassifier(nn.Module):
+class ImageClassifier(PretrainedModel):
     """Convolutions with batch normalisation, each level half as high and twice as wide.
 
     The last level's features are averaged over the cells of a 4×4 grid, and a linear map of all
@@ -35,6 +35,8 @@ class ImageClassifier(nn.Module):
     Raises:
         UserError: if a size is out of range.
     """
+
+    kind = "classifier"
 
     def __init__(
         self,
@@ -98,35 +100,6 @@ class ImageClassifier(nn.Module):
             x = level(x)  # (b d h w)
         return self.head(F.adaptive_avg_pool2d(x, GRID_SIDE).flatten(1))
 
-    def to_saved(self) -> SavedModel:
-        """The classifier as plain data."""
-        return SavedModel("classifier", self.config, self.state_dict())
-
-    @classmethod
-    def from_saved(cls, saved: SavedModel, where: str = "the model") -> Self:
-        """Rebuilds a classifier, in evaluation mode.
-
-        Args:
-            saved: what `to_saved` made.
-            where: how error messages name it.
-
-        Raises:
-            UserError: if it is of another kind, or config and weights do not fit each other.
-        """
-        saved.require("classifier", where)
-        try:
-            model = cls(**saved.config)
-            model.load_state_dict(saved.state)
-        except (TypeError, RuntimeError) as error:
-            raise UserError(f"the classifier in {where} does not fit this program: {error}") from (
-                error
-            )
-        return model.eval()
-
-    def save_pretrained(self, directory: str | Path) -> Path:
-        """Writes a model directory: config.json and model.safetensors."""
-        return save_model_directory(self.to_saved(), directory)
-
 
 def load_classifier(path: str | Path) -> ImageClassifier:
     """Loads the classifier in a model directory, in evaluation mode.
@@ -137,4 +110,4 @@ def load_classifier(path: str | Path) -> ImageClassifier:
         MissingPathError: if the path does not exist.
         UserError: if what is there is not a classifier.
     """
-    return ImageClassifier.from_saved(load_saved_model(path), where=str(path))
+    return ImageClassifier.from_pretrained(path)

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from taming.conditioning import (
     CellClasses,
@@ -35,7 +34,7 @@ from taming.generation.saved_parts import check_saved, load_condition_tokenizer
 from taming.generation.window import WindowRun, plan_windows
 from taming.modes import evaluation_mode
 from taming.sequence import to_indices, to_tokens
-from taming.serialization import SavedModel, load_saved_model, save_model_directory
+from taming.serialization import PretrainedModel, SavedModel
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
@@ -44,7 +43,7 @@ __all__ = ["ImageGenerator"]
 BATCH_SIZE = 64
 
 
-class ImageGenerator(nn.Module):
+class ImageGenerator(PretrainedModel):
     """Draws tokens with the transformer and shows them as images with the tokenizer.
 
     Args:
@@ -57,6 +56,8 @@ class ImageGenerator(nn.Module):
     Raises:
         UserError: if the parts do not fit each other.
     """
+
+    kind = "generator"
 
     def __init__(
         self,
@@ -335,44 +336,26 @@ class ImageGenerator(nn.Module):
             parts["tokenizer"] = self.tokenizer.to_saved()
         if self.condition_tokenizer is not None:
             parts["condition_tokenizer"] = self.condition_tokenizer.to_saved()
-        return SavedModel("generator", config, parts=parts)
+        return SavedModel(self.kind, config, parts=parts)
 
     @classmethod
-    def from_saved(cls, saved: SavedModel, where: str = "the model") -> Self:
+    def from_saved(cls, saved: SavedModel) -> Self:
         """Rebuilds a generator, in eval mode.
-
-        Args:
-            saved: what `to_saved` made.
-            where: how error messages name it.
 
         Raises:
             UserError: if it is of another kind, or incomplete.
         """
-        check_saved(saved, where)
+        check_saved(saved)
         tokenizer = None
         if "tokenizer" in saved.parts:
-            tokenizer = VQGAN.from_saved(saved.parts["tokenizer"], where)
+            tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
         return cls(
             tokenizer,
-            GPT.from_saved(saved.parts["transformer"], where),
+            GPT.from_saved(saved.parts["transformer"]),
             conditioning_from_config(saved.config["conditioning"]),
             saved.config["grid_size"],
             condition_tokenizer=load_condition_tokenizer(saved),
         ).eval()
-
-    def save_pretrained(self, directory: str | Path) -> Path:
-        """Writes a generator directory: config.json, and a directory for each part."""
-        return save_model_directory(self.to_saved(), directory)
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path) -> Self:
-        """Loads a generator in eval mode.
-
-        Args:
-            path: a generator directory, the run directory or checkpoint of a transformer's
-                training, or `"hf:owner/name"`.
-        """
-        return cls.from_saved(load_saved_model(path), where=str(path))
 
     def require_tokenizer(self) -> VQGAN:
         """The tokenizer.

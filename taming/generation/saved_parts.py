@@ -13,14 +13,14 @@ CONDITION_TOKENIZERS: dict[str, type[VQGAN | CellClasses]] = {
 }
 
 
-def check_saved(saved: SavedModel, where: str) -> None:
-    """Raises a `UserError` if it is no generator, or an incomplete one; `where` is for messages."""
-    saved.require("generator", where)
+def check_saved(saved: SavedModel) -> None:
+    """Raises a `UserError` if it is no generator, or an incomplete one."""
+    saved.require("generator")
     if "transformer" not in saved.parts:
-        raise UserError(f"the generator in {where} is incomplete: it has no transformer.")
+        raise UserError(f"the generator in {saved.source} is incomplete: it has no transformer.")
     for key in ("grid_size", "conditioning"):
         if key not in saved.config:
-            raise UserError(f"the config of the generator in {where} has no {key!r}.")
+            raise UserError(f"the config of the generator in {saved.source} has no {key!r}.")
 
 
 def load_condition_tokenizer(saved: SavedModel) -> VQGAN | CellClasses | None:

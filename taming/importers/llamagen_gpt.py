@@ -15,7 +15,7 @@ from taming.importers.weights import ForeignWeights
 from taming.serialization import SavedModel
 from taming.serialization.foreign_names import shown, shown_names
 from taming.transformer import GPT
-from taming.vqgan import load_saved_vqgan
+from taming.vqgan import VQGAN
 
 __all__ = ["LLAMAGEN_GPT"]
 
@@ -240,7 +240,7 @@ def _state(weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]) -> dict
 
 
 def _tokenizer(path: str | Path, vocab_size: int) -> SavedModel:
-    saved = load_saved_vqgan(path)
+    saved = VQGAN.load_saved(path)
     codebook_size = saved.config["quantizer"].get("codebook_size")
     if codebook_size != vocab_size:
         raise UserError(

@@ -10,25 +10,22 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from taming.errors import UserError
-from taming.serialization.foreign_names import shown
 
 __all__ = [
+    "FORMAT_VERSION",
     "SavedModel",
     "check_destination",
+    "check_format_version",
     "is_model_directory",
-    "load_config",
     "load_model_directory",
-    "load_weights",
     "save_model_directory",
 ]
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
-WITHOUT_WEIGHTS = ("generator", "cell_classes")  # kinds that join parts, or have none to learn
 
 
 @dataclass
@@ -36,21 +33,23 @@ class SavedModel:
     """A model as plain data: what a model directory and a training checkpoint both hold.
 
     Attributes:
-        kind: what it is a model of: `"vqgan"`, `"gpt"` or `"generator"`.
+        kind: `"vqgan"`, `"gpt"`, `"generator"` …: which class it is a model of.
         config: plain dictionary from which the model is rebuilt; JSON-serialisable.
         state: the model's own weights by name; empty for a model that only joins parts.
         parts: models this one is made of, by name (`"tokenizer"`, `"transformer"`).
+        source: the file or directory it was read from, for messages.
     """
 
     kind: str
     config: dict[str, Any]
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     parts: dict[str, "SavedModel"] = field(default_factory=dict)
+    source: str = field(default="the saved model", compare=False)
 
-    def require(self, kind: str, where: str) -> "SavedModel":
-        """Returns itself if it is of this kind, else raises a `UserError` naming `where`."""
+    def require(self, kind: str) -> "SavedModel":
+        """Returns the model itself if it is of this kind, else raises a `UserError`."""
         if self.kind != kind:
-            raise UserError(f"{where} holds a {self.kind}, where a {kind} is needed.")
+            raise UserError(f"{self.source} holds a {self.kind}, where a {kind} is needed.")
         return self
 
     def fingerprint(self) -> str:
@@ -67,7 +66,7 @@ class SavedModel:
 
 
 def is_model_directory(path: Path) -> bool:
-    """Whether `path` is a directory with a `config.json` of this project."""
+    """Returns whether `path` is a directory with a `config.json`."""
     return (path / CONFIG_FILE).is_file()
 
 
@@ -80,17 +79,13 @@ def check_destination(directory: Path) -> None:
     """
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         try:
-            load_config(directory)
-        except (UserError, OSError) as error:
+            _load_config(directory)
+        except UserError as error:
             raise UserError(
                 f"{directory} exists and is not a model directory of this project: not "
                 "overwritten. Choose another."
             ) from error
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # it was deleted
-        return
-    if here.is_relative_to(directory.resolve()):
+    if Path.cwd().is_relative_to(directory.resolve()):
         raise UserError(
             f"{directory} is the current directory or contains it, and a model directory is "
             "replaced as a whole: give a new directory, for example model."
@@ -105,7 +100,7 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
     """
     directory = Path(directory)
     check_destination(directory)
-    place = directory.resolve()  # of a link what it leads to
+    place = directory.resolve()  # a link stays a link
     unfinished = place.with_name(place.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -133,12 +128,29 @@ def _write(model: SavedModel, directory: Path) -> None:
         _write(part, directory / name)
 
 
-def load_config(directory: Path) -> dict[str, Any]:
-    """Reads a model directory's `config.json`.
+def load_model_directory(directory: Path) -> SavedModel:
+    """Reads a model directory and its parts, weights on the CPU.
 
     Raises:
-        UserError: if it is not JSON, or not written by this project or a version of it we can read.
+        UserError: if a file is missing, damaged or not ours.
     """
+    config = _load_config(directory)
+    kind = config.pop("kind")
+    del config["format_version"]
+    weights = directory / WEIGHTS_FILE
+    try:
+        state = load_file(weights) if weights.is_file() else {}
+    except SafetensorError as error:
+        raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
+    parts = {
+        child.name: load_model_directory(child)
+        for child in sorted(directory.iterdir())
+        if is_model_directory(child)
+    }
+    return SavedModel(kind, config, state, parts, source=str(directory))
+
+
+def _load_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
         config = json.loads(path.read_text())
@@ -161,53 +173,3 @@ def check_format_version(version: Any, path: Path) -> None:
             f"{path} is of format version {version}, and this program reads version "
             f"{FORMAT_VERSION}: install a newer version of it."
         )
-
-
-def load_weights(model: nn.Module, saved: SavedModel, what: str) -> None:
-    """Fills a model with the weights of one that was saved.
-
-    Args:
-        model: of the saved config.
-        saved: has the weights.
-        what: how the message names it.
-
-    Raises:
-        UserError: if they are not those of the model; naming the first that is not.
-    """
-    try:
-        model.load_state_dict(saved.state)
-    except RuntimeError as error:
-        problems = [line.strip() for line in str(error).splitlines()[1:]]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(
-            f"the weights of {what} do not fit its config: {shown(problems[0], 200)}{more}"
-        ) from error
-
-
-def load_model_directory(directory: Path) -> SavedModel:
-    """Reads a model directory and its parts, weights on the CPU.
-
-    Raises:
-        UserError: if a file is missing, damaged or not ours.
-    """
-    config = load_config(directory)
-    kind = config.pop("kind")
-    config.pop("format_version")
-    weights = directory / WEIGHTS_FILE
-    state: dict[str, torch.Tensor] = {}
-    if weights.is_file():
-        try:
-            state = load_file(weights)
-        except SafetensorError as error:
-            raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
-    elif kind not in WITHOUT_WEIGHTS:
-        raise UserError(
-            f"{weights} is missing: it holds the weights of this {kind}. Copy the model directory "
-            "once more, with all that is in it."
-        )
-    parts = {
-        child.name: load_model_directory(child)
-        for child in sorted(directory.iterdir())
-        if child.is_dir() and is_model_directory(child)
-    }
-    return SavedModel(kind, config, state, parts)

@@ -168,7 +168,7 @@ def check_resume(run_dir: Path, max_steps: int, kind: str) -> Path:
             f"nothing to resume: {path} does not exist. Give the directory of a run that has saved "
             "a checkpoint."
         )
-    load_training_checkpoint(path).require(kind, str(path))
+    load_training_checkpoint(path).require(kind)
     step = read_training_checkpoint(path)["step"]
     if step >= max_steps:
         raise UserError(

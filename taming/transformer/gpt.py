@@ -7,8 +7,7 @@ a context that every layer attends to.
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +23,7 @@ from taming.positions import (
     SinusoidalPositions2D,
     grid_coordinates,
 )
-from taming.serialization import (
-    SavedModel,
-    load_saved_model,
-    load_weights,
-    save_model_directory,
-)
+from taming.serialization import PretrainedModel
 from taming.transformer.block import NORMS, TransformerBlock
 
 __all__ = ["GPT"]
@@ -50,7 +44,7 @@ SIZES = (
 )
 
 
-class GPT(nn.Module):
+class GPT(PretrainedModel):
     """The transformer of stage 2.
 
     The input is a prefix, which stands for the condition, and then image tokens; each has an
@@ -91,6 +85,9 @@ class GPT(nn.Module):
     Raises:
         UserError: if arguments do not fit each other, or a size is less than 1.
     """
+
+    kind = "gpt"
+    part = "transformer"
 
     def __init__(
         self,
@@ -401,45 +398,3 @@ class GPT(nn.Module):
             raise ValueError("the first token has nothing to be predicted from: give a prefix.")
         features = self.features(prefix, tokens[:, :-1], context=context)  # (b p+n-1 d)
         return self.head(features[:, num_prefix - 1 : num_prefix - 1 + num_tokens])
-
-    def to_saved(self) -> SavedModel:
-        """The model as plain data; its tensors share memory with the model."""
-        return SavedModel("gpt", dict(self.config), dict(self.state_dict()))
-
-    @classmethod
-    def from_saved(cls, saved: SavedModel, where: str = "the model") -> Self:
-        """Rebuilds a model, in eval mode.
-
-        Args:
-            saved: what `to_saved` made.
-            where: how error messages name it.
-
-        Raises:
-            UserError: if it is of another kind, or config and weights do not fit this program.
-        """
-        saved.require("gpt", where)
-        try:
-            model = cls(**saved.config)
-        except TypeError as error:
-            raise UserError(
-                f"the config of the transformer in {where} is wrong: {error}."
-            ) from error
-        load_weights(model, saved, f"the transformer in {where}")
-        return model.eval()
-
-    def save_pretrained(self, directory: str | Path) -> Path:
-        """Writes config.json and model.safetensors."""
-        return save_model_directory(self.to_saved(), directory)
-
-    @classmethod
-    def from_pretrained(cls, path: str | Path) -> Self:
-        """Loads what `save_pretrained` wrote, in eval mode; of a generator its transformer.
-
-        Raises:
-            MissingPathError: if the path does not exist.
-            UserError: if what is there is not a transformer.
-        """
-        saved = load_saved_model(path)
-        if saved.kind == "generator" and "transformer" in saved.parts:
-            saved = saved.parts["transformer"]
-        return cls.from_saved(saved, where=str(path))

@@ -7,7 +7,6 @@ from torch import nn
 
 from taming.discriminators import ActNorm, PatchDiscriminator, frozen_statistics
 from taming.errors import UserError
-from taming.serialization import SavedModel, load_model_directory, save_model_directory
 
 
 def count(network: nn.Module) -> int:
@@ -154,21 +153,11 @@ def test_it_survives_a_model_directory(norm: str, tmp_path: Path) -> None:
     network = PatchDiscriminator(**arguments).train()
     images = torch.randn(2, 1, 16, 16)
     network(images)  # statistics
-    saved = network.to_saved()
-    assert (saved.kind, saved.config) == ("patch_discriminator", arguments)
-    save_model_directory(saved, tmp_path / "discriminator")
-    loaded = PatchDiscriminator.from_saved(load_model_directory(tmp_path / "discriminator"))
+    network.save_pretrained(tmp_path / "discriminator")
+    loaded = PatchDiscriminator.from_pretrained(tmp_path / "discriminator")
+    assert loaded.config == arguments
     assert not loaded.training
     assert torch.equal(loaded(images), network.eval()(images))
-
-
-def test_a_saved_discriminator_that_does_not_fit_is_refused() -> None:
-    saved = PatchDiscriminator(base_channels=4, num_layers=1).to_saved()
-    with pytest.raises(UserError, match="holds a vqgan, where a patch_discriminator is needed"):
-        PatchDiscriminator.from_saved(SavedModel("vqgan", saved.config, saved.state))
-    for config in ({**saved.config, "base_channels": 8}, {**saved.config, "width": 1}):
-        with pytest.raises(UserError, match="the saved discriminator does not fit"):
-            PatchDiscriminator.from_saved(SavedModel(saved.kind, config, saved.state))
 
 
 def test_frozen_statistics_end_with_an_exception() -> None:

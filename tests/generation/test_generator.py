@@ -38,7 +38,7 @@ class FakeTokenizer(nn.Module):
         return SavedModel("vqgan", {}, self.state_dict())
 
     @classmethod
-    def from_saved(cls, saved: SavedModel, where: str) -> "FakeTokenizer":
+    def from_saved(cls, saved: SavedModel) -> "FakeTokenizer":
         tokenizer = cls()
         tokenizer.load_state_dict(saved.state)
         return tokenizer.eval()

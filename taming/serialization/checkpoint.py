@@ -5,7 +5,6 @@ with EMA weights where the run has them. Its tensors share storage with the trai
 cost no disk space, and whoever reads a model out of a checkpoint need not know how it was trained.
 """
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from taming.errors import UserError
 from taming.serialization.directory import FORMAT_VERSION, SavedModel, check_format_version
-from taming.serialization.foreign_names import shown
 
 __all__ = ["checkpoint_entry", "load_training_checkpoint", "read_training_checkpoint"]
 
@@ -25,7 +23,7 @@ IMPORT_FIRST = (
 
 
 def checkpoint_entry(model: SavedModel) -> dict[str, Any]:
-    """The plain dictionary that goes into a checkpoint under `model`."""
+    """Returns the plain dictionary that goes into a checkpoint under `model`."""
     return {
         "format_version": FORMAT_VERSION,
         "kind": model.kind,
@@ -35,12 +33,9 @@ def checkpoint_entry(model: SavedModel) -> dict[str, Any]:
     }
 
 
-def _saved_model(entry: dict[str, Any]) -> SavedModel:
-    kind, config, state = entry["kind"], entry["config"], entry["state"]
-    if not isinstance(kind, str) or not isinstance(config, dict) or not isinstance(state, dict):
-        raise TypeError("a model whose kind, config or weights are none")
-    parts = {name: _saved_model(part) for name, part in entry["parts"].items()}
-    return SavedModel(kind, config, state, parts)
+def _saved_model(entry: dict[str, Any], source: str) -> SavedModel:
+    parts = {name: _saved_model(part, source) for name, part in entry["parts"].items()}
+    return SavedModel(entry["kind"], dict(entry["config"]), dict(entry["state"]), parts, source)
 
 
 def read_training_checkpoint(path: Path) -> dict[str, Any]:
@@ -49,40 +44,35 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: if the file is damaged, holds anything but plain data, or is not this project's.
     """
-    if not zipfile.is_zipfile(path):  # the format of torch.save
-        raise UserError(
-            f"{path} is not a checkpoint of this project, or is incomplete. {IMPORT_FIRST}"
-        )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever nonsense makes pickle, zipfile and torch raise
-        raise _damaged(path, error) from error
+    except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
+        raise _unreadable(path) from error
     entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or "format_version" not in entry:
         raise UserError(
-            f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry such as "
-            f"this project's checkpoints have. {IMPORT_FIRST}"
+            f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry as this "
+            f"project's checkpoints have. {IMPORT_FIRST}"
         )
     check_format_version(entry["format_version"], path)
     return checkpoint
 
 
 def load_training_checkpoint(path: Path) -> SavedModel:
-    """The finished model inside a training checkpoint.
+    """Reads the finished model inside a training checkpoint.
 
     Raises:
         UserError: see `read_training_checkpoint`.
     """
     entry = read_training_checkpoint(path)[ENTRY]
     try:
-        return _saved_model(entry)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
+        return _saved_model(entry, str(path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path) from error
 
 
-def _damaged(path: Path, error: Exception) -> UserError:
-    first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
+def _unreadable(path: Path) -> UserError:
     return UserError(
-        f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or of "
-        f"another program ({shown(first_line.split('. ')[0], 200)}). {IMPORT_FIRST}"
+        f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
+        f"of another program. {IMPORT_FIRST}"
     )

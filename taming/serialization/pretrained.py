@@ -1,0 +1,154 @@
+"""From a path to a model: model directory, run directory, `.ckpt` or name on the hub."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from taming.errors import MissingPathError, UserError
+from taming.serialization.checkpoint import load_training_checkpoint
+from taming.serialization.directory import (
+    SavedModel,
+    is_model_directory,
+    load_model_directory,
+    save_model_directory,
+)
+from taming.serialization.foreign_names import shown
+
+__all__ = ["PretrainedModel", "find_model", "load_saved_model"]
+
+HUB_PREFIX = "hf:"
+
+
+class PretrainedModel(nn.Module):
+    """A module that is saved as `config` and weights, and rebuilt from them.
+
+    A subclass says its `kind` and keeps the arguments of its constructor in `config`. It overrides
+    `to_saved` and `from_saved` if that is not all, as where a model is made of parts.
+
+    Attributes:
+        kind: what config.json calls the class.
+        part: what a generator calls it, if it is a part of one.
+        config: the constructor's arguments.
+    """
+
+    kind: ClassVar[str]
+    part: ClassVar[str | None] = None
+    config: Any
+
+    def to_saved(self) -> SavedModel:
+        """Returns the model as plain data; the tensors share memory with the model."""
+        return SavedModel(self.kind, dict(self.config), dict(self.state_dict()))
+
+    @classmethod
+    def from_saved(cls, saved: SavedModel) -> Self:
+        """Rebuilds what `to_saved` returned, in eval mode.
+
+        Raises:
+            UserError: if it is of another kind, or config and weights do not fit this program.
+        """
+        saved.require(cls.kind)
+        try:
+            model = cls.from_config(saved.config)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"the config of the {cls.kind} in {saved.source} is wrong: {error}"
+            ) from error
+        if not saved.state and model.state_dict():
+            raise UserError(
+                f"the weights of the {cls.kind} in {saved.source} are missing: copy the model "
+                "directory once more, with its model.safetensors."
+            )
+        try:
+            model.load_state_dict(saved.state)
+        except RuntimeError as error:
+            problems = [line.strip() for line in str(error).splitlines()[1:]]
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise UserError(
+                f"the weights of the {cls.kind} in {saved.source} do not fit its config: "
+                f"{shown(problems[0], 200)}{more}"
+            ) from error
+        return model.eval()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Makes the model, with random weights, that has this saved config."""
+        return cls(**config)
+
+    def save_pretrained(self, directory: str | Path) -> Path:
+        """Writes a model directory: config.json, model.safetensors, and a directory for each part.
+
+        An earlier model directory in its place is replaced.
+        """
+        return save_model_directory(self.to_saved(), directory)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Self:
+        """Loads a model or run directory, training checkpoint or `"hf:owner/name"`; in eval mode.
+
+        Raises:
+            MissingPathError: if the path does not exist.
+            UserError: if no such model is there, neither alone nor as part of a generator.
+        """
+        return cls.from_saved(cls.load_saved(path))
+
+    @classmethod
+    def load_saved(cls, path: str | Path) -> SavedModel:
+        """Reads what `from_pretrained` builds a model from, with the same errors."""
+        saved = load_saved_model(path)
+        if saved.kind != cls.kind and cls.part in saved.parts:
+            saved = saved.parts[cls.part]
+        return saved.require(cls.kind)
+
+
+def find_model(path: str | Path) -> Path:
+    """Returns the model directory or checkpoint file that `path` means.
+
+    In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
+    or, while the run has not ended, `checkpoints/best.ckpt`, else `checkpoints/last.ckpt`;
+    `"hf:owner/name"` for the Hugging Face hub. A path that does not exist is never taken for a hub
+    name.
+
+    Raises:
+        MissingPathError: if nothing is there.
+        UserError: if what is there is not a model.
+    """
+    if str(path).startswith(HUB_PREFIX):
+        return _download(str(path).removeprefix(HUB_PREFIX))
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise MissingPathError(
+            f"{path} does not exist (looked from {Path.cwd()}). Give a run directory, a model "
+            "directory, a .ckpt file, or hf:owner/name for a model on the Hugging Face hub."
+        )
+    if path.is_file():
+        return path
+    checkpoints = path / "checkpoints"
+    for found in (path, path / "model", checkpoints / "best.ckpt", checkpoints / "last.ckpt"):
+        if found.is_file() or is_model_directory(found):
+            return found
+    raise UserError(
+        f"{path} is neither a model directory (no config.json) nor a run directory (no model/, "
+        "no checkpoints/best.ckpt or last.ckpt)."
+    )
+
+
+def load_saved_model(path: str | Path) -> SavedModel:
+    """Reads the model that `path` means (see `find_model`), weights on the CPU."""
+    found = find_model(path)
+    return load_training_checkpoint(found) if found.is_file() else load_model_directory(found)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"{HUB_PREFIX}{name} could not be fetched from the Hugging Face hub: {first_line}. "
+            "Check the name and the network, or download the model directory by hand and give its "
+            "path."
+        ) from error
