@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

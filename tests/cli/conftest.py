@@ -10,7 +10,6 @@ from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
 from taming.cli import (
-    benchmark,
     compare,
     demo,
     encode_dataset,
@@ -30,7 +29,6 @@ COMMANDS = {
     "compare": compare.main,
     "demo": demo.main,
     "import_checkpoint": import_checkpoint.main,
-    "benchmark": benchmark.main,
     "reconstruct": reconstruct.main,
     "evaluate": evaluate.main,
 }

@@ -46,7 +46,7 @@ def test_both_stages_made_tiny(run: Run, images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["train_vqgan", "train_transformer", "sample", "reconstruct", "evaluate", "benchmark"]
+    "name", ["train_vqgan", "train_transformer", "sample", "reconstruct", "evaluate"]
 )
 def test_commands_of_the_same_second_write_to_different_places(composed: object, name: str) -> None:
     """Such as one for each GPU."""

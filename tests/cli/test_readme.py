@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from tiny_commands import (
-    TINY_BENCHMARK,
     TINY_EVALUATION,
     TINY_TRANSFORMER,
     TINY_VQGAN,
@@ -18,8 +17,14 @@ from tiny_commands import (
 from torchvision.models import squeezenet1_1
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-# run by .ci/run, or no command of ours
-ELSEWHERE = {"make demo", "make test", "source .venv/bin/activate"}
+# run by .ci/run or tests/benchmarks, or no command of ours
+ELSEWHERE = {
+    "make demo",
+    "make test",
+    "source .venv/bin/activate",
+    "python -m benchmarks.autoencoder",
+    "python -m benchmarks.transformer",
+}
 
 
 def commands() -> list[str]:
@@ -46,8 +51,6 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             arguments += ["data.num_workers=0", "data.val_fraction=0.25"]
         elif name == "import_checkpoint":
             pass  # of the tiny checkpoint
-        elif name == "benchmark":
-            arguments += TINY_BENCHMARK
         elif name == "evaluate":
             arguments += TINY_EVALUATION
         elif name == "reconstruct":

@@ -52,7 +52,6 @@ def test_what_is_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check_command_line("train_vqgan", ["data.path=${hydra:runtime.cwd}/x", "perceptual=none"])
     check_command_line("train_vqgan", ["data.path=x", "perceptual=none", "size=tiny"])
     check_command_line("demo", [])
-    check_command_line("benchmark", [])
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +67,8 @@ def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(MissingPathError, match=f"{overrides[-1]} does not exist"):
             check_command_line(name, overrides)
-    with pytest.raises(UserError, match="preset/gpuu"):
-        check_command_line("benchmark", ["preset=gpuu"])
+    with pytest.raises(UserError, match="trainer/gpuu"):
+        check_command_line("train_vqgan", ["data.path=x", "trainer=gpuu"])
 
 
 def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

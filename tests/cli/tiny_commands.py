@@ -47,21 +47,6 @@ TINY_EVALUATION = (
     "classifier_training.batch_size=4",
     "classifier_training.base_channels=4",
 )
-TINY_BENCHMARK = (
-    "device=cpu",
-    "threads=1",
-    "rounds=1",
-    "steps=1",
-    "warmup=0",
-    "turn_seconds=0",
-    "perceptual=none",
-    "cases.ch32.batch_size=2",
-    "cases.ch32.resolution=16",
-    "cases.ch32.base_channels=8",
-    "cases.ch32.num_residual_blocks=1",
-    "cases.ch32.discriminator_layers=1",
-    "~cases.f16",
-)
 
 
 @dataclass

@@ -4,43 +4,39 @@ Its training step is therefore the autoencoder's alone: forward, L1 and its quan
 backward, Adam.
 """
 
-import importlib
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from serve import autocast  # type: ignore[import-not-found]  # the file that runs this one
+from serve import autocast  # the file that runs this one
 
 
 def build(settings: dict[str, Any], measurement: str, images: torch.Tensor) -> Any:
     """What is timed, and facts about it; see `serve.py`."""
-    calls = {"encode": _encode, "decode": _decode, "autoencoder_step": _autoencoder_step}
-    if measurement not in calls:
+    if measurement not in ("encode", "decode", "autoencoder_step"):
         return None
-    model = _model(settings).to(images.device)
+    model = vqmodel(settings).to(images.device)
     facts = {
         "versions": {"diffusers": version("diffusers")},
         "parameters": {"autoencoder": sum(p.numel() for p in model.parameters())},
     }
-    return calls[measurement](model, settings, images), facts
+    if measurement == "autoencoder_step":
+        return autoencoder_step(model.train(), settings, images), facts
+    return inference(model.eval(), settings, images, measurement), facts
 
 
-def _model(settings: dict[str, Any]) -> Any:
-    diffusers = importlib.import_module("diffusers")
+def vqmodel(settings: dict[str, Any]) -> Any:
+    """The model with attention at the resolutions that the settings name."""
+    import diffusers
+
     multipliers, resolution = settings["channel_multipliers"], settings["resolution"]
-    with_attention = [
-        resolution >> level in settings["attention_resolutions"]
+    kinds = [
+        "Attn" if resolution >> level in settings["attention_resolutions"] else ""
         for level in range(len(multipliers))
     ]
     return diffusers.VQModel(
-        down_block_types=[
-            "AttnDownEncoderBlock2D" if attention else "DownEncoderBlock2D"
-            for attention in with_attention
-        ],
-        up_block_types=[
-            "AttnUpDecoderBlock2D" if attention else "UpDecoderBlock2D"
-            for attention in reversed(with_attention)
-        ],
+        down_block_types=[f"{kind}DownEncoderBlock2D" for kind in kinds],
+        up_block_types=[f"{kind}UpDecoderBlock2D" for kind in reversed(kinds)],
         block_out_channels=[settings["base_channels"] * multiplier for multiplier in multipliers],
         layers_per_block=settings["num_residual_blocks"],
         latent_channels=settings["latent_channels"],
@@ -51,19 +47,15 @@ def _model(settings: dict[str, Any]) -> Any:
     )
 
 
-def _encode(model: Any, settings: dict[str, Any], images: torch.Tensor) -> Any:
-    model.eval()
+def inference(model: Any, settings: dict[str, Any], images: torch.Tensor, name: str) -> Any:
+    """Encoding, or decoding of what that gives."""
 
     @torch.inference_mode()
     def encode() -> torch.Tensor:
         with autocast(settings):
             return model.quantize(model.encode(images).latents)[2][2]
 
-    return encode
-
-
-def _decode(model: Any, settings: dict[str, Any], images: torch.Tensor) -> Any:
-    indices = _encode(model, settings, images)()
+    indices = encode()
     side = settings["resolution"] // 2 ** (len(settings["channel_multipliers"]) - 1)
     shape = (len(images), side, side, settings["codebook_dim"])
 
@@ -72,11 +64,11 @@ def _decode(model: Any, settings: dict[str, Any], images: torch.Tensor) -> Any:
         with autocast(settings):
             return model.decode(indices, force_not_quantize=True, shape=shape).sample
 
-    return decode
+    return encode if name == "encode" else decode
 
 
-def _autoencoder_step(model: Any, settings: dict[str, Any], images: torch.Tensor) -> Any:
-    model.train()
+def autoencoder_step(model: Any, settings: dict[str, Any], images: torch.Tensor) -> Any:
+    """Forward, L1 and commitment loss, backward, Adam."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, betas=(0.5, 0.9))
 
     def step() -> torch.Tensor:

@@ -4,20 +4,19 @@ A head of its own and the exact GELU make it the architecture of the other progr
 its forward pass, cross-entropy, backward and AdamW in one kernel, the choice of its Trainer.
 """
 
-import importlib
 from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from serve import autocast  # type: ignore[import-not-found]  # the file that runs this one
+from serve import autocast  # the file that runs this one
 
 
 def build(settings: dict[str, Any], measurement: str, tokens: torch.Tensor) -> Any:
     """What is timed, and facts about it; see `serve.py`."""
     if measurement not in ("gpt_step", "sample", "sample_compiled"):
         return None
-    model = _model(settings).to(tokens.device)
+    model = gpt2(settings).to(tokens.device)
     gpt = model.transformer
     parts = {
         "blocks": gpt.h.parameters(),
@@ -30,12 +29,14 @@ def build(settings: dict[str, Any], measurement: str, tokens: torch.Tensor) -> A
         "attention": model.config._attn_implementation,
     }
     if measurement == "gpt_step":
-        return _training_step(model, settings, tokens), facts
-    return _sampling(model, settings, tokens), facts
+        return gpt_step(model.train(), settings, tokens), facts
+    return sampling(model.eval(), settings, tokens), facts
 
 
-def _model(settings: dict[str, Any]) -> Any:
-    transformers = importlib.import_module("transformers")
+def gpt2(settings: dict[str, Any]) -> Any:
+    """The model at the sizes of the settings."""
+    import transformers
+
     config = transformers.GPT2Config(
         vocab_size=settings["codebook_size"],
         n_positions=settings["num_tokens"],
@@ -55,8 +56,8 @@ def _model(settings: dict[str, Any]) -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def _training_step(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
-    model.train()
+def gpt_step(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
+    """Forward, cross-entropy, backward, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     inputs = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], dim=1)  # (b n)
 
@@ -72,24 +73,18 @@ def _training_step(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -
     return step
 
 
-def _sampling(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
+def sampling(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
+    """Its `generate`; with guidance for twice as many sequences, the same work."""
     if settings["dtype"] == "bf16":
         model.to(torch.bfloat16)
-    model.eval()
-    per_image = 1 if settings["guidance_scale"] == 1 else 2
-    start = tokens.new_zeros(len(tokens) * per_image, 1)
-    attention_mask = torch.ones_like(start)
-
-    def sample() -> torch.Tensor:
-        return model.generate(
-            start,
-            attention_mask=attention_mask,
-            do_sample=True,
-            temperature=1.0,
-            top_k=settings["top_k"],
-            use_cache=True,
-            min_new_tokens=settings["num_tokens"],
-            max_new_tokens=settings["num_tokens"],
-        )[:, 1:]
-
-    return sample
+    start = tokens.new_zeros(len(tokens) * (1 if settings["guidance_scale"] == 1 else 2), 1)
+    options = {
+        "attention_mask": torch.ones_like(start),
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": settings["top_k"],
+        "use_cache": True,
+        "min_new_tokens": settings["num_tokens"],
+        "max_new_tokens": settings["num_tokens"],
+    }
+    return lambda: model.generate(start, **options)[:, 1:]

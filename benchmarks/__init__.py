@@ -1,0 +1,1 @@
+"""The speed of this program beside others; see README.md."""

@@ -1,0 +1,145 @@
+"""The programs that are compared, each a process and possibly a Python of its own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["Process", "Program", "ProgramError", "how_to_install", "our_program"]
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = Path(__file__).resolve().parent / "peers"
+
+
+class ProgramError(Exception):
+    """A program cannot be timed: its name, and the reason."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} is left out: {reason}")
+        self.name, self.reason = name, reason
+
+
+@dataclass(frozen=True)
+class Program:
+    """What builds a program's measurements, by which Python, and in which precision."""
+
+    name: str
+    build: Path  # see `peers/serve.py`
+    python: Path = Path(sys.executable)
+    dtype: str | None = None  # None: as the run's settings say
+    tf32: bool | None = None
+    checkout: Path | None = None  # of this program, which it imports; None: a foreign program
+
+
+def our_program(
+    name: str = "taming", checkout: Path = ROOT, adapter: Path | None = None
+) -> Program:
+    """This program, or another checkout of it.
+
+    Args:
+        name: of the program in the table.
+        checkout: directory with `taming/`.
+        adapter: file that builds its measurements; None: its own `benchmarks/ours.py`.
+    """
+    build = adapter or checkout / "benchmarks" / "ours.py"
+    return Program(name, build.resolve(), checkout=checkout.resolve())
+
+
+class Process:
+    """A program that waits for its turns, asleep between them; used in a `with` statement.
+
+    It answers as `Session` of `peers/serve.py` does, or raises a `ProgramError`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.name = program, program.name
+        self._process: subprocess.Popen[str] | None = None
+        self._messages = tempfile.TemporaryFile(  # noqa: SIM115  open as long as the process
+            "w+", encoding="utf-8", errors="replace"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                self._process.communicate(timeout=30)
+            self._process.kill()
+            self._process.wait()
+        self._messages.close()
+
+    def begin(self, settings: dict[str, Any], measurement: str) -> dict[str, Any] | None:
+        """Builds a measurement; returns facts about it, None if the program does no such thing."""
+        own = {"dtype": self.program.dtype, "tf32": self.program.tf32}
+        settings = {**settings, **{key: value for key, value in own.items() if value is not None}}
+        facts = self._ask({"begin": measurement, "settings": settings})["facts"]
+        described = {key: settings[key] for key in ("device", "threads", "dtype", "tf32")}
+        return None if facts is None else {**described, **facts}
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """Calls what was built `steps` times; returns `seconds` and `peak_memory_gib`."""
+        return self._ask({"run": steps})
+
+    def flops(self) -> int:
+        """Floating-point operations of a call."""
+        return self._ask({"flops": True})["flops"]
+
+    def _start(self) -> subprocess.Popen[str]:
+        program = self.program
+        if not program.python.is_file():
+            hint = how_to_install(program.python)
+            raise ProgramError(self.name, f"there is no Python at {program.python}. {hint}")
+        if not program.build.is_file():
+            raise ProgramError(self.name, f"there is no {program.build}; see --adapter")
+        # a foreign program must not find our package, which has the name of CompVis'
+        flags = ["-E", "-s"] if program.checkout is None else ["-s"]
+        return subprocess.Popen(
+            [str(program.python), *flags, str(PEERS / "serve.py"), str(program.build)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": str(program.checkout)},
+        )
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._process = self._process or self._start()
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        if not line:
+            self._messages.seek(0)
+            messages = [line.strip() for line in self._messages if line.strip()]
+            raise ProgramError(self.name, " ".join(["its process ended.", *messages[-1:]]))
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            reason = answer["error"]
+            if "ModuleNotFoundError" in reason and self.program.checkout is None:
+                reason += f". {how_to_install(self.program.python)}"
+            raise ProgramError(self.name, reason)
+        return answer
+
+
+def how_to_install(python: Path) -> str:
+    """The commands that make the peers' environment, with our versions of PyTorch."""
+    torch, torchvision = (version(package).split("+")[0] for package in ("torch", "torchvision"))
+    packages = "pytorch-lightning omegaconf einops requests tqdm diffusers transformers"
+    return (
+        "The peers need an environment of their own, as CompVis' package is called `taming` too:\n"
+        f"  python3 -m venv {python.parent.parent}\n"
+        f"  {python} -m pip install torch=={torch} torchvision=={torchvision} {packages}\n"
+        f"  {python} -m pip install --no-deps taming-transformers-rom1504\n"
+        "or name the Python of one that exists: --peer-python PATH."
+    )

@@ -1,6 +1,0 @@
-"""See `python scripts/benchmark.py --help` and the README."""
-
-from _start import start
-
-if __name__ == "__main__":
-    start("benchmark")

@@ -1,1 +1,0 @@
-"""Other programs to compare with: files that run with another Python and import nothing of ours."""
