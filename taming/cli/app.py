@@ -1,4 +1,4 @@
-"""What all commands share: where configs are, how errors look, how a run directory begins."""
+"""What all commands share: building what a configuration names, run directories, resuming."""
 
 import logging
 import os
@@ -6,31 +6,32 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hydra
 import lightning as L
 import torch
+import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
-from lightning.pytorch.utilities import rank_zero_only
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from taming.cli.mistakes import check_nothing_missing, config_directory, explain
+from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory
 from taming.cli.setting_types import check_types
-from taming.errors import MissingPathError, UserError
+from taming.errors import UserError
 
 __all__ = [
+    "RESOLVED_FILE",
     "begin_run",
     "build",
+    "build_all",
     "check_run_dir",
-    "command",
     "config_directory",
     "device",
     "is_first_process",
+    "load_saved_config",
     "program",
     "resolved",
     "resume_config",
@@ -41,12 +42,23 @@ __all__ = [
 
 log = logging.getLogger("taming")
 
-COMPOSED_FILE, RESOLVED_FILE = "config_composed.yaml", "config.yaml"
+RESOLVED_FILE = "config.yaml"  # in a run directory
+
+# what a run keeps when it is resumed
+FIXED = ("adversary", "data", "experiment", "run_dir", "size", "training.ema_decay")
+FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",
+    "conditioning", "condition_", "size/", "~")  # fmt: skip
+# and of the data what fits the model and says which images are trained on
+FIXED_DATA = ("data.resolution", "data.channels", "data.val_fraction", "data.labels",
+    "data.source.labels", "data.num_classes", "data.condition")  # fmt: skip
+# references to other settings and the time: all that a saved configuration may refer to
+REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
 
 
 def is_first_process() -> bool:
-    """Whether this is the process the user started, and not a rank that was launched beside it."""
-    return getattr(rank_zero_only, "rank", 0) == 0  # set by Lightning when it is imported
+    """Whether this is the process that writes, and not another rank of a distributed training."""
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in names)
 
 
 def program(name: str) -> str:
@@ -83,54 +95,7 @@ def device(name: str) -> torch.device:
     return found
 
 
-def command(config_name: str) -> Callable[[Callable[[DictConfig], int | None]], Callable[[], None]]:
-    """Makes a function of a Hydra configuration a command.
-
-    What the user can put right is printed as one line on standard error, with exit status 2. The
-    function returns its exit status, None for 0.
-    """
-
-    def decorate(function: Callable[[DictConfig], int | None]) -> Callable[[], None]:
-        def run(config: DictConfig) -> None:
-            logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-            try:
-                status = function(config)
-            except (UserError, OmegaConfBaseException) as error:
-                print(f"error: {_message(error)}", file=sys.stderr)
-                sys.exit(2)
-            except KeyboardInterrupt:
-                print("\ninterrupted", file=sys.stderr)
-                sys.exit(130)
-            sys.exit(status or 0)
-
-        def main() -> None:
-            decorator = hydra.main(
-                config_path=str(config_directory()), config_name=config_name, version_base="1.3"
-            )
-            # Hydra then raises what it would otherwise print with advice that does not help
-            os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-            try:
-                decorator(run)()
-            except HydraException as error:
-                message = explain(error, config_name)
-                print(f"error: {message}", file=sys.stderr)
-                sys.exit(2)
-
-        main.__doc__ = function.__doc__
-        return main
-
-    return decorate
-
-
-def _message(error: Exception) -> str:
-    """What an error says; of one in a data loader's worker without PyTorch's traceback."""
-    in_worker = re.match(
-        r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", str(error), re.DOTALL
-    )
-    return str(error) if in_worker is None else str(in_worker[1]).strip()
-
-
-def build(config: DictConfig, /, **arguments: Any) -> Any:
+def build(config: DictConfig | None, /, **arguments: Any) -> Any:
     """Calls a configuration's `_target_` with plain Python values; None for one without.
 
     Raises:
@@ -150,6 +115,21 @@ def build(config: DictConfig, /, **arguments: Any) -> Any:
         raise
 
 
+def build_all(config: DictConfig | None) -> list[Any]:
+    """Builds each entry of a group such as `callbacks`; entries that are null are left out.
+
+    Raises:
+        UserError: for an entry without a `_target_`.
+    """
+    built = []
+    for name, entry in ({} if config is None else config).items():
+        if entry is not None and not (isinstance(entry, DictConfig) and "_target_" in entry):
+            key = config._get_full_key(name)  # type: ignore[union-attr]
+            raise UserError(f"{key} needs a _target_: give {key}._target_=MODULE.CLASS, or null.")
+        built.append(build(entry))
+    return [thing for thing in built if thing is not None]
+
+
 def resolved(config: DictConfig) -> dict[str, Any]:
     """The configuration as a plain dictionary, interpolations resolved.
 
@@ -166,64 +146,88 @@ def resume_config(config: DictConfig) -> DictConfig:
     """The configuration of the run in `config.resume`, with this command line's overrides on top.
 
     Raises:
-        MissingPathError: if that is not a run directory.
-        UserError: for an override of what is fixed once a run has begun.
+        UserError: for an override of what is fixed once a run has begun, and for a saved
+            configuration that names anything to call but what this program's own configurations,
+            or this command line, name.
     """
     run_dir = Path(config.resume).expanduser()
-    path = run_dir / COMPOSED_FILE
-    if not path.is_file():
-        raise MissingPathError(
-            f"nothing to resume: {path} does not exist. resume= takes the directory of a run."
-        )
-    saved = OmegaConf.load(path)
-    assert isinstance(saved, DictConfig)
-    if saved.trainer.max_time is not None:
-        log.info("note: trainer.max_time=%s was for one session", saved.trainer.max_time)
+    saved = load_saved_config(run_dir / COMPOSED_FILE, trusted=config)
+    max_time = OmegaConf.select(saved, "trainer.max_time")
+    if max_time is not None:
+        log.info("note: trainer.max_time=%s was for one session", max_time)
         saved.trainer.max_time = None
     given = {o.split("=", 1)[0].lstrip("+"): o for o in HydraConfig.get().overrides.task}
     for name in sorted(given.keys() - {"resume"}, key=lambda name: name.count(".")):
         _override(saved, config, name, given[name])
-    saved.run_dir = str(run_dir)
-    saved.resume = str(run_dir)
+    saved.run_dir = saved.resume = str(run_dir)
     return saved
 
 
 def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -> None:
     """Takes one override of `config` over into a saved configuration."""
-    fixed = (
-        "experiment",
-        "size",
-        "run_dir",
-        "vqgan",
-        "conditioning",
-        "condition_tokenizer",
-        "condition_cell",
-        "condition_dropout",
-        "condition_as",
-        "model",
-        "quantizer",
-        "data",
-        "adversary",
-        "training.ema_decay",
-    )
-    beginnings = ("~", "size/", "model.", "perceptual", "finetune", "adversary.discriminator")
-    # what fits the model, and which images are trained on; validation images may have moved
-    of_data = [f"data.{key}" for key in ("resolution", "channels", "val_fraction", "labels")]
     before, now = OmegaConf.select(saved, name), OmegaConf.select(config, name)
-    changed = (name in of_data and before != now) or (
-        name == "data.val_path" and (before is None) != (now is None)
+    changed = (name in FIXED_DATA and before != now) or (
+        name == "data.val_path" and (before is None) != (now is None)  # they may have moved
     )
-    if name in fixed or name.startswith(beginnings) or changed:
+    if name in FIXED or name.startswith(FIXED_BELOW) or changed:
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
         )
     group = OmegaConf.select(saved, name.split(".")[0])
-    if "." in name and (group is None or ("_target_" in group and group._target_ is None)):
+    nothing = group is None or ("_target_" in group and group._target_ is None)
+    if "." in name and nothing and not override.startswith("+"):
         raise UserError(f"{override} would do nothing: the run has no {name.split('.')[0]}.")
     names = [f"trainer.{key}" for key in ("accelerator", "devices", "strategy")]
     for key in names if name == "trainer" else [name]:
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
+
+
+def load_saved_config(path: Path, trusted: DictConfig | None = None) -> DictConfig:
+    """Reads the configuration that a run, perhaps a stranger's, has saved.
+
+    Args:
+        path: the file.
+        trusted: a configuration of this command line, whose targets are allowed besides our own.
+
+    Raises:
+        UserError: if the file cannot be read, or if something in it would run code or look
+            beyond it: a `_target_` that is neither ours nor `trusted`, or a resolver.
+    """
+    try:
+        saved = OmegaConf.load(path)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
+    if not isinstance(saved, DictConfig):
+        raise UserError(f"{path} holds no settings by name.")
+    ours = [OmegaConf.load(packaged) for packaged in config_directory().rglob("*.yaml")]
+    allowed = {target for config in (trusted, *ours) for _, target in _targets(config)}
+    for key, target in _targets(saved):
+        if target not in allowed or "$" in target:
+            raise UserError(
+                f"{path} names {key}={target}, which is none of this program's: it is not run. "
+                f"If you trust it, add {shlex.quote(f'+{key}={target}')} to the command."
+            )
+    for key, text in _leaves(OmegaConf.to_container(saved)):
+        if isinstance(text, str) and "${" in text and "$" in REFERENCE.sub("", text):
+            raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
+    return saved
+
+
+def _targets(config: Any) -> Iterator[tuple[str, str]]:
+    """Every `_target_` in a configuration, at any depth, as (key, target)."""
+    for key, value in _leaves(None if config is None else OmegaConf.to_container(config)):
+        if key.rpartition(".")[2].startswith("_target_") and value is not None:
+            yield key, str(value)
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no dictionary or list, with its key."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
 
 
 def check_run_dir(config: DictConfig) -> None:
@@ -238,12 +242,12 @@ def check_run_dir(config: DictConfig) -> None:
 
 
 def begin_run(config: DictConfig) -> Path:
-    """Makes a new run's directory, with its configuration; returns it, of a resumed run too.
+    """Writes the configuration of a new run into its directory, and returns that; once checked.
 
     Raises:
         UserError: if the directory cannot be written.
     """
-    run_dir = Path(resolved(config)["run_dir"]).expanduser()
+    run_dir = Path(config.run_dir).expanduser()
     if config.resume is None and is_first_process():
         write_config(config, run_dir)
     return run_dir
@@ -252,7 +256,7 @@ def begin_run(config: DictConfig) -> Path:
 def write_config(config: DictConfig, run_dir: Path) -> None:
     """Writes a run's configuration into its directory, as composed and resolved.
 
-    Of a resumed run only when it is under way: a setting that stops it is not to stay.
+    A resumed run's is written only when it is under way: a setting that stops it is not to stay.
 
     Raises:
         UserError: if the directory cannot be written.
@@ -272,9 +276,7 @@ def run_command(script: str, *overrides: str) -> None:
         UserError: if it does not end well.
     """
     print(f"\n$ python scripts/{script}.py {shlex.join(overrides)}", flush=True)
-    module = f"taming.cli.{script}"
-    status = subprocess.run(
-        [sys.executable, "-c", f"from {module} import main; main()", *overrides], check=False
-    ).returncode
+    start = f"from taming.cli.start import start; start({script!r})"
+    status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode
     if status != 0:
         raise UserError(f"{script} ended with status {status}; see above.")

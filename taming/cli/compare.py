@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 from PIL import Image
 
-from taming.cli.app import command, resolved, run_command
+from taming.cli.app import resolved, run_command
 from taming.cli.hints import override
 from taming.errors import UserError
 
@@ -21,7 +21,6 @@ __all__ = ["main"]
 RECORD = "overrides.json"  # in each run: what it was made with
 
 
-@command("compare")
 def main(config: DictConfig) -> None:
     """Trains each variant with each seed and writes their numbers into one table."""
     plain = resolved(config)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, command, run_command
+from taming.cli.app import build, run_command
 from taming.cli.hints import override
 from taming.errors import UserError
 from taming.training import peak_memory
@@ -25,7 +25,6 @@ Your own images, in a folder or a .zip, are next:
   python scripts/sample.py checkpoint=outputs/my_transformer"""
 
 
-@command("demo")
 def main(config: DictConfig) -> None:
     """Trains both stages, samples 200 digits and reports how good they are."""
     started = time.monotonic()

@@ -6,7 +6,7 @@ import shlex
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from taming.cli.app import command, device, program, resolved
+from taming.cli.app import device, program, resolved
 from taming.cli.encoding import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
@@ -18,7 +18,6 @@ __all__ = ["main"]
 log = logging.getLogger("taming")
 
 
-@command("encode_dataset")
 def main(config: DictConfig) -> None:
     """Encodes the images, and their conditions, into the cache that stage 2 trains from."""
     resolved(config)  # missing values first

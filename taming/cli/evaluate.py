@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, build, command, device, program, resolved
+from taming.cli.app import RESOLVED_FILE, build, device, program, resolved
 from taming.cli.encoding import with_tokenizer_shape
 from taming.cli.hints import condition_settings, setting
 from taming.errors import UserError
@@ -21,7 +21,6 @@ __all__ = ["main"]
 log = logging.getLogger("taming")
 
 
-@command("evaluate")
 def main(config: DictConfig) -> None:
     """Measures a generator, or a VQGAN, on the validation images of its data."""
     plain = resolved(config)

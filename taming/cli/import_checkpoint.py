@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import command, resolved
+from taming.cli.app import resolved
 from taming.errors import MissingPathError, UserError
 from taming.importers import check_settings, find_source, import_checkpoint
 from taming.serialization import check_destination, save_model_directory
@@ -17,7 +17,6 @@ __all__ = ["main"]
 SETTINGS = ("num_classes", "tokenizer")  # of one source each
 
 
-@command("import_checkpoint")
 def main(config: DictConfig) -> None:
     """Writes a foreign checkpoint as a model directory and says what became of its weights."""
     plain = resolved(config)

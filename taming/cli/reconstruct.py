@@ -5,14 +5,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, command, device, resolved
+from taming.cli.app import build, device, resolved
 from taming.vqgan import VQGAN
 from taming.workflows import reconstruct_images
 
 __all__ = ["main"]
 
 
-@command("reconstruct")
 def main(config: DictConfig) -> None:
     """Reconstructs images with a VQGAN, or the tokenizer of a generator, and measures how well."""
     plain = resolved(config)

@@ -10,7 +10,7 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
-from taming.cli.app import build, command, device, program, resolved
+from taming.cli.app import build, device, program, resolved
 from taming.cli.hints import data_of_run, given_settings, setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
@@ -22,7 +22,6 @@ __all__ = ["main"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@command("sample")
 def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
     plain = resolved(config)

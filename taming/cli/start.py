@@ -1,34 +1,109 @@
-"""Starts a command: what can be checked first is, before seconds of imports."""
+"""Starts a command: `hydra.main` around a task that imports the command when a job runs."""
 
+import logging
+import os
+import re
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
-from taming.cli.mistakes import check_command_line
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from taming.cli.mistakes import (
+    check_config,
+    check_overrides,
+    config_directory,
+    explain,
+    fixed_overrides,
+)
 from taming.errors import UserError
 
 __all__ = ["console", "start"]
 
+DIRECTORIES = ("run_dir", "output_dir")  # settings that name a job's directory
+
 
 def start(name: str) -> None:
-    """Runs `taming.cli.NAME` with the process's arguments."""
-    arguments = sys.argv[1:]
-    if {"-m", "--multirun"} & set(arguments):
-        print(
-            "error: --multirun does one run only here: give the command once for each run, with "
-            "a run_dir of its own.",
-            file=sys.stderr,
-        )
-        sys.exit(2)
-    if not any(argument.startswith(("-", "hydra.")) for argument in arguments):  # --help, say
-        try:
-            check_command_line(name, arguments)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-    import_module(f"taming.cli.{name}").main()
+    """Runs a command by `hydra.main`; its module is imported when a job runs, and not for `--help`.
+
+    What the user can put right is printed as one line on standard error, with exit status 2.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say what is wrong
+    main = hydra.main(config_path=str(config_directory()), config_name=name, version_base="1.3")
+    overrides = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
+    try:
+        check_overrides(overrides)
+        # a sweep's directories are named after the settings that differ
+        sys.argv += fixed_overrides(overrides) if {"-m", "--multirun"} & set(sys.argv) else []
+        main(partial(_run_job, name))()
+    except (UserError, OmegaConfBaseException, HydraException) as error:
+        _exit_with(error, name)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def console() -> None:
     """Runs the command whose installed name this process was started by: `taming-train-vqgan`."""
     start(Path(sys.argv[0]).stem.removeprefix("taming-").replace("-", "_"))
+
+
+def _run_job(name: str, config: DictConfig) -> float | None:
+    """Runs a command once; what it returns is a sweep's objective."""
+    job = HydraConfig.get()
+    directory = Path(job.runtime.output_dir)
+    try:
+        check_config(config)
+        for key in DIRECTORIES:
+            if key in config:  # where this job writes, in a sweep too
+                config[key] = str(_below_here(directory))
+        with read_write(job):  # type: ignore[arg-type]
+            job.run.dir = str(directory)  # Lightning hands it to the processes it starts
+        objective: float | None = import_module(f"taming.cli.{name}").main(config)
+        return objective
+    except (UserError, OmegaConfBaseException) as error:
+        if job.mode == RunMode.MULTIRUN:  # the other jobs go on
+            raise
+        _exit_with(error, name)
+    finally:
+        _remove_if_empty(directory)
+
+
+def _exit_with(error: Exception, name: str) -> NoReturn:
+    message = explain(error, name) if isinstance(error, HydraException) else str(error)
+    # an error in a data loader's worker comes with PyTorch's traceback
+    in_worker = re.match(
+        r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", message, re.DOTALL
+    )
+    print(f"error: {message if in_worker is None else in_worker[1].strip()}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _below_here(path: Path) -> Path:
+    """The path from the current directory, where it is below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """Removes the directory that Hydra made for a job that wrote nothing, and empty ones above."""
+    path = _below_here(directory)
+    while path != Path() and path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+        path = Path() if path.is_absolute() else path.parent
+
+
+def _job_directory(*, _root_: DictConfig) -> str:
+    """The directory of a resumed run, a new run, or a command's output; `.` where there is none."""
+    named = (_root_.get(name) for name in ("resume", *DIRECTORIES))
+    return str(Path(next((path for path in named if path is not None), ".")).expanduser())
+
+
+OmegaConf.register_new_resolver("job_directory", _job_directory, replace=True)

@@ -12,7 +12,6 @@ from taming.cli.app import (
     begin_run,
     build,
     check_run_dir,
-    command,
     program,
     resolved,
     resume_config,
@@ -40,8 +39,7 @@ __all__ = ["main"]
 log = logging.getLogger("taming")
 
 
-@command("train_transformer")
-def main(config: DictConfig) -> int:
+def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
     if config.resume is not None:
         config = resume_config(config)
@@ -108,6 +106,7 @@ def main(config: DictConfig) -> int:
         for_sampling += [*condition_settings(config.data), "num_images=16"]
     return finish(
         result,
+        config.trainer.monitor,
         run_dir,
         name="train_transformer",
         max_steps=trainer.max_steps,

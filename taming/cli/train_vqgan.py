@@ -1,6 +1,7 @@
 """`train_vqgan`: stage 1, images to a VQGAN."""
 
 import logging
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from taming.cli.app import (
     begin_run,
     build,
     check_run_dir,
-    command,
     is_first_process,
     program,
     resolved,
@@ -39,8 +39,7 @@ __all__ = ["main"]
 log = logging.getLogger("taming")
 
 
-@command("train_vqgan")
-def main(config: DictConfig) -> int:
+def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
     if config.resume is not None:
         config = resume_config(config)
@@ -122,9 +121,10 @@ def main(config: DictConfig) -> int:
         on_start=partial(write_config, config, run_dir),
     )
     for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data)]
-    for_transformer += config.get("transformer_settings") or []
+    for_transformer += map(shlex.quote, config.get("transformer_settings") or [])
     return finish(
         result,
+        config.trainer.monitor,
         run_dir,
         name="train_vqgan",
         max_steps=trainer.max_steps,

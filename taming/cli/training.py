@@ -33,11 +33,29 @@ def start_trackers(config: DictConfig, run_dir: Path, resume_from: Path | None) 
 
 
 def finish(
-    result: TrainingResult, run_dir: Path, *, name: str, max_steps: int, next_step: str
-) -> int:
-    """Says what was written and what comes next; returns the exit status."""
-    if not is_first_process():
-        return 0
+    result: TrainingResult,
+    monitor: str,
+    run_dir: Path,
+    *,
+    name: str,
+    max_steps: int,
+    next_step: str,
+) -> float | None:
+    """Says what was written and what comes next; returns a sweep's objective.
+
+    Raises:
+        KeyboardInterrupt: if the training was interrupted.
+    """
+    if is_first_process():
+        _report(result, run_dir, name, max_steps, next_step)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result.metrics.get(monitor)
+
+
+def _report(
+    result: TrainingResult, run_dir: Path, name: str, max_steps: int, next_step: str
+) -> None:
     numbers = ", ".join(
         f"{name.removeprefix('val/')} {value:.4g}" for name, value in result.metrics.items()
     )
@@ -59,4 +77,3 @@ def finish(
         print(f"{why} before step {max_steps}; go on with:\n  {go_on}")
     else:
         print(f"next: {next_step}")
-    return 130 if result.interrupted else 0

@@ -9,29 +9,8 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
-from taming.cli import (
-    compare,
-    demo,
-    encode_dataset,
-    evaluate,
-    import_checkpoint,
-    reconstruct,
-    sample,
-    train_transformer,
-    train_vqgan,
-)
+from taming.cli.start import start
 
-COMMANDS = {
-    "train_vqgan": train_vqgan.main,
-    "train_transformer": train_transformer.main,
-    "encode_dataset": encode_dataset.main,
-    "sample": sample.main,
-    "compare": compare.main,
-    "demo": demo.main,
-    "import_checkpoint": import_checkpoint.main,
-    "reconstruct": reconstruct.main,
-    "evaluate": evaluate.main,
-}
 FOLDER_OVERRIDES = ("data.resolution=16", "data.val_fraction=0.25", "data.crop_scale=[1.0,1.0]")
 
 
@@ -42,10 +21,12 @@ def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:
     patch.setattr(torch.cuda, "device_count", lambda: 0)
     patch.setattr(sys, "argv", [f"{name}.py", *overrides])
     GlobalHydra.instance().clear()
-    with pytest.raises(SystemExit) as ended:
-        COMMANDS[name]()
-    code = ended.value.code
-    return code if isinstance(code, int) else 0
+    try:
+        start(name)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        return ended.code
+    return 0
 
 
 @pytest.fixture

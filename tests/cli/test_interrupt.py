@@ -21,7 +21,7 @@ ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.save
 def started(run_dir: Path, overrides: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
     """A training that has a checkpoint; killed in the end, if it has not ended by itself."""
     keep = [o for o in TINY_VQGAN if "max_steps" not in o and "val_every" not in o]
-    command = "from taming.cli.train_vqgan import main; main()"
+    command = "from taming.cli.start import start; start('train_vqgan')"
     arguments = [*overrides, *keep, *ENDLESS, "perceptual=none", f"run_dir={run_dir}"]
     process = subprocess.Popen(
         [sys.executable, "-c", command, *arguments],

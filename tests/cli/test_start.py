@@ -1,17 +1,40 @@
-"""Mistakes in the command line are told before PyTorch is imported."""
+"""How a command starts: mistakes are told before PyTorch is imported; nothing is left behind."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tiny_commands import Run, without_python_settings
+from omegaconf import DictConfig
+from tiny_commands import Outcome, Run, fails, without_python_settings
 
-from taming.cli.mistakes import check_command_line
+from taming.cli import start as module
 from taming.cli.start import start
-from taming.errors import MissingPathError, UserError
+from taming.errors import UserError
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def without_torch(folder: Path, script: str, *arguments: str, **environment: str) -> Outcome:
+    """Runs a script where importing PyTorch or Lightning fails."""
+    for package in ("torch", "lightning", "torchvision"):
+        (folder / f"{package}.py").write_text("raise RuntimeError('imported too early')")
+    outcome = subprocess.run(
+        [sys.executable, SCRIPTS / f"{script}.py", *arguments],
+        env={
+            **without_python_settings(),
+            "PYTHONPATH": f"{folder}:{SCRIPTS.parent}",
+            **environment,
+        },
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Outcome(outcome.returncode, outcome.stdout, outcome.stderr)
 
 
 @pytest.mark.parametrize(
@@ -22,114 +45,195 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
         ("sample", ["checkpoint=nowhere"], ["checkpoint=nowhere does not exist"]),
     ],
 )
-def test_without_heavy_imports(
+def test_mistakes_without_heavy_imports(
     tmp_path: Path, script: str, overrides: list[str], parts: list[str]
 ) -> None:
-    for package in ("torch", "lightning", "torchvision"):
-        (tmp_path / f"{package}.py").write_text("raise RuntimeError('imported too early')")
-    outcome = subprocess.run(
-        [sys.executable, SCRIPTS / f"{script}.py", *overrides],
-        env={**without_python_settings(), "PYTHONPATH": f"{tmp_path}:{SCRIPTS.parent}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+    outcome = without_torch(tmp_path, script, *overrides)
+    fails(outcome, *parts)
+    assert len(outcome.err.splitlines()) == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["--help"], "trainer: auto, cpu, ddp, gpu"),
+        (["--cfg", "job"], "learning_rate: 0.0004"),
+        (["-sc", "query=bash"], "size=tiny"),
+    ],
+)
+def test_what_hydra_answers_needs_no_heavy_imports(
+    tmp_path: Path, arguments: list[str], printed: str
+) -> None:
+    line = "python scripts/train_vqgan.py size="
+    outcome = without_torch(
+        tmp_path, "train_vqgan", *arguments, COMP_LINE=line, COMP_POINT=str(len(line))
     )
-    assert outcome.returncode == 2, outcome.stderr
-    assert outcome.stderr.startswith("error: ")
-    for part in parts:
-        assert part in outcome.stderr
-    assert len(outcome.stderr.splitlines()) == 1
+    assert outcome.status == 0, outcome.err
+    assert printed in outcome.out
 
 
-def test_what_is_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Starts a command whose own work is `main`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x").mkdir()
-    check_command_line("train_vqgan", ["data.path=x", "perceptual=none"])
-    check_command_line("train_vqgan", ["experiment=digits"])
-    check_command_line("train_vqgan", ["resume=x"])  # the run's configuration has a data.path
-    check_command_line("train_transformer", ["data.path=x", "vqgan=hf:owner/name"])
-    check_command_line("train_vqgan", ["data.path=${hydra:runtime.cwd}/x", "perceptual=none"])
-    check_command_line("train_vqgan", ["data.path=x", "perceptual=none", "size=tiny"])
-    check_command_line("demo", [])
+
+    def call(
+        name: str, *overrides: str, main: Callable[[DictConfig], object] = lambda config: None
+    ) -> Outcome:
+        monkeypatch.setattr(module, "import_module", lambda _: SimpleNamespace(main=main))
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *overrides])
+        status = 0
+        try:
+            start(name)
+        except SystemExit as ended:
+            status = int(str(ended.code))
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return call
 
 
-def test_paths_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x").mkdir()
-    for name, overrides in (
-        ("train_vqgan", ["resume=nowhere"]),
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("train_vqgan", ["data.path=x", "perceptual=none"]),
+        ("train_vqgan", ["experiment=digits"]),
+        ("train_transformer", ["data.path=x", "vqgan=hf:owner/name"]),
+        ("train_vqgan", ["data.path=${hydra:runtime.cwd}/x", "perceptual=none"]),
+        ("train_vqgan", ["data.path=x", "perceptual=none", "size=tiny"]),
+        ("train_vqgan", ['data.path="."', 'data.val_path="."', "training.health=null"]),
+        ("demo", []),
+    ],
+)
+def test_what_is_right_passes(call: Run, name: str, overrides: list[str], tmp_path: Path) -> None:
+    outcome = call(name, *overrides)
+    assert outcome.status == 0, outcome.err
+    assert not (tmp_path / "outputs").exists()  # nothing was written, so nothing stays
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
         ("train_vqgan", ["data.path=x", "data.val_path=nowhere"]),
         ("train_vqgan", ["data.path=x", "perceptual=features", "perceptual.weights=nowhere"]),
         ("train_transformer", ["data.path=x", "vqgan=nowhere"]),
         ("sample", ["checkpoint=x", "conditions.path=nowhere"]),
         ("reconstruct", ["checkpoint=x", "input=nowhere"]),
-    ):
-        with pytest.raises(MissingPathError, match=f"{overrides[-1]} does not exist"):
-            check_command_line(name, overrides)
-    with pytest.raises(UserError, match="trainer/gpuu"):
-        check_command_line("train_vqgan", ["data.path=x", "trainer=gpuu"])
+    ],
+)
+def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> None:
+    fails(call(name, *overrides), f"{overrides[-1]} does not exist")
+    assert not Path("nowhere").exists()
 
 
-def test_what_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "2024").mkdir()
-    for override in ("data.path=2024", "run_dir=2024"):
-        name = override.partition("=")[0]
-        with pytest.raises(UserError, match=f"{name}=2024 is a number.*write '{name}=\"2024\"'"):
-            check_command_line("train_vqgan", ["data.path=.", override])
-    check_command_line("train_vqgan", ['data.path="2024"'])
-    for given in ("2024_01", "1e3"):
-        with pytest.raises(UserError, match=f"run_dir={given} is a number.*'run_dir=\"{given}\"'"):
-            check_command_line("train_vqgan", ["data.path=.", f"run_dir={given}"])
-    with pytest.raises(UserError, match="run_dir=True is true or false to Hydra"):
-        check_command_line("train_vqgan", ["data.path=.", "run_dir=True"])
-    for override in ("data.path=", "data.val_path=", "run_dir=''"):
-        name = override.partition("=")[0]
-        with pytest.raises(UserError, match=f"^{name}= is empty"):
-            check_command_line("train_vqgan", ["data.path=.", override])
-    for override in ("data.path=café", "data.path=a&b"):
-        with pytest.raises(UserError, match=f"{override} cannot be read.*letters such as é"):
-            check_command_line("train_vqgan", [override])
-    check_command_line("train_vqgan", ['data.path="."', 'data.val_path="."'])
-    check_command_line("train_vqgan", ["data.path=.", "training.health=null"])
-    with pytest.raises(UserError, match="'resume=\"2024\"'"):
-        check_command_line("train_vqgan", ["resume=2024"])
-    with pytest.raises(
-        UserError, match=r"seed=0,1 has several values: give one; or write 'seed=\[0,1\]'"
-    ):
-        check_command_line("train_vqgan", ["data.path=.", "seed=0,1"])
-    with pytest.raises(UserError, match="cannot be looked at"):
-        check_command_line("train_vqgan", ["data.path=" + 300 * "x"])
-    for override in ("size=null", "perceptual=null"):
-        with pytest.raises(UserError, match=f"^{override}: give the name of a file"):
-            check_command_line("train_vqgan", ["data.path=.", override])
-    needed = {
-        "train_vqgan": ["data.path=."],
-        "train_transformer": ["data.path=.", "vqgan=."],
-        "sample": ["checkpoint=."],
-    }
-    for name, override, message in (
-        ("train_vqgan", "training.optimizer=null", "has settings of its own and cannot be null"),
-        ("train_transformer", "tokens=null", "has settings of its own and cannot be null"),
-        ("train_vqgan", "run_dir=null", "it must be a path"),
-        ("sample", "output_dir=null", "it must be a path"),
-    ):
-        with pytest.raises(UserError, match=f"^{override}: .*{message}"):
-            check_command_line(name, [*needed[name], override])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.path=2024", "data.path=2024 is a number to Hydra: write 'data.path=\"2024\"'"),
+        ("run_dir=2024_01", "write 'run_dir=\"2024_01\"'"),
+        ("run_dir=1e3", "write 'run_dir=\"1e3\"'"),
+        ("run_dir=True", "run_dir=True is true or false to Hydra"),
+        ("resume=2024", "'resume=\"2024\"'"),
+        ("data.val_path=", "data.val_path= is empty"),
+        ("run_dir=''", "run_dir= is empty"),
+        ("run_dir=null", "must be a path"),
+        ("data.path=café", "data.path=café cannot be read"),
+        ("data.path=a&b", "two pairs of quotes"),
+        ("data.path=my=images", "data.path=my=images cannot be read"),
+        ("data.path=" + 300 * "x", "cannot be looked at"),
+        ("seed=0,1", "--multirun for a run with each; or write 'seed=[0,1]'"),
+        ("size=3", "give the name of a file of settings"),
+        ("size=null", "size=null: give the name of a file of settings"),
+        ("resume=nowhere", "nothing to resume: nowhere"),
+        ("experiment=flower64", "'experiment/flower64'; there are"),
+        ("trainer.max_step=3", "no setting trainer.max_step. Did you mean trainer.max_steps"),
+        ("data.learning_rate=3", "Did you mean training.optimizer.learning_rate"),
+        ("tokens=3", "no setting tokens"),
+    ],
+)
+def test_values_that_are_not_right(call: Run, override: str, message: str) -> None:
+    fails(call("train_vqgan", "data.path=.", override), message)
+    assert not Path("outputs").exists()
 
 
-def test_several_runs_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["train_vqgan.py", "-m", "seed=0,1"])
-        with pytest.raises(SystemExit, match="2"):
-            start("train_vqgan")
-    assert "give the command once for each run" in capsys.readouterr().err
+def test_the_directory_is_where_the_user_says(call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def main(config: DictConfig) -> None:
+        seen.append(config.run_dir)
+        Path(config.run_dir, "file").write_text("")
+
+    monkeypatch.setenv("HOME", str(Path.cwd() / "home"))
+    for run_dir, expected in (("a/b", "a/b"), ("~/c", "home/c"), (str(Path.cwd() / "d"), "d")):
+        assert call("train_vqgan", "data.path=x", f"run_dir='{run_dir}'", main=main).status == 0
+        assert seen[-1] == expected
+        assert Path(expected, "file").exists()
 
 
-def test_help_says_where_settings_are_explained(run: Run) -> None:
-    outcome = run("train_vqgan", "--help")
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["seed=0,1"], ["0_seed-0", "1_seed-1"]),
+        (["training.optimizer.learning_rate=1e-4,3e-4", "size=tiny"],
+         ["0_training.optimizer.learning_rate-0.0001",
+          "1_training.optimizer.learning_rate-0.0003"]),
+        (["seed=3", "size=tiny"], ["0_"]),
+    ],
+)  # fmt: skip
+def test_jobs_of_a_sweep_have_directories_of_their_own(
+    call: Run, overrides: list[str], names: list[str]
+) -> None:
+    def main(config: DictConfig) -> None:
+        (Path(config.run_dir) / "seen").write_text(str(config.seed))
+
+    outcome = call("train_vqgan", "-m", "data.path=x", "run_dir=sweep/one", *overrides, main=main)
+    assert outcome.status == 0, outcome.err
+    assert sorted(path.name for path in Path("sweep/one").glob("*/")) == names
+    assert all((Path("sweep/one") / name / "seen").exists() for name in names)
+
+
+def test_a_failed_job_lets_the_others_of_a_sweep_go_on(call: Run) -> None:
+    def main(config: DictConfig) -> None:
+        if config.seed == 0:
+            raise UserError("not with seed 0")
+        (Path(config.run_dir) / "seen").touch()
+
+    outcome = call("train_vqgan", "-m", "data.path=x", "run_dir=sweep", "seed=0,1", main=main)
+    fails(outcome, "error: not with seed 0")
+    assert [path.name for path in Path("sweep").glob("*/")] == ["1_seed-1"]
+
+
+def test_interrupted(call: Run) -> None:
+    def main(config: DictConfig) -> None:
+        raise KeyboardInterrupt
+
+    assert call("train_vqgan", "data.path=x", main=main).status == 130
+    assert call("train_vqgan", "-m", "data.path=x", "seed=0,1", main=main).status == 130
+
+
+def test_a_choice_that_is_given_wins(call: Run) -> None:
+    chosen = []
+    for overrides in (["size=tiny"], ["size=tiny", "trainer=gpu"], ["trainer=gpu", "size=tiny"]):
+        call("train_vqgan", "data.path=x", *overrides, main=lambda c: chosen.append(c.trainer))
+    assert [trainer.accelerator for trainer in chosen] == ["cpu", "gpu", "gpu"]
+    assert {trainer.max_steps for trainer in chosen} == {20}
+
+
+def test_help_says_where_settings_are_explained(call: Run) -> None:
+    outcome = call("train_vqgan", "--help")
     assert outcome.status == 0
     assert "configs/, first of all train_vqgan.yaml" in " ".join(outcome.out.split())
     assert "size: full, tiny" in outcome.out
     assert "Hydra" not in outcome.out
+
+
+def test_ranks_other_than_the_first_leave_no_directory(call: Run) -> None:
+    """As under `torchrun`, where every process composes a directory of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "RANK", "1")
+        assert call("train_vqgan", "data.path=x").status == 0
+    assert not Path("outputs").exists()
