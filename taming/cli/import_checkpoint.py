@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import resolved
 from taming.errors import MissingPathError, UserError
-from taming.importers import check_settings, find_source, import_checkpoint
+from taming.importers import import_checkpoint
 from taming.serialization import check_destination, save_model_directory
 
 __all__ = ["main"]
@@ -20,18 +20,13 @@ SETTINGS = ("num_classes", "tokenizer")  # of one source each
 def main(config: DictConfig) -> None:
     """Writes a foreign checkpoint as a model directory and says what became of its weights."""
     plain = resolved(config)
-    source, checkpoint = str(plain["source"]), Path(str(plain["checkpoint"])).expanduser()
-    output = Path(str(plain["output"])).expanduser()
-    find_source(source)
+    checkpoint, output = (Path(str(plain[name])).expanduser() for name in ("checkpoint", "output"))
     settings = {name: plain[name] for name in SETTINGS if plain[name] is not None}
-    check_settings(source, settings)
-    if not checkpoint.is_file():
-        raise MissingPathError(f"checkpoint={checkpoint} is no file (looked from {Path.cwd()}).")
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty: give a new directory.")
     check_destination(output)
-    config_of_theirs = foreign_config(plain["config"])
-    imported = import_checkpoint(source, checkpoint, config_of_theirs, **settings)
+    their_config = foreign_config(plain["config"])
+    imported = import_checkpoint(plain["source"], checkpoint, their_config, **settings)
     try:
         save_model_directory(imported.model, output)
     except OSError as error:

@@ -1,57 +1,59 @@
 """Checkpoints of other programs to this project's models; one system a file, one registry."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from taming.errors import UserError
-from taming.importers.compvis_transformer import COMPVIS_TRANSFORMER
-from taming.importers.compvis_vqgan import COMPVIS_VQGAN
-from taming.importers.interface import Imported, Source
-from taming.importers.llamagen_gpt import LLAMAGEN_GPT
-from taming.importers.llamagen_tokenizer import LLAMAGEN_TOKENIZER
+from taming.importers import compvis_transformer, compvis_vqgan, llamagen_gpt, llamagen_tokenizer
+from taming.importers.weights import Imported
 from taming.serialization import read_foreign_checkpoint
-from taming.serialization.foreign_names import shown_names
+from taming.serialization.foreign import shown_names
 
-__all__ = [
-    "SOURCES",
-    "Imported",
-    "Source",
-    "check_settings",
-    "find_source",
-    "import_checkpoint",
-]
+__all__ = ["SOURCES", "Imported", "Source", "import_checkpoint"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of checkpoint of another program.
+
+    Attributes:
+        converter: `(content, config, **settings)` to the model: the checkpoint's content and the
+            other program's arguments.
+        published: arguments of the published models, by the names their authors gave.
+        settings: what else `converter` takes, by keyword, all optional.
+    """
+
+    converter: Callable[..., Imported]
+    published: Mapping[str, Mapping[str, Any]]
+    settings: tuple[str, ...] = ()
+
+    def convert(self, content: Any, config: Mapping[str, Any], **settings: Any) -> Imported:
+        """Converts the content of a checkpoint.
+
+        Raises:
+            UserError: if it and the other program's arguments do not fit each other.
+        """
+        try:
+            return self.converter(content, config, **settings)
+        except UserError:
+            raise
+        except Exception as error:  # whatever arguments of other types or sizes lead to
+            what = f"lacks {error}" if isinstance(error, KeyError) else f"is wrong ({error})"
+            raise UserError(
+                f"the config {what}: give the one the checkpoint was trained with."
+            ) from error
+
 
 SOURCES: dict[str, Source] = {
-    "compvis_vqgan": COMPVIS_VQGAN,
-    "compvis_transformer": COMPVIS_TRANSFORMER,
-    "llamagen_tokenizer": LLAMAGEN_TOKENIZER,
-    "llamagen_gpt": LLAMAGEN_GPT,
+    "compvis_vqgan": Source(compvis_vqgan.convert, compvis_vqgan.PUBLISHED),
+    "compvis_transformer": Source(
+        compvis_transformer.convert, compvis_transformer.PUBLISHED, ("num_classes",)
+    ),
+    "llamagen_tokenizer": Source(llamagen_tokenizer.convert, llamagen_tokenizer.PUBLISHED),
+    "llamagen_gpt": Source(llamagen_gpt.convert, llamagen_gpt.PUBLISHED, ("tokenizer",)),
 }
-
-
-def find_source(name: str) -> Source:
-    """The source of this name.
-
-    Raises:
-        UserError: if there is none, naming those there are.
-    """
-    if name not in SOURCES:
-        raise UserError(f"source {name!r} is unknown; known: {', '.join(SOURCES)}.")
-    return SOURCES[name]
-
-
-def check_settings(source: str, settings: Mapping[str, Any]) -> None:
-    """Checks that a source takes these settings.
-
-    Raises:
-        UserError: if it does not, naming the sources that do.
-    """
-    for name in settings:
-        if name not in find_source(source).settings:
-            takers = [other for other, it in SOURCES.items() if name in it.settings]
-            whose = f"; it is for {', '.join(takers)}" if takers else ""
-            raise UserError(f"{source} takes no {name}{whose}: leave it out.")
 
 
 def import_checkpoint(
@@ -71,8 +73,12 @@ def import_checkpoint(
         UserError: if source, size or setting are unknown, the file is damaged, or it and the
             configuration do not fit each other.
     """
-    found = find_source(source)
-    check_settings(source, settings)
+    if source not in SOURCES:
+        raise UserError(f"source {source!r} is unknown; known: {', '.join(SOURCES)}.")
+    found = SOURCES[source]
+    for name in set(settings) - set(found.settings):
+        takers = [other for other, it in SOURCES.items() if name in it.settings]
+        raise UserError(f"{source} takes no {name}; it is for {', '.join(takers)}: leave it out.")
     if isinstance(config, str):
         if config not in found.published:
             raise UserError(
@@ -81,7 +87,10 @@ def import_checkpoint(
             )
         config = found.published[config]
     foreign = read_foreign_checkpoint(checkpoint)
-    imported = found.convert(foreign.content, config, str(checkpoint), **settings)
+    try:
+        imported = found.convert(foreign.content, config, **settings)
+    except UserError as error:
+        raise UserError(f"{checkpoint} is not imported: {error}") from error
     if foreign.not_built:
         imported.notes.append(f"objects in the file, not built: {shown_names(foreign.not_built)}")
     return imported

@@ -1,28 +1,25 @@
 """CompVis/taming-transformers, second stage: `Net2NetTransformer` with the stages it contains."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from taming.conditioning import Conditioning
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.errors import UserError
-from taming.importers.compvis_condition import (
-    codebook_size_of,
-    find_condition,
-    grid_size_of,
-    import_stage,
-)
-from taming.importers.compvis_vqgan import COMPVIS_VQGAN, model_and_params, target_of
-from taming.importers.interface import Imported, Source, find_weights
-from taming.importers.transformer import build_gpt, generator, integer
-from taming.importers.weights import ForeignWeights
-from taming.serialization.foreign_names import shown, shown_names
+from taming.importers import compvis_vqgan
+from taming.importers.compvis_vqgan import TARGETS, model_and_params, target_of
+from taming.importers.weights import ForeignWeights, Imported
+from taming.serialization import SavedModel
+from taming.serialization.foreign import shown, shown_names
 from taming.transformer import GPT
 
-__all__ = ["COMPVIS_TRANSFORMER"]
+__all__ = ["PUBLISHED", "convert"]
 
 FIRST_STAGE = "first_stage_model."
+CONDITION_STAGE = "cond_stage_model."
+UNCONDITIONAL = "__is_unconditional__"
+IS_FIRST_STAGE = "__is_first_stage__"
 # our layers in a block
 BLOCK_NAMES = {
     "attention_norm": "ln1",
@@ -52,15 +49,15 @@ def _published(
         "target": "Net2NetTransformer",
         "params": {
             "transformer_config": {"target": "GPT", "params": dict(size)},
-            "first_stage_config": COMPVIS_VQGAN.published[first_stage],
+            "first_stage_config": compvis_vqgan.PUBLISHED[first_stage],
             "cond_stage_config": condition,
         },
     }
 
 
 def _labels(num_classes: int) -> dict[str, Any]:
-    """The f16-1024 autoencoder of one-hot label maps."""
-    params: Mapping[str, Any] = COMPVIS_VQGAN.published["f16-1024"]["params"]
+    """Returns the config of the f16-1024 autoencoder of one-hot label maps."""
+    params = compvis_vqgan.PUBLISHED["f16-1024"]["params"]
     shape = {**params["ddconfig"], "in_channels": num_classes, "out_ch": num_classes}
     return {
         "target": "VQModel",
@@ -74,15 +71,22 @@ PUBLISHED = {
     "cin_transformer": _published(
         LARGE, "f16-16384", {"target": "Labelator", "params": {"n_classes": 1000}}
     ),
-    "drin_transformer": _published(MEDIUM, "f16-1024", COMPVIS_VQGAN.published["f16-1024"]),
+    "drin_transformer": _published(MEDIUM, "f16-1024", compvis_vqgan.PUBLISHED["f16-1024"]),
     "sflckr_transformer": _published(MEDIUM, "f16-1024", _labels(182)),
 }
 
 
-def convert(
-    content: Any, config: Mapping[str, Any], where: str, num_classes: int | None = None
-) -> Imported:
-    """A checkpoint of `Net2NetTransformer` to a generator: both stages, and that of the condition.
+class Condition(NamedTuple):
+    """A condition of theirs."""
+
+    conditioning: Conditioning  # ours
+    ids: range  # its first prefix ids in their table of embeddings, which codes share
+    stage: SavedModel | None = None  # the autoencoder of a condition that is an image
+    notes: Sequence[str] = ()
+
+
+def convert(content: Any, config: Mapping[str, Any], num_classes: int | None = None) -> Imported:
+    """Converts a checkpoint of `Net2NetTransformer` to a generator with the stages it contains.
 
     There, conditions and codes are ids of one embedding table; here each have a table of their own,
     and the conditions' has one row more for "no condition". That row is zeros and, as without
@@ -94,109 +98,173 @@ def convert(
     Args:
         content: the checkpoint: a dictionary with `state_dict`.
         config: their project.yaml, its `model`, or that one's `params`.
-        where: the file, for messages.
         num_classes: number of classes of a class-conditional model. Their configuration names it
             for a `Labelator` only; otherwise it is the vocabulary.
-
-    Raises:
-        UserError: if the checkpoint does not fit the configuration, or is of something else.
     """
-    tensors, entries = find_weights(content, ("state_dict",), where)
-    weights = ForeignWeights(tensors, where)
+    weights = ForeignWeights.find(content, "state_dict")
     model, params = model_and_params(config)
     if target_of(model) not in ("", "Net2NetTransformer"):
         raise UserError(
             f"the config is of {target_of(model)}, and this source imports Net2NetTransformer."
         )
-    arguments = _transformer_arguments(params)
-    _check_order(params, weights, where)
-
-    first = import_stage(
-        weights.hand_over(FIRST_STAGE),
-        params.get("first_stage_config"),
-        f"the first stage in {where}",
-    )
-    condition = find_condition(params, arguments, first, weights, where, num_classes)
-    gpt = _gpt(arguments, codebook_size_of(first.model), condition.conditioning)
-    _drop_masks(weights, arguments, where)
-    state, notes = _state(weights, gpt, arguments, condition.ids)
-    weights.finish()
-
-    parts = {"tokenizer": first.model}
-    notes = [*weights.notes, *notes, *(f"first stage: {note}" for note in first.notes)]
+    arguments = _transformer_arguments(params["transformer_config"])
+    _drop_order(params, weights)
+    first = _import_stage("first stage", params["first_stage_config"], weights, FIRST_STAGE)
+    condition = _condition(params, arguments["vocab_size"], first, weights, num_classes)
+    gpt = _gpt(arguments, _codebook_size(first.model), condition)
+    _drop_masks(weights, arguments)
+    state, notes = _state(weights, gpt, arguments["vocab_size"], condition.ids)
+    parts = {
+        "transformer": SavedModel(gpt.kind, gpt.to_saved().config, state),
+        "tokenizer": first.model,
+    }
     if condition.stage is not None:
-        parts["condition_tokenizer"] = condition.stage.model
-        notes += [f"condition stage: {note}" for note in condition.stage.notes]
-    notes += condition.notes
-    if entries:
-        notes.append(f"left out beside the weights: {shown_names(entries)}")
-    saved = generator(gpt, state, condition.conditioning, grid_size_of(first.model), parts)
-    return Imported(saved, notes)
+        parts["condition_tokenizer"] = condition.stage
+    saved = {
+        "grid_size": list(_grid_size(first.model)),
+        "conditioning": condition.conditioning.config(),
+    }
+    notes = [*weights.finish(), *notes, *first.notes, *condition.notes]
+    return Imported(SavedModel("generator", saved, parts=parts), notes)
 
 
-COMPVIS_TRANSFORMER = Source(convert, PUBLISHED, ("num_classes",))
-
-
-def _transformer_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of their GPT, with their defaults."""
-    config = params.get("transformer_config")
-    arguments = config.get("params") if isinstance(config, Mapping) else None
-    if not isinstance(config, Mapping) or not isinstance(arguments, Mapping):
-        raise UserError(
-            "the config has no `transformer_config` with `params`: give the project.yaml beside "
-            "the checkpoint, its `model` or that one's `params`."
-        )
+def _transformer_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of their GPT, with their defaults."""
     if target_of(config) not in ("", "GPT"):
         raise UserError(f"the config's transformer is {target_of(config)}, and not their GPT.")
-    absent = [name for name in ("vocab_size", "block_size") if name not in arguments]
-    if absent:
-        raise UserError(f"the config lacks {', '.join(absent)} of the transformer.")
+    arguments = config["params"]
     unknown = sorted(set(arguments) - set(TRANSFORMER_DEFAULTS) - {"vocab_size", "block_size"})
     if unknown:  # a mistyped n_head would change what the weights mean, and not their shapes
         raise UserError(f"their transformer has no arguments {shown_names(unknown)}.")
-    arguments = {**TRANSFORMER_DEFAULTS, **arguments}
-    for name, least in (("vocab_size", 1), ("block_size", 1), ("n_unmasked", 0)):
-        integer(name, arguments[name], least)
-    return arguments
+    return {**TRANSFORMER_DEFAULTS, **arguments}
 
 
-def _gpt(arguments: Mapping[str, Any], codebook_size: int, conditioning: Conditioning) -> GPT:
-    if codebook_size > arguments["vocab_size"]:
+def _import_stage(name: str, config: Any, weights: ForeignWeights, prefix: str) -> Imported:
+    """Imports an autoencoder within the checkpoint of a transformer."""
+    own = weights.hand_over(prefix)
+    if not own:
         raise UserError(
-            f"the config's first stage has {codebook_size} codes and its transformer a vocabulary "
-            f"of {arguments['vocab_size']}: they do not belong together."
+            f"the {name} has no weights: give the checkpoint of the transformer, which contains it."
         )
-    return build_gpt(
-        {
-            "codebook_size": codebook_size,
-            "num_prefix_ids": conditioning.num_prefix_ids,
-            "prefix_length": conditioning.prefix_length,
-            "bidirectional_prefix": arguments["n_unmasked"] > 0,
-            "context_length": arguments["block_size"],
-            "num_layers": arguments["n_layer"],
-            "num_heads": arguments["n_head"],
-            "embed_dim": arguments["n_embd"],
-            "positions": "learned",
-            "dropout": arguments["resid_pdrop"],
-            "attention_dropout": arguments["attn_pdrop"],
-            "embedding_dropout": arguments["embd_pdrop"],
-        }
+    try:
+        stage = compvis_vqgan.convert({"state_dict": own}, config)
+    except UserError as error:
+        raise UserError(f"the {name}: {error}") from error
+    return Imported(stage.model, [f"{name}: {note}" for note in stage.notes])
+
+
+def _codebook_size(stage: SavedModel) -> int:
+    return int(stage.config["quantizer"]["codebook_size"])
+
+
+def _grid_size(stage: SavedModel) -> tuple[int, int]:
+    """Returns (height, width) of a stage's code grid at the resolution of its training."""
+    height, width = stage.config["resolution"]
+    factor = 2 ** (len(stage.config["channel_multipliers"]) - 1)
+    return height // factor, width // factor
+
+
+def _condition(
+    params: Mapping[str, Any],
+    vocab_size: int,
+    first: Imported,
+    weights: ForeignWeights,
+    num_classes: int | None,
+) -> Condition:
+    """Returns the condition that `cond_stage_config` describes; takes its weights."""
+    config = params["cond_stage_config"]
+    target = target_of(config)
+    settings = config.get("params", {}) if isinstance(config, Mapping) else {}
+    is_class = target == "Labelator" or (
+        target == "DummyCondStage" and settings.get("conditional_key") == "class_label"
     )
+    if num_classes is not None and not is_class:
+        raise UserError("num_classes is a setting for class-conditional models, and this is none.")
+    if config == UNCONDITIONAL or params.get("unconditional", False) or target == "SOSProvider":
+        start = settings.get("sos_token", params.get("sos_token", 0))
+        return Condition(Unconditional(), range(start, start + 1))
+    if is_class:
+        stated = settings.get("n_classes", vocab_size)
+        if num_classes is not None and num_classes > stated:
+            raise UserError(f"num_classes is {num_classes}, and the model has at most {stated}.")
+        note = (
+            f"the config does not say how many classes there are: all {vocab_size} ids can be "
+            "asked for; num_classes=… says it"
+        )
+        notes = [] if "n_classes" in settings or num_classes is not None else [note]
+        number = num_classes or stated
+        return Condition(ClassLabel(number), range(number), notes=notes)
+    if config != IS_FIRST_STAGE and target not in TARGETS:
+        raise UserError(
+            f"the config's cond_stage_config is {shown(target or str(config))}, a kind of "
+            "condition that this program does not have: there are classes, images with a VQ model "
+            "of their own, and none."
+        )
+    if params.get("downsample_cond_size", -1) != -1:
+        raise UserError(
+            "downsample_cond_size of the config makes the condition's images smaller before they "
+            "are encoded, which this program does not do."
+        )
+    if config == IS_FIRST_STAGE:  # its weights are in the file once more
+        weights.drop(CONDITION_STAGE, "the first stage again")
+        model = first.model
+        stage = Imported(
+            SavedModel(model.kind, model.config, model.state), ["condition stage: the first stage"]
+        )
+    else:
+        stage = _import_stage("condition stage", config, weights, CONDITION_STAGE)
+    num_codes = _codebook_size(stage.model)
+    conditioning = ImageCondition(num_codes, _grid_size(stage.model))
+    return Condition(conditioning, range(num_codes), stage.model, stage.notes)
+
+
+def _gpt(arguments: Mapping[str, Any], codebook_size: int, condition: Condition) -> GPT:
+    """Returns the GPT's shape, without memory for its weights."""
+    vocab_size, unmasked = arguments["vocab_size"], arguments["n_unmasked"]
+    prefix_length = condition.conditioning.prefix_length
+    if max(codebook_size, condition.ids.stop) > vocab_size:
+        raise UserError(
+            f"the config's transformer has a vocabulary of {vocab_size}, its first stage "
+            f"{codebook_size} codes, and its condition ids up to {condition.ids.stop - 1}: they do "
+            "not belong together."
+        )
+    if unmasked not in (0, prefix_length):
+        raise UserError(
+            f"n_unmasked of the config is {unmasked} and the condition's length {prefix_length}: "
+            "this program has bidirectional attention among all ids of the condition, or none."
+        )
+    with torch.device("meta"):
+        return GPT.from_config(
+            {
+                "codebook_size": codebook_size,
+                "num_prefix_ids": condition.conditioning.num_prefix_ids,
+                "prefix_length": prefix_length,
+                "bidirectional_prefix": unmasked > 0,
+                "context_length": arguments["block_size"],
+                "num_layers": arguments["n_layer"],
+                "num_heads": arguments["n_head"],
+                "embed_dim": arguments["n_embd"],
+                "positions": "learned",
+                "dropout": arguments["resid_pdrop"],
+                "attention_dropout": arguments["attn_pdrop"],
+                "embedding_dropout": arguments["embd_pdrop"],
+            }
+        )
 
 
 def _state(
-    weights: ForeignWeights, gpt: GPT, arguments: Mapping[str, Any], condition_ids: range
+    weights: ForeignWeights, gpt: GPT, vocab_size: int, condition_ids: range
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Our GPT's weights, and notes on what was cut off."""
-    shape = (arguments["vocab_size"], gpt.token_embedding.embedding_dim)
-    table = weights.take("transformer.tok_emb.weight", shape)
-    head = weights.take("transformer.head.weight", shape)
+    """Returns our GPT's weights, and notes on what was cut off."""
+    num_codes, width = gpt.token_embedding.weight.shape
+    table = weights.take("transformer.tok_emb.weight", (vocab_size, width))
+    head = weights.take("transformer.head.weight", (vocab_size, width))
     conditions = table[condition_ids.start : condition_ids.stop]
-    no_condition = table.new_zeros(gpt.num_prefix_ids - len(condition_ids), shape[1])
+    no_condition = table.new_zeros(gpt.num_prefix_ids - len(condition_ids), width)
     made = {
         "prefix_embedding.weight": torch.cat([conditions, no_condition]),
-        "token_embedding.weight": table[: gpt.codebook_size],
-        "head.weight": head[: gpt.codebook_size],
+        "token_embedding.weight": table[:num_codes],
+        "head.weight": head[:num_codes],
     }
     names = {"positions.embedding.weight": "transformer.pos_emb"}
     for name in gpt.state_dict():
@@ -207,12 +275,12 @@ def _state(
         elif layer == "norm":
             names[name] = f"transformer.ln_f.{leaf}"
     notes = []
-    codes, vocab = gpt.codebook_size, shape[0]
-    if codes < vocab:
+    if num_codes < vocab_size:
         notes.append(
-            f"dropped rows {codes} to {vocab - 1} of transformer.head.weight: ids that are no code"
+            f"dropped rows {num_codes} to {vocab_size - 1} of transformer.head.weight: ids that "
+            "are no code"
         )
-    unused = vocab - len(set(range(codes)) | set(condition_ids))
+    unused = vocab_size - len(set(range(num_codes)) | set(condition_ids))
     if unused:
         notes.append(
             f"dropped {unused} rows of transformer.tok_emb.weight: ids that are neither a code nor "
@@ -221,48 +289,33 @@ def _state(
     return weights.fill(gpt, names, made), notes
 
 
-def _check_order(params: Mapping[str, Any], weights: ForeignWeights, where: str) -> None:
-    """Codes come row by row here; their permuters put them into other orders.
-
-    Raises:
-        UserError: if there is one that does.
-    """
+def _drop_order(params: Mapping[str, Any], weights: ForeignWeights) -> None:
+    """Drops a permuter that keeps codes row by row, as they come here; refuses another."""
     order = weights.peek("permuter.forward_shuffle_idx")
-    config = params.get("permuter_config")
-    target = target_of(config) if isinstance(config, Mapping) else "Identity"
-    if order is not None:
-        identity = order.ndim == 1 and order.tolist() == list(range(len(order)))
-    else:
-        identity = target in ("", "Identity")
-    if not identity:
+    target = target_of(params.get("permuter_config"))
+    if (order is None and target not in ("", "Identity")) or (
+        order is not None and not torch.equal(order, torch.arange(len(order)))
+    ):
         raise UserError(
-            f"{where} was trained on codes in the order of the permuter {shown(target)}; this "
-            "program's order is row by row, and such a model cannot be imported."
+            f"it was trained on codes in the order of the permuter {shown(target)}; this program's "
+            "order is row by row, and such a model cannot be imported."
         )
     weights.drop("permuter.", "codes are in their order")
 
 
-def _drop_masks(weights: ForeignWeights, arguments: Mapping[str, Any], where: str) -> None:
-    """Drops the causal masks, of which the file holds one a layer, if they are what ours will be.
-
-    Raises:
-        UserError: if they are not.
-    """
+def _drop_masks(weights: ForeignWeights, arguments: Mapping[str, Any]) -> None:
+    """Drops the causal masks, one a layer in the file, if they are what ours will be."""
     size, unmasked = arguments["block_size"], arguments["n_unmasked"]
-    own: torch.Tensor | None = None
+    own = torch.ones(size, size, dtype=torch.bool).tril()
+    own[:unmasked, :unmasked] = True
     for name in weights.names("transformer.blocks."):
         mask = weights.peek(name)
         if not name.endswith(".attn.mask") or mask is None or mask.is_meta:
             continue
-        fits = mask.numel() == size * size  # else one of the stated size may be too large to make
-        if fits and own is None:
-            own = torch.ones(size, size, dtype=torch.bool).tril()
-            own[:unmasked, :unmasked] = True
-        if not fits or own is None or not torch.equal(mask.reshape(size, size) != 0, own):
+        if mask.shape[-2:] != own.shape or not (mask == own).all():
             raise UserError(
-                f"{where} does not fit its config: {name} is not the causal mask of block_size "
-                f"{size} with n_unmasked {unmasked}. Give the config the checkpoint was trained "
-                "with."
+                f"{name} is not the causal mask of block_size {size} with n_unmasked {unmasked}. "
+                "Give the config the checkpoint was trained with."
             )
     reason = "the causal mask, which is computed"
     weights.drop("transformer.blocks.", reason, ending=".attn.mask")

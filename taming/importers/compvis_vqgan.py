@@ -6,14 +6,12 @@ from typing import Any
 import torch
 
 from taming.errors import UserError
-from taming.importers.autoencoder import NameScheme, autoencoder_names, build_vqgan
-from taming.importers.interface import Imported, Source, find_weights
-from taming.importers.patch_discriminator import patch_discriminator
-from taming.importers.weights import ForeignWeights
+from taming.importers.layouts import NameScheme, autoencoder_names, patch_discriminator
+from taming.importers.weights import ForeignWeights, Imported, note_ignored
 from taming.serialization import SavedModel
-from taming.serialization.foreign_names import shown, shown_names
+from taming.vqgan import VQGAN
 
-__all__ = ["COMPVIS_VQGAN", "model_and_params", "target_of"]
+__all__ = ["PUBLISHED", "TARGETS", "convert", "model_and_params", "target_of"]
 
 SCHEME = NameScheme(
     encoder_levels="down",
@@ -37,24 +35,23 @@ TARGETS = {
     "VQSegmentationModel": "vector",
     "GumbelVQ": "gumbel",
 }
-REQUIRED = (
+# arguments that change what a model computes without changing its weights, and our values
+FIXED = {"give_pre_end": False, "tanh_out": False}
+KNOWN = {
     "ch",
+    "ch_mult",
     "out_ch",
     "in_channels",
     "num_res_blocks",
     "attn_resolutions",
     "resolution",
     "z_channels",
-)
-OPTIONAL = (
-    "ch_mult",
     "dropout",
     "double_z",
     "resamp_with_conv",
-    "give_pre_end",
-    "tanh_out",  # this and the next of latent diffusion's code
     "attn_type",
-)
+    *FIXED,
+}
 
 
 def _published(codes: int, **changes: Any) -> dict[str, Any]:
@@ -67,12 +64,11 @@ def _published(codes: int, **changes: Any) -> dict[str, Any]:
         "resolution": 256,
         "in_channels": 3,
         "out_ch": 3,
-        "double_z": False,
     }
     return {"ddconfig": {**f16, **changes}, "n_embed": codes, "embed_dim": 256}
 
 
-PUBLISHED = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     "f16-1024": {"target": "VQModel", "params": _published(1024)},
     "f16-16384": {"target": "VQModel", "params": _published(16384)},
     "f8-gumbel-8192": {
@@ -82,8 +78,8 @@ PUBLISHED = {
 }
 
 
-def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
-    """A checkpoint of `VQModel` or `GumbelVQ` to a VQGAN, its discriminator as a part beside it.
+def convert(content: Any, config: Mapping[str, Any]) -> Imported:
+    """Converts a checkpoint of `VQModel` or `GumbelVQ` to a VQGAN with its discriminator as a part.
 
     Where the file has `quantize.used` (their `remap`), the codebook is cut to these codes in their
     order: our index i is code `used[i]` of theirs, as in their remapped indices. Theirs gives a
@@ -97,107 +93,70 @@ def convert(content: Any, config: Mapping[str, Any], where: str) -> Imported:
     Args:
         content: the checkpoint: a dictionary with `state_dict`.
         config: their project.yaml, its `model`, or that one's `params`.
-        where: the file, for messages.
-
-    Raises:
-        UserError: if the checkpoint does not fit the configuration, or is of something else.
     """
-    tensors, entries = find_weights(content, ("state_dict",), where)
-    weights = ForeignWeights(tensors, where)
-    arguments = _arguments(config, "quantize.proj.weight" in weights)
+    weights = ForeignWeights.find(content, "state_dict")
+    params = model_and_params(config)[1]
+    arguments = _arguments(config, weights.peek("quantize.proj.weight") is not None)
     quantizer = arguments["quantizer"]
+    size = quantizer["codebook_size"]
     names = QUANTIZER_NAMES[quantizer["kind"]]
-    notes = []
-    used = weights.peek("quantize.used")
-    if used is not None:
-        size = quantizer["codebook_size"]
-        weights.keep_rows(list(names.values()), _checked(used, size, where))
+    used, notes = weights.peek("quantize.used"), []
+    if used is not None or params.get("remap") is not None:
+        used = weights.take("quantize.used", (size,) if used is None else used.shape).long()
         quantizer["codebook_size"] = len(used)
         notes.append(
             f"kept the {len(used)} codes of {size} that `quantize.used` lists, in its order: "
             "indices are the remapped ones"
         )
-        weights.take("quantize.used", used.shape)
-    elif model_and_params(config)[1].get("remap") is not None:
-        weights.take("quantize.used", (quantizer["codebook_size"],))  # noted as missing
-    vqgan = build_vqgan(arguments)
-    state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
+    vqgan = VQGAN(**arguments)
+    made: dict[str, torch.Tensor] = {}
+    if used is not None:
+        for ours, theirs in names.items():
+            rows = vqgan.get_parameter(ours).shape[1:]
+            made[ours] = weights.take(theirs, (size, *rows))[used]
+    state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names}, made)
     discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
     weights.drop("loss.perceptual_loss.", "LPIPS brings its own network")
     weights.drop("colorize", "random colours for showing label maps")
-    weights.finish()
     parts = {} if discriminator is None else {"discriminator": discriminator}
-    shape = model_and_params(config)[1]["ddconfig"]
-    ignored = sorted(set(shape) - {*REQUIRED, *OPTIONAL}, key=shown)
-    if ignored:
-        notes.append(f"no arguments of ddconfig, and ignored: {shown_names(ignored)}")
-    if entries:
-        notes.append(f"left out beside the weights: {shown_names(entries)}")
-    return Imported(SavedModel("vqgan", vqgan.config, state, parts), weights.notes + notes)
-
-
-COMPVIS_VQGAN = Source(convert, PUBLISHED)
+    notes = [*weights.finish(), *notes, *note_ignored(params["ddconfig"], KNOWN)]
+    return Imported(SavedModel("vqgan", vqgan.config, state, parts), notes)
 
 
 def model_and_params(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Their `model` (target and params), and the params, from any level of their project.yaml."""
+    """Returns their `model` (target and params), and the params, from any level of project.yaml."""
     model = config.get("model", config)
-    params = model.get("params", model) if isinstance(model, Mapping) else None
-    if not isinstance(params, Mapping):
-        raise UserError("the config's `model` is not made of a `target` and `params`.")
-    return model, params
+    return model, model.get("params", model)
 
 
-def target_of(config: Mapping[str, Any]) -> str:
-    """The class a part of their configuration names, without its module; "" if it names none."""
-    return str(config.get("target", "")).rsplit(".", 1)[-1]
+def target_of(config: Any) -> str:
+    """Returns the class a part of their configuration names, without its module; "" if none."""
+    target = config.get("target", "") if isinstance(config, Mapping) else ""
+    return str(target).rsplit(".", 1)[-1]
 
 
 def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any]:
-    """Our VQGAN's arguments; theirs, with their defaults, are those of their classes."""
+    """Returns our VQGAN's arguments."""
     model, params = model_and_params(config)
-    kind = "gumbel" if has_projection else "vector"
-    if "target" in model:
-        target = target_of(model)
-        if target not in TARGETS:
-            raise UserError(
-                f"the config is of {target}, and this source imports {', '.join(TARGETS)}."
-            )
-        kind = TARGETS[target]
-    shape = params.get("ddconfig")
-    if not isinstance(shape, Mapping):
-        raise UserError(
-            "the config has no `ddconfig`: give the project.yaml beside the checkpoint, its "
-            "`model` or that one's `params`."
-        )
-    absent = [f"ddconfig.{name}" for name in REQUIRED if name not in shape]
-    absent += [name for name in ("n_embed", "embed_dim") if name not in params]
-    if absent:
-        raise UserError(f"the config lacks {', '.join(absent)}.")
-    unsupported = {
-        "double_z is true: this is no VQ model": shape.get("double_z", False),
-        "resamp_with_conv is false": not shape.get("resamp_with_conv", True),
-        "in_channels is not out_ch": shape["in_channels"] != shape["out_ch"],
-        "give_pre_end is true": shape.get("give_pre_end", False),
-        "tanh_out is true": shape.get("tanh_out", False),
-        "attn_type is not vanilla": shape.get("attn_type", "vanilla") != "vanilla",
-    }
-    for what, present in unsupported.items():
-        if present:
-            raise UserError(f"the config's ddconfig.{what}; this program has no such model.")
+    target = target_of(model) or ("GumbelVQ" if has_projection else "VQModel")
+    if target not in TARGETS:
+        raise UserError(f"the config is of {target}, and this source imports {', '.join(TARGETS)}.")
+    shape = params["ddconfig"]
+    for name, value in FIXED.items():
+        if shape.get(name, value) != value:
+            raise UserError(f"the config's {name} is {shape[name]}: there is no such model here.")
     quantizer = {
-        "kind": kind,
+        "kind": TARGETS[target],
         "codebook_size": params["n_embed"],
         "codebook_dim": params["embed_dim"],
     }
-    if kind == "gumbel":
+    if target == "GumbelVQ":
         quantizer["kl_weight"] = params.get("kl_weight", 1e-8)
-    label_maps = target_of(model) == "VQSegmentationModel" or (
-        params.get("image_key") == "segmentation" or params.get("colorize_nlabels") is not None
-    )
     return {
         "image_channels": shape["in_channels"],
-        "label_maps": label_maps,
+        "label_maps": target == "VQSegmentationModel"
+        or params.get("image_key") == "segmentation"
+        or params.get("colorize_nlabels") is not None,
         "resolution": shape["resolution"],
         "base_channels": shape["ch"],
         "channel_multipliers": shape.get("ch_mult", [1, 2, 4, 8]),
@@ -207,11 +166,3 @@ def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any
         "dropout": shape.get("dropout", 0.0),
         "quantizer": quantizer,
     }
-
-
-def _checked(used: torch.Tensor, size: int, where: str) -> torch.Tensor:
-    """`quantize.used` as an index."""
-    whole = used.ndim == 1 and 0 < len(used) <= size and not used.is_floating_point()
-    if not whole or used.min() < 0 or used.max() >= size:
-        raise UserError(f"{where}: `quantize.used` is no list of codes from 0 to {size - 1}.")
-    return used.long()

@@ -9,15 +9,12 @@ import torch
 
 from taming.conditioning import ClassLabel
 from taming.errors import UserError
-from taming.importers.interface import Imported, Source, find_weights
-from taming.importers.transformer import build_gpt, generator, integer, number
-from taming.importers.weights import ForeignWeights
+from taming.importers.weights import ForeignWeights, Imported, note_ignored
 from taming.serialization import SavedModel
-from taming.serialization.foreign_names import shown, shown_names
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["LLAMAGEN_GPT"]
+__all__ = ["PUBLISHED", "convert"]
 
 # of their `ModelArgs`
 DEFAULTS: dict[str, Any] = {
@@ -40,10 +37,9 @@ DEFAULTS: dict[str, Any] = {
     "cls_token_num": 1,
     "block_size": 256,
 }
-# of it, what does not concern the model once it is trained; and arguments of their scripts
-WITHOUT_EFFECT = {"initializer_range", "drop_path_rate", "max_batch_size", "max_seq_len"}
-ALIASES = {"gpt_model", "gpt_type", "image_size", "downsample_size"}
-IMAGE_SIZE = 256  # the default of their training script
+# arguments without effect on a trained model, and arguments of their scripts
+NOT_SHAPE = {"initializer_range", "drop_path_rate", "max_batch_size", "max_seq_len"}
+OF_SCRIPTS = {"gpt_model", "gpt_type", "image_size", "downsample_size"}
 SIZES = {  # n_layer, n_head, dim
     "GPT-B": (12, 12, 768),
     "GPT-L": (24, 16, 1024),
@@ -59,7 +55,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     for suffix, block_size in (("", 256), ("-384", 576))  # images of 256 and of 384 pixels
     for name, (layers, heads, dim) in SIZES.items()
 }
-COUNTS = ("dim", "n_layer", "n_head", "multiple_of", "num_classes", "vocab_size", "block_size")
 BLOCK_NAMES = {
     "attention_norm": "attention_norm",
     "attention.output": "attention.wo",
@@ -68,13 +63,12 @@ BLOCK_NAMES = {
     "feed_forward.expand": "feed_forward.w3",
     "feed_forward.contract": "feed_forward.w2",
 }
-PROJECTIONS = ("query", "key", "value")  # the thirds of their wqkv
 
 
 def convert(
-    content: Any, config: Mapping[str, Any], where: str, tokenizer: str | Path | None = None
+    content: Any, config: Mapping[str, Any], tokenizer: str | Path | None = None
 ) -> Imported:
-    """A checkpoint of LlamaGen's class-conditional GPT to a generator.
+    """Converts a checkpoint of LlamaGen's class-conditional GPT to a generator.
 
     Their block is RMSNorm, attention with 2-D rotary positions, RMSNorm, SwiGLU, without biases;
     the class token's queries and keys are multiplied by 0, its row in their table of rotations, so
@@ -87,146 +81,99 @@ def convert(
     Args:
         content: the checkpoint: a dictionary with `model`, `module` or `state_dict`, or weights.
         config: arguments of their `ModelArgs`, or of their scripts with `gpt_model`, a size.
-        where: the file, for messages.
         tokenizer: directory of the imported tokenizer; without one there are tokens, not images.
-
-    Raises:
-        UserError: if the checkpoint does not fit the configuration, or is of something else.
     """
-    tensors, entries = find_weights(content, ("model", "module", "state_dict"), where)
-    weights = ForeignWeights(tensors, where)
-    theirs = _arguments(config, weights, where)
+    weights = ForeignWeights.find(content, "model", "module", "state_dict")
+    if weights.names("cls_embedding.cap_proj."):
+        raise UserError(
+            "it is a text-conditional model (t2i): it reads features of a language model, which "
+            "this program does not have. The class-conditional ones (c2i) can be imported."
+        )
+    theirs = _arguments(config)
     side = math.isqrt(theirs["block_size"])
     conditioning = ClassLabel(theirs["num_classes"], dropout=theirs["class_dropout_prob"])
     gpt = _gpt(theirs, conditioning.num_prefix_ids, side)
     state = _state(weights, gpt, theirs)
     weights.drop("freqs_cis", "the rotary positions, which are computed")
-    weights.drop("layers.", "a cache of keys", ending=".attention.kv_cache.k_cache")
-    weights.drop("layers.", "a cache of values", ending=".attention.kv_cache.v_cache")
-    weights.finish()
-
-    notes = [*weights.notes, f"the grid is {side} × {side}, by block_size {side * side}"]
-    if theirs["ffn_dropout_p"] != theirs["resid_dropout_p"]:
-        notes.append("ffn_dropout_p is taken to be resid_dropout_p, should you train it further")
-    ignored = sorted(set(config) - set(DEFAULTS) - WITHOUT_EFFECT - ALIASES)
-    if ignored:
-        notes.append(f"no arguments of the model, and ignored: {shown_names(ignored)}")
-    if entries:
-        notes.append(f"left out beside the weights: {shown_names(entries)}")
-    parts: dict[str, SavedModel] = {}
+    for letter, what in (("k", "keys"), ("v", "values")):
+        ending = f".attention.kv_cache.{letter}_cache"
+        weights.drop("layers.", f"a cache of {what}", ending=ending)
+    notes = [*weights.finish(), f"the grid is {side} × {side}, by block_size {side * side}"]
+    notes += note_ignored(config, {*DEFAULTS, *NOT_SHAPE, *OF_SCRIPTS})
+    parts = {"transformer": SavedModel(gpt.kind, gpt.to_saved().config, state)}
     if tokenizer is None:
         notes.append("no tokenizer: it draws tokens; for images give tokenizer=DIR")
     else:
         parts["tokenizer"] = _tokenizer(tokenizer, gpt.codebook_size)
-    return Imported(generator(gpt, state, conditioning, (side, side), parts), notes)
+    saved = {"grid_size": [side, side], "conditioning": conditioning.config()}
+    return Imported(SavedModel("generator", saved, parts=parts), notes)
 
 
-LLAMAGEN_GPT = Source(convert, PUBLISHED, ("tokenizer",))
-
-
-def _arguments(config: Mapping[str, Any], weights: ForeignWeights, where: str) -> dict[str, Any]:
-    """Their arguments, of a model that we have."""
+def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns their arguments with their defaults, for a model that we have."""
     size = config.get("gpt_model")
-    if size is not None and str(size) not in SIZES:
-        raise UserError(f"gpt_model {shown(size)} is unknown; known: {', '.join(SIZES)}.")
+    if size is not None and size not in SIZES:
+        raise UserError(f"gpt_model {size} is unknown; known: {', '.join(SIZES)}.")
     arguments = {**DEFAULTS, **PUBLISHED.get(str(size), {})}
-    if "image_size" in config or ("downsample_size" in config and "block_size" not in config):
-        image_size = integer("image_size", config.get("image_size", IMAGE_SIZE), 1)
-        factor = integer("downsample_size", config.get("downsample_size", 16), 1)
-        arguments["block_size"] = (image_size // factor) ** 2
-        if config.get("block_size", arguments["block_size"]) != arguments["block_size"]:
-            raise UserError(
-                f"block_size is {config['block_size']!r}, and images of {image_size} pixels, "
-                f"made smaller by downsample_size {factor}, are {arguments['block_size']} codes: "
-                "leave out what is wrong of them."
-            )
-    arguments["model_type"] = config.get("gpt_type", "c2i")
+    if "image_size" in config or "downsample_size" in config:
+        side = config.get("image_size", 256) // config.get("downsample_size", 16)
+        arguments["block_size"] = side**2
     arguments |= config
-    for name in COUNTS:
-        integer(name, arguments[name], 1)
-    dropped = number("class_dropout_prob", arguments["class_dropout_prob"])
-    if not 0 <= dropped < 1:
-        raise UserError(f"class_dropout_prob is {dropped}: it must be at least 0 and less than 1.")
-    if arguments["ffn_dim_multiplier"] is not None:
-        number("ffn_dim_multiplier", arguments["ffn_dim_multiplier"])
-    if arguments["model_type"] != "c2i" or weights.names("cls_embedding.cap_proj."):
-        raise UserError(
-            f"{where} is a text-conditional model (t2i): it reads features of a language model, "
-            "which this program does not have. The class-conditional ones (c2i) can be imported."
-        )
-    heads = arguments["n_head"]
-    if arguments["n_kv_head"] not in (None, heads):
-        raise UserError(
-            f"n_kv_head is {arguments['n_kv_head']} and n_head {heads}: this program has as many "
-            "keys and values as heads."
-        )
     for name in ("rope_base", "norm_eps", "cls_token_num"):
         if arguments[name] != DEFAULTS[name]:
             raise UserError(
                 f"{name} is {arguments[name]!r}, and here it is always {DEFAULTS[name]}: such a "
                 "model cannot be imported."
             )
-    block_size = arguments["block_size"]
-    if (
-        not isinstance(block_size, int)
-        or block_size < 1
-        or math.isqrt(block_size) ** 2 != block_size
-    ):
+    if math.isqrt(arguments["block_size"]) ** 2 != arguments["block_size"]:
         raise UserError(
-            f"block_size is {block_size}: the grid is square, and this is no square number."
-        )
-    positions = weights.peek("freqs_cis")
-    if positions is not None and len(positions) != 1 + block_size:
-        raise UserError(
-            f"{where} does not fit its config: freqs_cis has {len(positions)} positions, and one "
-            f"for the class and {block_size} (block_size) for the codes are needed."
+            f"block_size is {arguments['block_size']}: the grid is square, and this is no square "
+            "number."
         )
     return arguments
 
 
 def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
+    """Returns the GPT's shape, without memory for its weights."""
     hidden = int(2 * 4 * theirs["dim"] / 3)
     if theirs["ffn_dim_multiplier"] is not None:
         hidden = int(theirs["ffn_dim_multiplier"] * hidden)
     multiple = theirs["multiple_of"]
-    hidden = -(-hidden // multiple) * multiple
-    return build_gpt(
-        {
-            "codebook_size": theirs["vocab_size"],
-            "num_prefix_ids": num_prefix_ids,
-            "context_length": 1 + side * side,
-            "num_layers": theirs["n_layer"],
-            "num_heads": theirs["n_head"],
-            "embed_dim": theirs["dim"],
-            "positions": "rotary_2d",
-            "grid_size": [side, side],
-            "prefix_length": 1,
-            "zero_prefix_rotation": True,
-            "norm": "rms_norm",
-            "feed_forward": "swiglu",
-            "feed_forward_dim": hidden,
-            "bias": False,
-            "dropout": theirs["resid_dropout_p"],
-            "attention_dropout": theirs["attn_dropout_p"],
-            "embedding_dropout": theirs["token_dropout_p"],
-        }
-    )
+    with torch.device("meta"):
+        return GPT.from_config(
+            {
+                "codebook_size": theirs["vocab_size"],
+                "num_prefix_ids": num_prefix_ids,
+                "context_length": 1 + side * side,
+                "num_layers": theirs["n_layer"],
+                "num_heads": theirs["n_head"],
+                "embed_dim": theirs["dim"],
+                "positions": "rotary_2d",
+                "grid_size": [side, side],
+                "prefix_length": 1,
+                "zero_prefix_rotation": True,
+                "norm": "rms_norm",
+                "feed_forward": "swiglu",
+                "feed_forward_dim": -(-hidden // multiple) * multiple,
+                "bias": False,
+                "dropout": theirs["resid_dropout_p"],
+                "attention_dropout": theirs["attn_dropout_p"],
+                "embedding_dropout": theirs["token_dropout_p"],
+            }
+        )
 
 
 def _state(weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     width = theirs["dim"]
-    num_classes = theirs["num_classes"]
     has_no_class = theirs["class_dropout_prob"] > 0  # only then is there a row for it
-    classes = weights.take(
-        "cls_embedding.embedding_table.weight", (num_classes + has_no_class, width)
-    )
-    zeros = classes.new_zeros(gpt.num_prefix_ids - len(classes), width)
+    num_rows = theirs["num_classes"] + has_no_class
+    classes = weights.take("cls_embedding.embedding_table.weight", (num_rows, width))
+    zeros = classes.new_zeros(gpt.num_prefix_ids - num_rows, width)
     made = {"prefix_embedding.weight": torch.cat([classes, zeros])}
-    for index in range(len(gpt.blocks)):
-        name = f"layers.{index}.attention.wqkv.weight"
-        parts = weights.take(name, (3 * width, width)).split(width)
-        for projection, part in zip(PROJECTIONS, parts, strict=True):
-            made[f"blocks.{index}.attention.{projection}.weight"] = part
+    for index in range(theirs["n_layer"]):
+        thirds = weights.take(f"layers.{index}.attention.wqkv.weight", (3 * width, width)).chunk(3)
+        for projection, third in zip(("query", "key", "value"), thirds, strict=True):
+            made[f"blocks.{index}.attention.{projection}.weight"] = third
     names = {
         "token_embedding.weight": "tok_embeddings.weight",
         "norm.weight": "norm.weight",

@@ -1,46 +1,92 @@
-"""Foreign weights, of which every one must be used or dropped with a reason."""
+"""Foreign weights, every one of which must be used or dropped with a reason."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from taming.errors import UserError
-from taming.serialization.foreign_names import shown, shown_names
+from taming.serialization import SavedModel
+from taming.serialization.foreign import shown, shown_names
 
-__all__ = ["ForeignWeights"]
+__all__ = ["ForeignWeights", "Imported", "is_weights", "note_ignored"]
 
-MAX_NAMED = 4  # of each sort of mismatch, in a message
+
+@dataclass
+class Imported:
+    """An imported model.
+
+    Attributes:
+        model: as plain data, ready to be written.
+        notes: lines that say what of the file was used, and what was left out and why.
+    """
+
+    model: SavedModel
+    notes: list[str] = field(default_factory=list)
+
+
+def is_weights(value: Any) -> bool:
+    """Returns whether this is a dictionary of tensors by name, and not an empty one."""
+    return (
+        isinstance(value, dict)
+        and len(value) > 0
+        and all(isinstance(name, str) for name in value)
+        and all(isinstance(weight, torch.Tensor) for weight in value.values())
+    )
+
+
+def note_ignored(config: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Returns a line that names the arguments no importer reads, such as mistyped ones."""
+    ignored = sorted((name for name in config if name not in known), key=shown)
+    return [f"not arguments of the model, ignored: {shown_names(ignored)}"] if ignored else []
 
 
 class ForeignWeights:
-    """A state dictionary that is emptied key by key; what does not fit is told all at once.
+    """A state dictionary that is emptied key by key; `finish` reports all that does not fit.
 
     Args:
         weights: by the other program's names; not changed.
-        where: the file, for messages.
 
     Attributes:
-        notes: lines that say what was used and dropped.
+        notes: lines that say what was dropped.
+        beside: names of what the file holds besides.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], where: str) -> None:
-        self.where = where
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.notes: list[str] = []
-        self._left = dict(weights)
+        self.beside: list[Any] = []
+        self._left = {name: weight.detach() for name, weight in weights.items()}
         self._used = 0
         self._missing: list[str] = []
         self._misshapen: list[str] = []
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._left
+    @classmethod
+    def find(cls, content: Any, *entries: str) -> Self:
+        """Takes the weights under the first of `entries` there is, or else all of the content.
+
+        Raises:
+            UserError: if there are no weights by name.
+        """
+        found = content if isinstance(content, dict) else {}
+        entry = next((name for name in entries if isinstance(found.get(name), dict)), None)
+        weights = found if entry is None else found[entry]
+        if not is_weights(weights):
+            raise UserError(
+                f"it holds no weights by name under {' or '.join(map(repr, entries))}: it is not a "
+                f"checkpoint of this source. Its entries: {shown_names(list(found))}."
+            )
+        self = cls(weights)
+        self.beside = [] if entry is None else [name for name in content if name != entry]
+        return self
 
     def names(self, prefix: str) -> list[str]:
-        """Names of the weights not yet used or dropped that begin so."""
+        """Returns the names of the weights not yet used or dropped that begin so."""
         return [name for name in self._left if name.startswith(prefix)]
 
     def peek(self, name: str) -> torch.Tensor | None:
-        """A weight that stays to be used, or None."""
+        """Returns a weight that stays to be used, or None."""
         return self._left.get(name)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -49,7 +95,7 @@ class ForeignWeights:
         One that is missing or of another shape is noted for `finish`, and zeros stand for it.
         """
         shape = tuple(shape)
-        zeros = torch.zeros(()).expand(shape)  # without memory, for a shape the file may have given
+        zeros = torch.zeros(()).expand(shape)  # without memory, for a shape the file may state
         weight = self._left.pop(name, None)
         if weight is None:
             self._missing.append(name)
@@ -61,9 +107,8 @@ class ForeignWeights:
         return weight.reshape(shape)
 
     def hand_over(self, prefix: str) -> dict[str, torch.Tensor]:
-        """The weights that begin so, without the prefix; who gets them has to account for them."""
-        names = self.names(prefix)
-        return {name.removeprefix(prefix): self._left.pop(name) for name in names}
+        """Removes and returns the weights that begin so, without the prefix."""
+        return {name.removeprefix(prefix): self._left.pop(name) for name in self.names(prefix)}
 
     def fill(
         self,
@@ -71,39 +116,26 @@ class ForeignWeights:
         names: Mapping[str, str],
         made: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The state of `module` from these weights, in its dtypes.
+        """Returns the state of `module` from these weights, in its dtypes.
 
         Args:
             module: gives names, shapes and dtypes, and the values of buffers the other program does
                 not have.
-            names: the module's names to the other program's; all of its parameters but those in
-                `made`.
+            names: the module's names to the other program's.
             made: weights that are not one of theirs as it is, by the module's names.
         """
-        own = module.state_dict()
-        made = {} if made is None else made
-        nameless = {name for name, _ in module.named_parameters()} - set(names) - set(made)
-        assert not nameless, f"parameters without a foreign name: {sorted(nameless)}"
+        made = made or {}
         state: dict[str, torch.Tensor] = {}
-        for name, value in own.items():
-            if name in names:
-                state[name] = self.take(names[name], value.shape).to(value.dtype)
-            elif name in made:
-                assert made[name].shape == value.shape, f"{name} is {tuple(made[name].shape)}"
+        for name, value in module.state_dict().items():
+            if name in made:
+                assert made[name].shape == value.shape, name
                 state[name] = made[name].to(value.dtype)
+            elif name in names:
+                state[name] = self.take(names[name], value.shape).to(value.dtype)
             else:
+                assert name not in dict(module.named_parameters()), f"{name} has no foreign name"
                 state[name] = value
         return state
-
-    def keep_rows(self, names: Sequence[str], rows: torch.Tensor) -> None:
-        """Cuts these weights to some of their rows, in the order of `rows`.
-
-        One with fewer rows stays as it is, for `take` to find that it does not fit.
-        """
-        for name in names:
-            weight = self._left.get(name)
-            if weight is not None and weight.ndim > 0 and len(weight) > rows.max():
-                self._left[name] = weight[rows]
 
     def drop(self, prefix: str, reason: str, *, ending: str = "") -> None:
         """Leaves out the weights that begin and end so, if there are any."""
@@ -114,14 +146,14 @@ class ForeignWeights:
             what = shown(names[0]) if len(names) == 1 else f"{prefix}*{ending} ({len(names)})"
             self.notes.append(f"dropped {what}: {reason}")
 
-    def finish(self) -> None:
-        """Checks that every weight fitted and none is left.
+    def finish(self) -> list[str]:
+        """Returns lines that say what was used and dropped, if every weight fits and none is left.
 
         Raises:
             UserError: naming what is missing, of another shape, or left.
         """
         problems = [
-            f"{what} {shown_names(names, MAX_NAMED)}"
+            f"{what} {shown_names(names, 4)}"
             for what, names in (
                 ("missing in the file:", self._missing),
                 ("of another shape:", self._misshapen),
@@ -131,7 +163,10 @@ class ForeignWeights:
         ]
         if problems:
             raise UserError(
-                f"{self.where} does not fit its config: {'; '.join(problems)}. Give the config the "
+                f"the weights do not fit the config: {'; '.join(problems)}. Give the config the "
                 "checkpoint was trained with."
             )
-        self.notes.insert(0, f"used {self._used} weights")
+        notes = [f"used {self._used} weights", *self.notes]
+        if self.beside:
+            notes.append(f"left out beside the weights: {shown_names(self.beside)}")
+        return notes

@@ -13,7 +13,7 @@ from taming.serialization.directory import (
     load_model_directory,
     save_model_directory,
 )
-from taming.serialization.foreign_names import shown
+from taming.serialization.foreign import shown
 
 __all__ = ["PretrainedModel", "find_model", "load_saved_model"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from taming.importers.autoencoder import autoencoder_names
 from taming.importers.compvis_vqgan import SCHEME
+from taming.importers.layouts import autoencoder_names
 from taming.vqgan import VQGAN
 
 # the documented way to make any experiment small

@@ -22,11 +22,13 @@ from taming.vqgan import VQGAN
 
 convert = SOURCES["compvis_transformer"].convert
 Weights = dict[str, torch.Tensor]
-LEFT_OUT = [
-    "left out beside the weights: callbacks, epoch, global_step, lr_schedulers, "
-    "optimizer_states, pytorch-lightning_version",
-    "objects in the file, not built: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
-]
+LEFT_OUT = (
+    "left out beside the weights: epoch, global_step, pytorch-lightning_version, callbacks, "
+    "optimizer_states, lr_schedulers"
+)
+OBJECTS = (
+    "objects in the file, not built: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
+)
 MASKS = "dropped transformer.blocks.*.attn.mask ({}): the causal mask, which is computed"
 
 
@@ -91,7 +93,7 @@ def test_reference_of_compvis_transformer(shared: Path, name: str) -> None:
 )
 def test_what_became_of_every_key_is_said(shared: Path, name: str, notes: list[str]) -> None:
     imported, _ = reference(shared, name)
-    assert imported.notes == ["used 37 weights", MASKS.format(2), *notes, *LEFT_OUT]
+    assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, *notes, OBJECTS]
 
 
 def test_the_grid_is_the_first_stages_and_the_context_the_block(shared: Path) -> None:
@@ -105,7 +107,7 @@ def test_the_grid_is_the_first_stages_and_the_context_the_block(shared: Path) ->
 
 def test_the_number_of_classes(shared: Path) -> None:
     content, params = content_and_config(shared, "class")
-    imported = convert(content, params, "last.ckpt", num_classes=10)
+    imported = convert(content, params, num_classes=10)
     assert imported.model.config["conditioning"]["num_classes"] == 10
     prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
     table = content["state_dict"]["transformer.tok_emb.weight"]
@@ -116,16 +118,14 @@ def test_the_number_of_classes(shared: Path) -> None:
     assert not any("how many classes" in note for note in imported.notes)
     labelator = {"target": "taming.modules.util.Labelator", "params": {"n_classes": 12}}
     params["cond_stage_config"] = labelator
-    imported = convert(content, params, "last.ckpt")
+    imported = convert(content, params)
     assert imported.model.config["conditioning"]["num_classes"] == 12
     assert not any("how many classes" in note for note in imported.notes)
     with pytest.raises(UserError, match="num_classes is 13, and the model has at most 12"):
-        convert(content, params, "last.ckpt", num_classes=13)
-    with pytest.raises(UserError, match="num_classes is 'ten', and must be an int"):
-        convert(content, params, "last.ckpt", num_classes="ten")
+        convert(content, params, num_classes=13)
     content, params = content_and_config(shared, "unconditional")
     with pytest.raises(UserError, match="for class-conditional models, and this is none"):
-        convert(content, params, "last.ckpt", num_classes=3)
+        convert(content, params, num_classes=3)
 
 
 def test_the_start_token(shared: Path) -> None:
@@ -133,11 +133,11 @@ def test_the_start_token(shared: Path) -> None:
     row = content["state_dict"]["transformer.tok_emb.weight"][5:6]
     provider = {"target": "taming.modules.util.SOSProvider", "params": {"sos_token": 5}}
     for changes in ({"sos_token": 5}, {"cond_stage_config": provider}):
-        imported = convert(content, {**params, **changes}, "last.ckpt")
+        imported = convert(content, {**params, **changes})
         prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
         assert torch.equal(prefix, row)
-    with pytest.raises(UserError, match=r"ids are 64 to 64, and the vocabulary .* has 64"):
-        convert(content, {**params, "sos_token": 64}, "last.ckpt")
+    with pytest.raises(UserError, match=r"vocabulary of 64, .* condition ids up to 64"):
+        convert(content, {**params, "sos_token": 64})
 
 
 def test_the_first_stage_as_condition_stage(shared: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_first_stage_as_condition_stage(shared: Path) -> None:
     first = {name: w for name, w in state.items() if name.startswith("first_stage_model.")}
     again = {name.replace("first_stage", "cond_stage"): w for name, w in first.items()}
     params["cond_stage_config"] = "__is_first_stage__"
-    imported = convert({"state_dict": {**state, **again}}, params, "last.ckpt")
+    imported = convert({"state_dict": {**state, **again}}, params)
     assert f"dropped cond_stage_model.* ({len(first)}): the first stage again" in imported.notes
     tokenizer, condition = (imported.model.parts[f"{part}tokenizer"] for part in ("", "condition_"))
     assert tokenizer.fingerprint() == condition.fingerprint()
@@ -165,7 +165,7 @@ def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
     condition["target"] = f"taming.models.vqgan.{target}"
     condition["params"]["image_key"] = "segmentation"
     condition["params"]["ddconfig"] |= {"in_channels": 5, "out_ch": 5}
-    imported = convert(content, params, "last.ckpt")
+    imported = convert(content, params)
     saved = imported.model.parts["condition_tokenizer"]
     assert (saved.config["image_channels"], saved.config["label_maps"]) == (5, True)
     assert imported.model.parts["tokenizer"].config.get("label_maps", False) is False
@@ -192,7 +192,7 @@ def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
         weight = state[f"transformer.{name}.weight"]
         state[f"transformer.{name}.weight"] = torch.cat([weight, torch.ones(16, 64)])
     params["transformer_config"]["params"]["vocab_size"] = 80
-    imported = convert(content, params, "last.ckpt", num_classes=70)
+    imported = convert(content, params, num_classes=70)
     assert [note for note in imported.notes if "rows" in note] == [
         "dropped rows 64 to 79 of transformer.head.weight: ids that are no code",
         "dropped 10 rows of transformer.tok_emb.weight: ids that are neither a code nor a "
@@ -207,8 +207,8 @@ def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
     )
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-5)
     params["transformer_config"]["params"]["vocab_size"] = 32
-    with pytest.raises(UserError, match="64 codes and its transformer a vocabulary of 32"):
-        convert(content, params, "last.ckpt")
+    with pytest.raises(UserError, match="vocabulary of 32, its first stage 64 codes"):
+        convert(content, params)
 
 
 def test_masks_and_unmasked_conditions(shared: Path) -> None:
@@ -217,14 +217,14 @@ def test_masks_and_unmasked_conditions(shared: Path) -> None:
     for unmasked in (63, 65):
         transformer["n_unmasked"] = unmasked
         with pytest.raises(UserError, match=f"n_unmasked of the config is {unmasked} and .* 64"):
-            convert(content, params, "last.ckpt")
+            convert(content, params)
     del transformer["n_unmasked"]
     with pytest.raises(UserError, match=r"blocks\.0\.attn\.mask is not the causal mask .* 128"):
-        convert(content, params, "last.ckpt")
+        convert(content, params)
     for layer in range(2):
         mask = torch.ones(1, 1, 128, 128).tril()
         content["state_dict"][f"transformer.blocks.{layer}.attn.mask"] = mask
-    imported = convert(content, params, "last.ckpt")
+    imported = convert(content, params)
     assert imported.model.parts["transformer"].config["bidirectional_prefix"] is False
 
 
@@ -232,15 +232,15 @@ def test_another_order_of_the_codes_is_refused(shared: Path) -> None:
     content, params = content_and_config(shared, "unconditional")
     spiral = {"target": "taming.modules.transformer.permuter.SpiralOut", "params": {"H": 8, "W": 8}}
     with pytest.raises(UserError, match="order of the permuter SpiralOut"):
-        convert(content, {**params, "permuter_config": spiral}, "last.ckpt")
+        convert(content, {**params, "permuter_config": spiral})
     state = content["state_dict"]
     for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
         state[f"permuter.{name}"] = torch.arange(64).flip(0)
     with pytest.raises(UserError, match="order is row by row"):
-        convert(content, params, "last.ckpt")
+        convert(content, params)
     for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
         state[f"permuter.{name}"] = torch.arange(64)
-    imported = convert(content, params, "last.ckpt")
+    imported = convert(content, params)
     assert "dropped permuter.* (2): codes are in their order" in imported.notes
 
 
@@ -284,7 +284,7 @@ def on_meta(shapes: Shapes, config: str | dict[str, Any]) -> Imported:
     )
     with torch.device("meta"):
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-        return convert({"state_dict": weights}, arguments, "last.ckpt")
+        return convert({"state_dict": weights}, arguments)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -322,20 +322,18 @@ def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
     assert len(needed) == 37
     for name in needed:
         fewer = {other: weight for other, weight in weights.items() if other != name}
-        with pytest.raises(UserError, match=f"last.ckpt does not fit .*missing .*: {name}"):
-            convert({"state_dict": fewer}, params, "last.ckpt")
+        with pytest.raises(UserError, match=f"do not fit .*missing .*: {name}"):
+            convert({"state_dict": fewer}, params)
     for name in ("transformer.blocks.2.ln1.weight", "cond_stage_model.embedding.weight", "logvar"):
         with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
-            convert({"state_dict": {**weights, name: torch.zeros(3)}}, params, "last.ckpt")
+            convert({"state_dict": {**weights, name: torch.zeros(3)}}, params)
     name = "first_stage_model.encoder.conv_in.bias"
     fewer = {other: weight for other, weight in weights.items() if other != name}
-    with pytest.raises(
-        UserError, match=r"the first stage in last\.ckpt .*: encoder\.conv_in\.bias"
-    ):
-        convert({"state_dict": fewer}, params, "last.ckpt")
+    with pytest.raises(UserError, match=r"the first stage: .*: encoder\.conv_in\.bias"):
+        convert({"state_dict": fewer}, params)
     alone = {n: weight for n, weight in weights.items() if n.startswith("transformer.")}
-    with pytest.raises(UserError, match=r"the first stage in last\.ckpt has no weights"):
-        convert({"state_dict": alone}, params, "last.ckpt")
+    with pytest.raises(UserError, match="the first stage has no weights"):
+        convert({"state_dict": alone}, params)
 
 
 # --- configs ------------------------------------------------------------------------------------
@@ -344,13 +342,13 @@ def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"transformer_config": None}, "no `transformer_config` with `params`"),
-        ({"transformer_config": {"params": {"vocab_size": 64}}}, "lacks block_size of the trans"),
+        ({"transformer_config": None}, "config is wrong"),
+        ({"transformer_config": {"params": {"vocab_size": 64}}}, "config lacks 'block_size'"),
         (
             {"transformer_config": {"target": "x.CodeGPT", "params": {}}},
             "is CodeGPT, and not their",
         ),
-        ({"first_stage_config": None}, "describes no autoencoder for the first stage in last"),
+        ({"first_stage_config": None}, "config is wrong"),
         ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, a kind of condition"),
         ({"cond_stage_config": {"target": "x.DummyCondStage"}}, "is DummyCondStage, a kind of"),
         ({"cond_stage_config": None}, "is None, a kind of condition"),
@@ -361,7 +359,7 @@ def test_params_of_no_such_generator_are_named(
 ) -> None:
     content, params = content_and_config(shared, "class")
     with pytest.raises(UserError, match=message):
-        convert(content, {**params, **changes}, "last.ckpt")
+        convert(content, {**params, **changes})
 
 
 @pytest.mark.parametrize(
@@ -371,11 +369,8 @@ def test_params_of_no_such_generator_are_named(
         ({"n_embd": 32}, "pos_emb is .* and not"),
         ({"n_head": 5}, "cannot be split into 5|multiple"),
         ({"n_heads": 2}, "their transformer has no arguments n_heads"),
-        ({"n_layer": "two"}, "describes no model"),
-        ({"vocab_size": "64"}, "vocab_size is '64', and must be an int"),
+        ({"vocab_size": "64"}, "config is wrong"),
         ({"block_size": 66}, r"attn\.mask is not the causal mask of block_size 66"),
-        ({"block_size": 10**7}, r"attn\.mask is not the causal mask of block_size 10000000"),
-        ({"block_size": 63}, "needs a block_size of 64, and it is 63"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(
@@ -383,23 +378,17 @@ def test_arguments_that_do_not_fit_are_named(
 ) -> None:
     content, params = content_and_config(shared, "class")
     params["transformer_config"]["params"] |= changes
-    if changes.get("block_size") == 63:
-        content["state_dict"] = {
-            name: weight[:, :63] if name.endswith("pos_emb") else weight
-            for name, weight in content["state_dict"].items()
-            if not name.endswith(".mask")
-        }
     with pytest.raises(UserError, match=message):
-        convert(content, params, "last.ckpt")
+        convert(content, params)
 
 
 def test_a_config_of_the_first_stage_alone_is_named(shared: Path) -> None:
     content, params = content_and_config(shared, "class")
     with pytest.raises(UserError, match="is of VQModel, and this source imports Net2NetTrans"):
-        convert(content, {"model": params["first_stage_config"]}, "last.ckpt")
+        convert(content, {"model": params["first_stage_config"]})
 
 
 def test_a_smaller_condition_is_refused(shared: Path) -> None:
     content, params = content_and_config(shared, "depth")
     with pytest.raises(UserError, match="downsample_cond_size"):
-        convert(content, {**params, "downsample_cond_size": 16}, "last.ckpt")
+        convert(content, {**params, "downsample_cond_size": 16})

@@ -73,8 +73,8 @@ def test_what_became_of_every_key_is_said(shared: Path) -> None:
     assert imported.notes == [
         "used 205 weights",
         "dropped loss.perceptual_loss.* (33): LPIPS brings its own network",
-        "left out beside the weights: callbacks, epoch, global_step, lr_schedulers, "
-        "optimizer_states, pytorch-lightning_version",
+        "left out beside the weights: epoch, global_step, pytorch-lightning_version, callbacks, "
+        "optimizer_states, lr_schedulers",
         "objects in the file, not built: "
         "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
     ]
@@ -104,7 +104,7 @@ def on_meta(shapes: Shapes, size: str) -> Imported:
     with torch.device("meta"):
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
         published = SOURCES["compvis_vqgan"].published[size]
-        return convert({"state_dict": weights}, published, "last.ckpt")
+        return convert({"state_dict": weights}, published)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -141,7 +141,7 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
     ):
         with torch.device("meta"):
             weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-            imported = convert({"state_dict": weights}, config, "last.ckpt")
+            imported = convert({"state_dict": weights}, config)
         assert imported.model.config["label_maps"] is label_maps
 
 
@@ -151,9 +151,9 @@ def test_a_missing_or_unexpected_key_is_named(size: str) -> None:
     wanted = [name for name in shapes if not name.startswith("loss.perceptual_loss.")]
     for name in [*wanted[:: len(wanted) // 3], *wanted[-1:]]:
         fewer = {other: shape for other, shape in shapes.items() if other != name}
-        with pytest.raises(UserError, match=rf"does not fit .*missing in the file: {name}"):
+        with pytest.raises(UserError, match=rf"do not fit .*missing in the file: {name}"):
             on_meta(fewer, size)
-    for name in ("encoder.extra", "loss.discriminator.main.99.weight", "quantize.temperature"):
+    for name in ("encoder.extra", "quantize.temperature"):
         with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
             on_meta({**shapes, name: (3,)}, size)
     with pytest.raises(UserError, match=r"encoder\.conv_in\.bias is \(64,\) and not \(128,\)"):
@@ -171,7 +171,7 @@ def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     used = expected["indices"].unique().flip(0)  # an order that is not that of the codes
     assert 1 < len(used) < 64
     content["state_dict"]["quantize.used"] = used
-    imported = convert(content, read_config(folder / "project.yaml"), "last.ckpt")
+    imported = convert(content, read_config(folder / "project.yaml"))
     vqgan = VQGAN.from_saved(imported.model)
     indices = vqgan.encode(expected["images"])
     assert vqgan.codebook_size == len(used)
@@ -183,20 +183,18 @@ def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     config = read_config(folder / "project.yaml")
     config["model"]["params"]["remap"] = "used.npy"
     with pytest.raises(UserError, match=r"missing in the file: quantize\.used"):
-        convert(content, config, "last.ckpt")
-    more = torch.zeros(65, dtype=torch.long)
-    for wrong in (torch.tensor([0, 64]), torch.tensor([0.0]), torch.tensor([[1]]), more):
-        content["state_dict"]["quantize.used"] = wrong
-        with pytest.raises(UserError, match="no list of codes from 0 to 63"):
-            convert(content, read_config(folder / "project.yaml"), "last.ckpt")
+        convert(content, config)
+    content["state_dict"]["quantize.used"] = torch.tensor([0, 64])
+    with pytest.raises(UserError, match="index 64 is out of bounds"):
+        convert(content, read_config(folder / "project.yaml"))
 
 
 def test_a_codebook_with_fewer_rows_than_used_codes_does_not_fit() -> None:
     weights = {"quantize.used": torch.tensor([0, 3]), "quantize.embedding.weight": torch.ones(2, 8)}
     for codebook in (weights["quantize.embedding.weight"], torch.tensor(1.0)):
         weights["quantize.embedding.weight"] = codebook
-        with pytest.raises(UserError, match="does not fit its config"):
-            convert({"state_dict": weights}, TINY, "last.ckpt")
+        with pytest.raises(UserError, match="do not fit the config"):
+            convert({"state_dict": weights}, TINY)
 
 
 # --- configs ------------------------------------------------------------------------------------
@@ -226,57 +224,46 @@ def changed(**changes: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         ({"model": {"target": "x.Net2NetTransformer", "params": TINY}}, "is of Net2NetTransformer"),
-        ({"n_embed": 4}, "no `ddconfig`"),
-        ({"model": None}, "not made of a `target` and `params`"),
-        ({"ddconfig": {"ch": 32}}, r"lacks ddconfig\.out_ch, .*ddconfig\.z_channels, n_embed"),
-        (changed(double_z=True), "double_z is true"),
-        (changed(resamp_with_conv=False), "resamp_with_conv is false"),
-        (changed(out_ch=1), "in_channels is not out_ch"),
-        (changed(give_pre_end=True), "give_pre_end is true"),
-        (changed(tanh_out=True), "tanh_out is true"),
-        (changed(attn_type="linear"), "attn_type is not vanilla"),
+        ({"n_embed": 4, "embed_dim": 8}, "config lacks 'ddconfig'"),
+        ({"ddconfig": {"ch": 32}}, "config lacks 'n_embed'"),
+        ({"model": None}, "config is wrong"),
+        (changed(tanh_out=True), "tanh_out is True"),
+        (changed(double_z=True), "do not fit the config"),
         (changed(resolution=15), "15×15 does not divide"),
-        (changed(ch_mult="wide"), "describes no model"),
+        (changed(ch_mult="wide"), "config is wrong"),
     ],
 )
 def test_configs_of_no_such_model_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        convert(NOTHING, config, "last.ckpt")
+        convert(NOTHING, config)
 
 
-def test_what_ddconfig_does_not_have_is_said() -> None:
+def test_mistyped_arguments_are_named() -> None:
     shapes = foreign_keys.compvis_vqgan(*SIZES["f16-1024"])
     published = SOURCES["compvis_vqgan"].published["f16-1024"]["params"]
-    usual = {"give_pre_end": False, "tanh_out": False, "attn_type": "vanilla", "dropout": 0.0}
-    for more, note in (
-        (usual, None),
-        ({**usual, "num_res_block": 3, 7: 1}, "ddconfig, and ignored: <int>, num_res_block"),
-    ):
-        config = {**published, "ddconfig": {**published["ddconfig"], **more}}
-        with torch.device("meta"):
-            weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-            notes = convert({"state_dict": weights}, config, "last.ckpt").notes
-        assert [n.split("arguments of ")[-1] for n in notes if "ddconfig" in n] == (
-            [] if note is None else [note]
-        )
+    config = {**published, "ddconfig": {**published["ddconfig"], "num_res_block": 3, 7: 1}}
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        notes = convert({"state_dict": weights}, config).notes
+    assert notes[-1] == "not arguments of the model, ignored: <int>, num_res_block"
 
 
 def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
     folder = shared / "reference" / "compvis" / "vqgan_gumbel"
     content = read_foreign_checkpoint(folder / "last.ckpt").content
     params = read_config(folder / "project.yaml")["model"]["params"]
-    imported = convert(content, params, "last.ckpt")
+    imported = convert(content, params)
     assert imported.model.config["quantizer"]["kind"] == "gumbel"
     assert imported.model.config["quantizer"]["kl_weight"] == 1e-8
     vector = {"target": "taming.models.vqgan.VQModel", "params": params}
     with pytest.raises(UserError, match=r"missing .*quantize\.embedding\.weight.*quantize\.proj"):
-        convert(content, vector, "last.ckpt")
+        convert(content, vector)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "not a checkpoint: it holds a list"),
+        ([1, 2], "no weights by name"),
         ({"model": {}, "step": 3}, "no weights by name under 'state_dict'.*entries: model, step"),
         ({"state_dict": {"weight": "heavy"}}, "no weights by name"),
         ({10**5000: 1, "\x1b[2J": 2, "n" * 10**6: 3}, r"<int>, '\\x1b\[2J', n{79}…\.$"),
@@ -284,8 +271,8 @@ def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
     ],
 )
 def test_what_holds_no_weights_is_named(content: Any, message: str) -> None:
-    with pytest.raises(UserError, match=rf"last\.ckpt .*{message}"):
-        convert(content, TINY, "last.ckpt")
+    with pytest.raises(UserError, match=message):
+        convert(content, TINY)
 
 
 def test_notes_and_errors_hold_nothing_unprintable() -> None:
@@ -296,11 +283,11 @@ def test_notes_and_errors_hold_nothing_unprintable() -> None:
     content = {"state_dict": weights, 1: 0, **{f"\x1b{n}": 0 for n in range(99)}}
     weights["colorize\x1b[2J"] = torch.empty(1, device="meta")
     with torch.device("meta"):
-        notes = convert(content, published, "last.ckpt").notes
+        notes = convert(content, published).notes
     assert r"dropped 'colorize\x1b[2J': random colours for showing label maps" in notes
     assert notes[-1].endswith("and 90 more")
     assert all(note.isprintable() and len(note) < 200 for note in notes)
     weights["\x1b[2J" + "n" * 10**6] = torch.empty(1, device="meta")
     with torch.device("meta"), pytest.raises(UserError, match="unexpected in the file") as caught:
-        convert(content, published, "last.ckpt")
+        convert(content, published)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400

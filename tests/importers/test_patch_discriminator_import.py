@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from taming.discriminators import PatchDiscriminator
 from taming.errors import UserError
-from taming.importers.patch_discriminator import patch_discriminator
+from taming.importers.layouts import patch_discriminator
 from taming.importers.weights import ForeignWeights
 
 Weights = dict[str, torch.Tensor]
@@ -65,7 +65,7 @@ def scores(weights: Weights, images: torch.Tensor, num_layers: int = 2) -> torch
 @pytest.mark.parametrize("actnorm", [False, True])
 def test_scores_are_those_of_their_layers(actnorm: bool) -> None:
     theirs = foreign(actnorm)
-    weights = ForeignWeights(theirs, "file")
+    weights = ForeignWeights(theirs)
     saved = patch_discriminator(weights, "d.", image_channels=3)
     weights.finish()
     assert saved is not None
@@ -83,41 +83,28 @@ def test_every_key_is_needed(actnorm: bool) -> None:
     for name in foreign(actnorm):
         theirs = foreign(actnorm)
         del theirs[name]
-        weights = ForeignWeights(theirs, "file")
+        weights = ForeignWeights(theirs)
         patch_discriminator(weights, "d.", image_channels=3)
-        with pytest.raises(UserError, match="does not fit"):
+        with pytest.raises(UserError, match="do not fit"):
             weights.finish()
 
 
 def test_one_that_sees_a_condition_is_dropped_by_name() -> None:
-    weights = ForeignWeights(foreign(False, channels=6), "file")
+    weights = ForeignWeights(foreign(False, channels=6))
     assert patch_discriminator(weights, "d.", image_channels=3) is None
-    weights.finish()
-    assert weights.notes[1].startswith("dropped d.* (16): it judges 6 channels")
+    assert weights.finish()[1].startswith("dropped d.* (16): it judges 6 channels")
 
 
 def test_no_discriminator_is_none() -> None:
-    assert patch_discriminator(ForeignWeights({"a": torch.zeros(1)}, "file"), "d.", 3) is None
+    assert patch_discriminator(ForeignWeights({"a": torch.zeros(1)}), "d.", 3) is None
 
 
 @pytest.mark.parametrize("actnorm", [False, True])
-def test_no_memory_is_taken_for_weights_that_are_not_there(
-    actnorm: bool,
-) -> None:
+def test_no_memory_is_taken_for_weights_that_are_not_there(actnorm: bool) -> None:
     """A first layer of 10 MB says that the second has 320 GB."""
     theirs = foreign(actnorm)
     theirs["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
-    weights = ForeignWeights(theirs, "file")
+    weights = ForeignWeights(theirs)
     patch_discriminator(weights, "d.", image_channels=3)
-    with pytest.raises(UserError, match=r"main\.2\.weight is .* not \(100000, 50000, 4, 4\)"):
-        weights.finish()
-
-
-def test_numbers_of_layers_are_short() -> None:
-    """Python refuses to read more than 4300 digits, and no discriminator has so many layers."""
-    theirs = {**foreign(False), f"d.main.{'9' * 5000}.weight": torch.zeros(1)}
-    weights = ForeignWeights(theirs, "file")
-    saved = patch_discriminator(weights, "d.", image_channels=3)
-    assert saved is not None and saved.config["num_layers"] == 2
-    with pytest.raises(UserError, match="unexpected in the file"):
+    with pytest.raises(UserError, match=r"main\.\d\.(weight|scale) is .* not \(100000,"):
         weights.finish()

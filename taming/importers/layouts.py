@@ -1,0 +1,117 @@
+"""Names of weights that several programs share: CompVis' autoencoder and pix2pix' discriminator."""
+
+from dataclasses import dataclass
+
+import torch
+
+from taming.autoencoder.blocks import AttentionBlock, Downsample, ResidualBlock
+from taming.discriminators import ActNorm, PatchDiscriminator
+from taming.importers.weights import ForeignWeights
+from taming.serialization import SavedModel
+from taming.vqgan import VQGAN
+
+__all__ = ["NameScheme", "autoencoder_names", "patch_discriminator"]
+
+# our layers inside a block; the others have the same names
+RENAMED = {
+    ".skip.": ".nin_shortcut.",
+    ".attention.query.": ".q.",
+    ".attention.key.": ".k.",
+    ".attention.value.": ".v.",
+    ".attention.output.": ".proj_out.",
+}
+
+
+@dataclass(frozen=True)
+class NameScheme:
+    """How a program names what encoder and decoder consist of.
+
+    Attributes:
+        encoder_levels: the encoder's list of levels.
+        decoder_levels: the decoder's.
+        decoder_from_largest: whether the decoder's levels are counted from the largest resolution,
+            though they run from the smallest.
+        residual: list of residual blocks inside a level.
+        middle: the three blocks of the middle.
+    """
+
+    encoder_levels: str
+    decoder_levels: str
+    decoder_from_largest: bool
+    residual: str
+    middle: tuple[str, str, str]
+
+
+def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
+    """Returns our names of all weights but the quantizer's, to theirs.
+
+    Their 1×1 convolutions q, k, v and proj_out are our attention's linear layers.
+    """
+    blocks = {"pre_quantizer": "quant_conv", "post_quantizer": "post_quant_conv"}
+    last = len(vqgan.encoder.levels) - 1
+    for part, levels in (("encoder", scheme.encoder_levels), ("decoder", scheme.decoder_levels)):
+        for index, name in enumerate(scheme.middle):
+            blocks[f"{part}.middle.{index}"] = f"{part}.{name}"
+        for index, level in enumerate(vqgan.get_submodule(f"{part}.levels").children()):
+            from_largest = part == "decoder" and scheme.decoder_from_largest
+            number = last - index if from_largest else index
+            counts = {scheme.residual: 0, "attn": 0}
+            for position, block in enumerate(level.children()):
+                if isinstance(block, ResidualBlock | AttentionBlock):
+                    kind = scheme.residual if isinstance(block, ResidualBlock) else "attn"
+                    name = f"{number}.{kind}.{counts[kind]}"
+                    counts[kind] += 1
+                elif isinstance(block, Downsample):  # theirs is the last of the level above
+                    name = f"{number - 1}.downsample"
+                else:
+                    name = f"{number}.upsample"
+                blocks[f"{part}.levels.{index}.{position}"] = f"{part}.{levels}.{name}"
+    names: dict[str, str] = {}
+    for ours in vqgan.state_dict():
+        if not ours.startswith("quantizer."):
+            place = next((place for place in blocks if ours.startswith(f"{place}.")), "")
+            theirs = blocks.get(place, "") + ours.removeprefix(place)
+            for layer, renamed in RENAMED.items():
+                theirs = theirs.replace(layer, renamed)
+            names[ours] = theirs
+    return names
+
+
+def patch_discriminator(
+    weights: ForeignWeights, prefix: str, image_channels: int
+) -> SavedModel | None:
+    """Takes the discriminator under `prefix`; None where there is none. Its weights say its shape.
+
+    Layer N is `main.N` there and `layers.N` here. ActNorm, s ⊙ (x + loc) there, is s ⊙ x + shift
+    here with shift = s ⊙ (loc + b): the convolution before it has a bias b there and none here.
+    A discriminator that judges images together with a condition is dropped: we have none.
+    """
+    first = weights.peek(f"{prefix}main.0.weight")
+    if first is None or first.ndim != 4:
+        return None
+    if first.shape[1] != image_channels:
+        weights.drop(prefix, f"it judges {first.shape[1]} channels, images have {image_channels}")
+        return None
+    numbers = {n.removeprefix(f"{prefix}main.").split(".")[0] for n in weights.names(prefix)}
+    last = max(int(number) for number in numbers if number.isdecimal())  # 2 + 3 · num_layers
+    has_actnorm = weights.peek(f"{prefix}main.3.loc") is not None
+    with torch.device("meta"):  # the file says how large it is: its weights must be there first
+        discriminator = PatchDiscriminator(
+            image_channels=image_channels,
+            base_channels=first.shape[0],
+            num_layers=max(1, (last - 2) // 3),
+            norm="actnorm" if has_actnorm else "batch",
+        )
+    made: dict[str, torch.Tensor] = {}
+    for index, layer in enumerate(discriminator.layers):
+        if isinstance(layer, ActNorm):
+            ours, theirs = f"layers.{index}", f"{prefix}main.{index}"
+            scale = weights.take(f"{theirs}.scale", layer.scale.shape)
+            loc = weights.take(f"{theirs}.loc", layer.scale.shape)
+            bias = weights.take(f"{prefix}main.{index - 1}.bias", layer.scale.shape)
+            made[f"{ours}.scale"] = scale
+            made[f"{ours}.shift"] = scale * (loc + bias)
+            made[f"{ours}.initialised"] = weights.take(f"{theirs}.initialized", ())
+    names = {n: n.replace("layers.", f"{prefix}main.", 1) for n in discriminator.state_dict()}
+    state = weights.fill(discriminator, names, made)
+    return SavedModel(discriminator.kind, discriminator.config, state)
