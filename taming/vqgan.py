@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from taming.autoencoder import Decoder, Encoder
+from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.modes import evaluation_mode
 from taming.quantizers import QuantizerOutput, build_quantizer
 from taming.serialization import PretrainedModel
 
@@ -18,7 +18,7 @@ __all__ = ["VQGAN", "VQGANOutput"]
 
 @dataclass
 class VQGANOutput:
-    """What a forward pass gives: `reconstructions` `(b c H W)` and the quantizer's output."""
+    """The `reconstructions` `(b c H W)` and the quantizer's output of a forward pass."""
 
     reconstructions: torch.Tensor
     quantizer: QuantizerOutput
@@ -68,16 +68,10 @@ class VQGAN(PretrainedModel):
     ) -> None:
         super().__init__()
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-        _check_sizes(
-            resolution=(height, width),
-            image_channels=[image_channels],
-            base_channels=[base_channels],
-            channel_multipliers=channel_multipliers,
-            latent_channels=[latent_channels],
-        )
-        if num_residual_blocks < 0:
+        channels = [image_channels, base_channels, latent_channels]
+        if not channel_multipliers or min(height, width, *channels, *channel_multipliers) < 1:
             raise UserError(
-                f"the VQGAN's num_residual_blocks must not be negative, not {num_residual_blocks}."
+                "the VQGAN's resolution, channels and channel_multipliers must be at least 1."
             )
         self.resolution = (height, width)
         self.image_channels = image_channels
@@ -141,8 +135,13 @@ class VQGAN(PretrainedModel):
         """`(b c H W) -> (b d h w)`: what the quantizer receives, before any normalisation.
 
         Raises:
-            UserError: if channels or size of the images do not fit the model.
+            UserError: if type, channels or size of the images do not fit the model.
         """
+        if not images.is_floating_point():
+            raise UserError(
+                f"the model takes float images in [-1, 1], got {images.dtype}: of pixels from 0 to "
+                "255 these are pixels / 127.5 - 1."
+            )
         if images.ndim != 4 or images.shape[1] != self.image_channels:
             raise UserError(
                 f"the model takes images (b {self.image_channels} H W), got {tuple(images.shape)}."
@@ -156,7 +155,16 @@ class VQGAN(PretrainedModel):
             return self.quantizer(self.encode_latents(images)).indices
 
     def decode(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped; or logits."""
+        """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped; or logits.
+
+        Raises:
+            UserError: if the indices are no codes of the codebook.
+        """
+        known = (indices >= 0) & (indices < self.codebook_size)
+        if indices.is_floating_point() or not known.all():
+            raise UserError(
+                f"the indices to decode must be integers from 0 to {self.codebook_size - 1}."
+            )
         return self.decode_quantized(self.quantizer.lookup(indices))
 
     def decode_quantized(self, quantized: torch.Tensor) -> torch.Tensor:
@@ -168,13 +176,3 @@ class VQGAN(PretrainedModel):
         """Reconstructs `images` `(b c H W)`."""
         quantizer_output = self.quantizer(self.encode_latents(images))
         return VQGANOutput(self.decode_quantized(quantizer_output.quantized), quantizer_output)
-
-
-def _check_sizes(**sizes: Sequence[int]) -> None:
-    """Raises a `UserError` unless each has numbers, and they are at least 1."""
-    for name, values in sizes.items():
-        if not values or min(values) < 1:
-            shown = values[0] if len(values) == 1 else list(values)
-            raise UserError(
-                f"the VQGAN's {name} must be of whole numbers of at least 1, not {shown}."
-            )

@@ -2,8 +2,7 @@
 
 from taming.discriminators.actnorm import ActNorm
 from taming.discriminators.augmentation import DifferentiableAugmentation
-from taming.discriminators.blur import BlurPool
-from taming.discriminators.patch import PatchDiscriminator, frozen_statistics
+from taming.discriminators.patch import BlurPool, PatchDiscriminator, frozen_statistics
 
 __all__ = [
     "ActNorm",

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from taming.discriminators.actnorm import ActNorm
-from taming.discriminators.blur import BlurPool
 from taming.errors import UserError
 from taming.serialization import PretrainedModel
 
-__all__ = ["PatchDiscriminator", "frozen_statistics"]
+__all__ = ["BlurPool", "PatchDiscriminator", "frozen_statistics"]
 
 
 class PatchDiscriminator(PretrainedModel):
@@ -43,12 +43,6 @@ class PatchDiscriminator(PretrainedModel):
         super().__init__()
         if norm not in NORMS:
             raise UserError(f"discriminator: norm is one of {', '.join(NORMS)}, not {norm!r}.")
-        if num_layers < 1:
-            raise UserError(f"discriminator: num_layers must be at least 1, not {num_layers}.")
-        if base_channels < 1:
-            raise UserError(
-                f"discriminator: base_channels must be at least 1, not {base_channels}."
-            )
         self.config: dict[str, Any] = {
             "image_channels": image_channels,
             "base_channels": base_channels,
@@ -94,6 +88,22 @@ class PatchDiscriminator(PretrainedModel):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W) -> (b 1 h w)`."""
         return self.layers(images)
+
+
+class BlurPool(nn.Module):
+    """Blurs with [1, 2, 1] / 4 in both directions, then keeps every second pixel.
+
+    Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", §3.3, "Tri-3".
+
+    The filter is zero at the highest frequency, which subsampling would fold onto the lowest. Its
+    odd length keeps it centred: after a 4×4 convolution of stride 1 it gives the size and the
+    pixel positions of the same convolution with stride 2.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`(b c h w) -> (b c ⌈h/2⌉ ⌈w/2⌉)`; h and w at least 2, reflected at the border."""
+        padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
+        return F.avg_pool2d(F.avg_pool2d(padded, 2, stride=1), 2, stride=2)  # [1, 1] * [1, 1]
 
 
 def _group_norm(width: int) -> nn.GroupNorm:

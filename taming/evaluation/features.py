@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from taming.contexts import full_precision
 from taming.errors import UserError
 from taming.losses import Backbone
-from taming.precision import full_precision
 
 __all__ = ["FeatureExtractor"]
 

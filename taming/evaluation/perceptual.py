@@ -3,8 +3,8 @@
 import torch
 from torchmetrics import Metric
 
+from taming.contexts import full_precision
 from taming.losses import LPIPSLoss
-from taming.precision import full_precision
 
 __all__ = ["LPIPSMetric"]
 

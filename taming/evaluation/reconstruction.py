@@ -4,7 +4,7 @@ import torch
 from torchmetrics import Metric
 from torchmetrics.functional.image import structural_similarity_index_measure
 
-from taming.precision import full_precision
+from taming.contexts import full_precision
 
 __all__ = ["ReconstructionMetrics"]
 

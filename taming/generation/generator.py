@@ -15,6 +15,7 @@ from taming.conditioning import (
     Prompt,
     conditioning_from_config,
 )
+from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.checks import (
     check_condition,
@@ -32,7 +33,6 @@ from taming.generation.drawing import draw_tokens
 from taming.generation.guidance import Guidance
 from taming.generation.saved_parts import check_saved, load_condition_tokenizer
 from taming.generation.window import WindowRun, plan_windows
-from taming.modes import evaluation_mode
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import PretrainedModel, SavedModel
 from taming.transformer import GPT

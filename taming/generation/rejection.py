@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.checks import check_first_image, check_tensor
 from taming.generation.generator import BATCH_SIZE, ImageGenerator
-from taming.modes import evaluation_mode
 
 __all__ = ["BestSamples", "sample_best"]
 

@@ -1,16 +1,15 @@
 """Loss functions: tensors in, tensors out."""
 
-from taming.losses.adaptive import adaptive_weight
 from taming.losses.adversarial import (
     ADVERSARIAL_LOSSES,
     AdversarialLoss,
+    adaptive_weight,
     hinge_discriminator_loss,
     hinge_generator_loss,
     non_saturating_generator_loss,
     vanilla_discriminator_loss,
 )
-from taming.losses.backbone import Backbone
-from taming.losses.frozen import FrozenNetwork
+from taming.losses.backbone import Backbone, FrozenNetwork
 from taming.losses.lecam import LeCAM
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
 from taming.losses.reconstruction import cross_entropy_loss, l1_loss, l2_loss

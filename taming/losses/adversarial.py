@@ -16,6 +16,7 @@ import torch.nn.functional as F
 __all__ = [
     "ADVERSARIAL_LOSSES",
     "AdversarialLoss",
+    "adaptive_weight",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
     "non_saturating_generator_loss",
@@ -57,3 +58,26 @@ ADVERSARIAL_LOSSES = {
     "vanilla": AdversarialLoss(vanilla_discriminator_loss, hinge_generator_loss),
     "non_saturating": AdversarialLoss(vanilla_discriminator_loss, non_saturating_generator_loss),
 }
+
+
+def adaptive_weight(
+    reconstruction_gradient: torch.Tensor,
+    adversarial_gradient: torch.Tensor,
+    *,
+    epsilon: float = 1e-4,
+    maximum: float = 1e4,
+) -> torch.Tensor:
+    """λ = ‖∇L_rec‖ / (‖∇L_GAN‖ + ε), clamped to [0, maximum] (Esser et al. 2021, eq. 7).
+
+    Args:
+        reconstruction_gradient: of the reconstruction loss (perceptual loss included) with respect
+            to the decoder's last layer.
+        adversarial_gradient: of the generator's adversarial loss with respect to the same.
+        epsilon: keeps the quotient finite; the paper's code uses 1e-4.
+        maximum: upper bound.
+
+    Returns:
+        A scalar without gradient.
+    """
+    weight = reconstruction_gradient.norm() / (adversarial_gradient.norm() + epsilon)
+    return weight.clamp(0.0, maximum).detach()

@@ -1,7 +1,9 @@
-"""A torchvision network, pretrained, as a source of features: the weights come from a file."""
+"""Pretrained networks that are used but not trained, as sources of features."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 import torchvision
@@ -10,11 +12,45 @@ from safetensors.torch import load_file
 from torch import nn
 
 from taming.errors import MissingPathError, UserError
-from taming.losses.frozen import FrozenNetwork
 
-__all__ = ["Backbone", "three_channels"]
+__all__ = ["Backbone", "FrozenNetwork", "three_channels"]
 
 WAYS_OUT = "do without: perceptual=none in training, frechet.weights=null in reconstruct"
+
+
+class FrozenNetwork(nn.Module):
+    """Holds a pretrained network that is used but not trained.
+
+    It moves with the module it is part of, stays in evaluation mode (its dropout off) whatever that
+    module does, shows its weights to no optimizer, and keeps them out of checkpoints: they are not
+    the run's, and can be larger than everything that is. A deep copy, as moving averages make of
+    the whole training module, shares the network and leaves it on the original's device.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self._hidden = [network.eval().requires_grad_(False)]  # a list: not registered
+        self._is_copy = False
+
+    @property
+    def network(self) -> nn.Module:
+        """The network itself."""
+        return self._hidden[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copy = type(self)(self.network)
+        copy._is_copy = True
+        return copy
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        if not self._is_copy:
+            self.network._apply(fn, recurse)
+        return self
+
+    def forward(self, *args: Any) -> Any:
+        """Calls the network."""
+        return self.network(*args)
 
 
 class Backbone(nn.Module):

@@ -14,8 +14,7 @@ import torchvision
 from torch import nn
 
 from taming.errors import UserError
-from taming.losses.backbone import Backbone, three_channels
-from taming.losses.frozen import FrozenNetwork
+from taming.losses.backbone import Backbone, FrozenNetwork, three_channels
 
 __all__ = ["FeatureLoss", "LPIPSLoss"]
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from taming.contexts import full_precision
 from taming.errors import UserError
-from taming.precision import full_precision
 from taming.quantizers.interface import Quantizer, check_sizes
 
 __all__ = ["GumbelQuantizer"]

@@ -90,10 +90,10 @@ class Quantizer(nn.Module):
 
 
 def check_sizes(codebook_size: int, codebook_dim: int) -> None:
-    """Raises UserError unless both are whole numbers of at least 1."""
+    """Raises a `UserError` unless both are at least 1."""
     for name, size in (("codebook_size", codebook_size), ("codebook_dim", codebook_dim)):
-        if not isinstance(size, int) or size < 1:
-            raise UserError(f"quantizer: {name} must be a whole number of at least 1, not {size}.")
+        if size < 1:
+            raise UserError(f"quantizer: {name} must be at least 1, not {size}.")
 
 
 def count_codes(indices: torch.Tensor, codebook_size: int) -> torch.Tensor:

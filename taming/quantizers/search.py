@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from taming.precision import full_precision
+from taming.contexts import full_precision
 
 __all__ = ["distance_chunks", "nearest", "relative_distances"]
 

@@ -11,19 +11,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from taming.errors import UserError
-from taming.quantizers.draw import random_rows
-from taming.quantizers.ema import CodebookAverage
+from taming.quantizers.codebook import CodebookAverage, kmeans, random_rows
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
 from taming.quantizers.interface import Quantizer, check_sizes, count_codes
-from taming.quantizers.kmeans import kmeans
 from taming.quantizers.search import distance_chunks, nearest, relative_distances
 from taming.ranks import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]
 
 STARTS = ("uniform", "data", "kmeans")
-YET_TO_START = 2**62  # in `batches_unused`: more batches than any run has
 
 
 class VectorQuantizer(Quantizer):
@@ -55,8 +52,8 @@ class VectorQuantizer(Quantizer):
 
     Attributes:
         batches_unused: `(codebook_size,)` int64, for how many training batches no latent has chosen
-            a code (counted with `revive_after`); of one that waits to start at a latent, at least
-            2⁶².
+            a code (counted with `revive_after`).
+        started: `(codebook_size,)` bool, False for a code that waits to start at a latent.
     """
 
     def __init__(
@@ -75,11 +72,8 @@ class VectorQuantizer(Quantizer):
     ) -> None:
         super().__init__()
         check_sizes(codebook_size, codebook_dim)
-        if revive_after is not None and (not isinstance(revive_after, int) or revive_after < 1):
-            raise UserError(
-                "quantizer: revive_after must be a whole number of at least 1 or null, not "
-                f"{revive_after}."
-            )
+        if revive_after is not None and revive_after < 1:
+            raise UserError(f"quantizer: revive_after must be 1 or more or null: {revive_after}.")
         if init is not None and init not in STARTS:
             raise UserError(f"quantizer: init is one of {', '.join(STARTS)}, not {init!r}.")
         if ema_decay is not None and not 0 < ema_decay < 1:
@@ -112,13 +106,12 @@ class VectorQuantizer(Quantizer):
         if init is None:
             init = "uniform" if revive_after is None else "data"
         self.init = init
-        unused = 0 if init == "uniform" else YET_TO_START
         self.batches_unused: torch.Tensor
-        self.register_buffer(
-            "batches_unused", torch.full((codebook_size,), unused, dtype=torch.int64)
-        )
+        self.started: torch.Tensor
+        self.register_buffer("batches_unused", torch.zeros(codebook_size, dtype=torch.int64))
+        self.register_buffer("started", torch.full((codebook_size,), init == "uniform"))
         self._step = 0
-        self._starting = init != "uniform"  # on the host: to read the buffer is to wait for the GPU
+        self._all_started = init == "uniform"  # on the host: reading the buffer waits for the GPU
 
     def set_step(self, step: int) -> None:
         """Remembers the step: unused codes are looked for in some steps only."""
@@ -129,7 +122,7 @@ class VectorQuantizer(Quantizer):
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """`(n d)` latents to quantized, indices and losses; training also updates the codebook."""
         rows = self._comparable(rows)
-        if self.training and (self._still_starting() or self._revives_now()):
+        if self.training and (self._starts_now() or self._revives_now()):
             self._move_unused_codes(rows.detach())
         # a copy, as the moving average changes the codebook before the backward pass
         codebook = self._comparable(self.codebook.float().clone())  # (v d)
@@ -158,42 +151,48 @@ class VectorQuantizer(Quantizer):
     def _comparable(self, rows: torch.Tensor) -> torch.Tensor:
         return F.normalize(rows, dim=-1) if self.cosine else rows
 
-    def _still_starting(self) -> bool:
-        # whether a code waits to start at a latent: asked of the GPU only until none does
-        if self._starting:
-            self._starting = bool((self.batches_unused >= YET_TO_START).any())
-        return self._starting
+    def _starts_now(self) -> bool:
+        self._all_started = self._all_started or bool(self.started.all())
+        return not self._all_started
 
     def _revives_now(self) -> bool:
         # a function of the step, so that a resumed run does it in the same batches
         return self.revive_after is not None and self._step % max(1, self.revive_after // 10) == 0
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._starting = True  # perhaps
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        unused = state.get(f"{prefix}batches_unused")
+        if unused is not None and f"{prefix}started" not in state:  # of an earlier version
+            state[f"{prefix}started"] = unused < 2**62
+            state[f"{prefix}batches_unused"] = unused.where(unused < 2**62, 0)
+        super()._load_from_state_dict(state, prefix, *args)
+        self._all_started = False  # perhaps
 
     @torch.no_grad()
     def _move_unused_codes(self, rows: torch.Tensor) -> None:
         latents, valid = random_rows(rows, self.codebook_size)
-        unused = self.batches_unused >= (self.revive_after or YET_TO_START)  # (v,)
-        if self._starting and self.init == "kmeans" and unused.all():  # the first batch
+        unused = ~self.started  # (v,)
+        if self.revive_after is not None:
+            unused |= self.batches_unused >= self.revive_after
+        if self.init == "kmeans" and not self._all_started and unused.all():  # the first batch
             latents[valid] = kmeans(rows, latents[valid], spherical=self.cosine)
         # the k-th unused code takes the k-th latent; without counting, which would wait for the GPU
         turn = (unused.cumsum(0) - 1).clamp(min=0)
         latents, moved = latents[turn], unused & valid[turn]
         self.codebook.copy_(torch.where(moved[:, None], latents.to(self.codebook), self.codebook))
         self.batches_unused.masked_fill_(moved, 0)
+        self.started |= moved
         if self.average is not None:
             self.average.restart(moved, latents)
 
     @torch.no_grad()
     def _follow(self, rows: torch.Tensor, indices: torch.Tensor) -> None:
-        if self.average is None and self.revive_after is None and not self._starting:
+        if self.average is None and self.revive_after is None and self._all_started:
             return
         counts = sum_over_ranks(count_codes(indices, self.codebook_size))
         if self.revive_after is not None:
             self.batches_unused.add_(1)
         self.batches_unused.masked_fill_(counts > 0, 0)
+        self.started |= counts > 0
         if self.average is not None:
             codes = self.average.update(rows, indices, counts, self.codebook)
             self.codebook.copy_(self._comparable(codes))

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from PIL import Image
 
 from taming.conditioning import CellClasses, Conditioning, ImageCondition
+from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.evaluation import TokenLikelihood
 from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
-from taming.modes import evaluation_mode
 from taming.pictures import as_palette, condition_grid, image_grid
 from taming.sequence import to_tokens
 from taming.serialization import SavedModel

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from taming.contexts import evaluation_mode
 from taming.data import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import FeatureExtractor, ImageClassifier
 from taming.generation import ImageGenerator
-from taming.modes import evaluation_mode
 from taming.vqgan import VQGAN
 from taming.workflows.classifier_training import (
     ClassifierTraining,

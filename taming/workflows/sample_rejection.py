@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation import ImageGenerator
-from taming.modes import evaluation_mode
 from taming.workflows.class_names import class_difference
 from taming.workflows.sample_settings import SampleSettings
 

@@ -9,8 +9,8 @@ from every_kind import KINDS, build, condition
 from torch import Tensor
 
 from taming.conditioning import ClassLabel
+from taming.contexts import full_precision
 from taming.generation import ImageGenerator
-from taming.precision import full_precision
 from taming.transformer import GPT
 
 DEVICE = "cuda"

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from taming.conditioning import Prompt
+from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation import TokenChoice, decode_tokens, random_numbers
 from taming.generation.choice import sample_by_inverse_cdf
-from taming.modes import evaluation_mode
 from taming.transformer import GPT
 
 

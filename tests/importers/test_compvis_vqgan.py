@@ -118,7 +118,9 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     dropped = sum(name.startswith("loss.perceptual_loss.") for name in shapes)
     assert imported.notes[0] == f"used {len(shapes) - dropped} weights"
     assert imported.notes[1].startswith(f"dropped loss.perceptual_loss.* ({dropped})")
-    own = {"quantizer.batches_unused"} & set(imported.model.state)  # a count of our training
+    own = {"quantizer.batches_unused", "quantizer.started"} & set(
+        imported.model.state
+    )  # a count of our training
     num_ours = len(imported.model.state) - len(own) + len(discriminator.state)
     assert num_ours == len(shapes) - dropped
     counts = (

@@ -1,4 +1,5 @@
 import urllib.error
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def test_a_frozen_network_moves_with_its_module() -> None:
     assert next(module.frozen.network.parameters()).dtype == torch.float64
 
 
+def test_a_copy_shares_the_frozen_network_and_does_not_move_it() -> None:
+    """A moving average deep-copies the training module, and may keep its copy on another device."""
+    module = Trained()
+    copy = deepcopy(module).to(torch.float64)
+    assert copy.frozen.network is module.frozen.network
+    assert copy.layer.weight is not module.layer.weight
+    x = torch.ones(3, 2)
+    assert torch.equal(copy.frozen(x), module.frozen(x))  # the copy's layer alone is float64 now
+    assert set(copy.state_dict()) == set(module.state_dict())
+    module.to(torch.float64)
+    assert copy.frozen(x.double()).dtype == torch.float64
+
+
 # --- LPIPS --------------------------------------------------------------------------------------
 
 
@@ -133,6 +147,18 @@ def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
     assert first.grad is not None
     assert first.grad.abs().sum() > 0
     assert all(p.grad is None for p in loss.lpips.network.parameters())
+
+
+@pytest.mark.parametrize("backbone", ["alex", "vgg"])
+def test_features_that_are_all_0_have_a_finite_lpips_gradient(hub: Path, backbone: str) -> None:
+    """The package takes a square root there, whose NaN the ReLU before it keeps back."""
+    loss = LPIPSLoss(backbone=backbone, pretrained=False)
+    with torch.no_grad():
+        loss.lpips.network.net.slice1[0].bias[:] = -1e3  # below 0 everywhere: the ReLU gives 0
+    first, second = images(side=64)
+    loss(first.requires_grad_(), second).backward()
+    assert first.grad is not None
+    assert torch.isfinite(first.grad).all()
 
 
 def test_untrained_lpips_moves_and_takes_grey_images(hub: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from vector_quantize_pytorch.vector_quantize_pytorch import kmeans as their_kmeans
 
 from taming.quantizers import VectorQuantizer
-from taming.quantizers.kmeans import kmeans
+from taming.quantizers.codebook import kmeans
 
 
 def rows(n: int = 200, d: int = 3, seed: int = 0) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_the_quantization_error_after_kmeans_is_smaller_than_after_drawing() -> 
 def test_it_happens_once(init: str, ema_decay: float | None) -> None:
     quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
     quantizer.train()(as_grid(rows()))
-    assert quantizer.batches_unused.tolist() == [0] * 8
+    assert quantizer.started.all()
     resumed = VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
     resumed.load_state_dict(quantizer.state_dict())
     for each in (quantizer, resumed):
@@ -87,10 +87,10 @@ def test_more_codes_than_latents(init: str) -> None:
     points = torch.nn.functional.normalize(rows(20), dim=1)
     output = quantizer.train()(as_grid(points))
     torch.testing.assert_close(output.quantized, as_grid(points))  # a code for each latent
-    assert (quantizer.batches_unused > 0).sum() == 12
+    assert (~quantizer.started).sum() == 12
     others = torch.nn.functional.normalize(rows(20, seed=1), dim=1)
     quantizer(as_grid(others))
-    assert (quantizer.batches_unused == 0).all()
+    assert quantizer.started.all()
     distances = torch.cdist(quantizer.codebook.detach(), torch.cat([points, others]))
     assert distances.min(1).values.max() < 1e-3
 
@@ -126,19 +126,21 @@ def test_evaluation_does_not_start_the_codebook() -> None:
 )
 def test_which_codes_wait_to_start_at_a_latent(settings: dict[str, Any], waits: bool) -> None:
     quantizer = VectorQuantizer(codebook_size=2, codebook_dim=3, **settings).train()
-    assert quantizer.batches_unused.tolist() == [2**62 if waits else 0] * 2
+    assert quantizer.started.tolist() == [not waits] * 2
     before = quantizer.codebook.detach().clone()
     quantizer(as_grid(rows()))
     assert torch.equal(quantizer.codebook, before) != waits
 
 
-def test_a_checkpoint_from_before_these_options_loads() -> None:
-    state = {
-        "codebook": rows(8),
-        "batches_unused": torch.arange(8),
-    }
-    quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, cosine=True, revive_after=100)
+def test_a_checkpoint_from_before_the_buffer_loads() -> None:
+    """A code that waited to start had been unused for 2^62 batches."""
+    unused = torch.tensor([3, 0, 2**62, 2**62 + 7])
+    state = {"codebook": rows(4), "batches_unused": unused}
+    quantizer = VectorQuantizer(codebook_size=4, codebook_dim=3, revive_after=100)
     quantizer.load_state_dict(state)
-    assert list(quantizer.state_dict()) == list(state)
+    assert quantizer.batches_unused.tolist() == [3, 0, 0, 0]
+    assert quantizer.started.tolist() == [True, True, False, False]
+    assert list(state) == ["codebook", "batches_unused"]
     quantizer.train()(as_grid(rows(seed=1)))
-    assert torch.equal(quantizer.codebook, state["codebook"])
+    moved = (quantizer.codebook != state["codebook"]).any(1)
+    assert moved.tolist() == [False, False, True, True]

@@ -3,7 +3,7 @@ import torch
 from vector_quantize_pytorch import VectorQuantize
 
 from taming.quantizers import VectorQuantizer
-from taming.quantizers.ema import CodebookAverage
+from taming.quantizers.codebook import CodebookAverage
 
 
 def batches(count: int, seed: int = 0) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from taming.quantizers import VectorQuantizer, build_quantizer
+from taming.quantizers.codebook import kmeans
 from taming.quantizers.entropy import entropy_penalty
-from taming.quantizers.kmeans import kmeans
 
 CODES = {"codebook_size": 12, "codebook_dim": 4}
 ALL_OPTIONS = {"entropy_weight": 0.1, "ema_decay": 0.9, "init": "kmeans", "revive_after": 2}

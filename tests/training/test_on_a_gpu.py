@@ -17,7 +17,7 @@ from tiny_training import (
     vqgan_training,
 )
 
-from taming.precision import full_precision
+from taming.contexts import full_precision
 from taming.training.module import TrainingModule
 
 DEVICE = "cuda"

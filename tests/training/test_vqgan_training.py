@@ -138,7 +138,7 @@ def test_two_half_batches_have_the_gradient_of_the_whole() -> None:
     for accumulate, parts in ((1, [slice(0, 4)]), (2, [slice(0, 2), slice(2, 4)])):
         torch.manual_seed(0)
         module = alone(vqgan_training(tiny_adversary(adaptive=False), accumulate=accumulate))
-        module.vqgan.quantizer.batches_unused.zero_()  # the codes stay where they are
+        module.vqgan.quantizer.started.fill_(True)  # the codes stay where they are
         module.adversary.discriminator.eval()  # type: ignore[union-attr]  # no batch statistics
         module.step = 5
         for part in parts:

@@ -1,12 +1,25 @@
-"""Arithmetic that must not be abbreviated."""
+"""Contexts: a mode or a precision that ends with the block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
-__all__ = ["full_precision"]
+__all__ = ["evaluation_mode", "full_precision"]
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Puts a module into eval mode, and afterwards each of its parts back into its own mode."""
+    training_parts = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training_parts:
+            part.training = True
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from taming.precision import full_precision
+from taming.contexts import full_precision
 from taming.vqgan import VQGAN
 
 backends = torch.backends
