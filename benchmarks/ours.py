@@ -13,11 +13,11 @@ from serve import autocast  # the file that runs this one
 import taming
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.discriminators import PatchDiscriminator
-from taming.generation import ImageGenerator
+from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.losses import FrozenNetwork, LPIPSLoss
 from taming.sequence import to_indices
 from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 Call = Callable[[], torch.Tensor]
@@ -159,13 +159,15 @@ def transformer_training(settings: dict[str, Any]) -> TransformerTraining:
     guided = settings["guidance_scale"] != 1
     conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
     transformer = GPT(
-        codebook_size=settings["codebook_size"],
-        num_prefix_ids=conditioning.num_prefix_ids,
-        context_length=settings["num_tokens"],
-        num_layers=settings["num_layers"],
-        num_heads=settings["num_heads"],
-        embed_dim=settings["embed_dim"],
-        positions="learned",
+        GPTConfig(
+            codebook_size=settings["codebook_size"],
+            num_prefix_ids=conditioning.num_prefix_ids,
+            context_length=settings["num_tokens"],
+            num_layers=settings["num_layers"],
+            num_heads=settings["num_heads"],
+            embed_dim=settings["embed_dim"],
+            positions="learned",
+        )
     )
     tokenizer = VQGAN(  # as small as can be: the tokens are there already
         quantizer={
@@ -223,16 +225,16 @@ def sampling(generator: ImageGenerator, settings: dict[str, Any], *, compiled: b
     guided = settings["guidance_scale"] != 1
     condition = torch.zeros(batch_size, dtype=torch.int64) if guided else None
 
+    options = SamplingOptions(
+        top_k=settings["top_k"],
+        guidance=Guidance(settings["guidance_scale"]),
+        seed=0,
+        compile=compiled,
+        batch_size=batch_size,
+    )
+
     def sample() -> torch.Tensor:
-        return generator.sample_tokens(
-            batch_size,
-            condition,
-            top_k=settings["top_k"],
-            guidance_scale=settings["guidance_scale"],
-            seed=0,
-            batch_size=batch_size,
-            compile=compiled,
-        )
+        return generator.sample_tokens(batch_size, condition, options=options)
 
     return compiled_afresh(sample) if compiled else sample
 

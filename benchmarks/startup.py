@@ -86,7 +86,7 @@ def write_inputs(directory: Path) -> None:
     """Writes `images/`, some random pictures, and `generator/`, a tiny model directory."""
     from taming.conditioning import Unconditional
     from taming.generation import ImageGenerator
-    from taming.transformer import GPT
+    from taming.transformer import GPT, GPTConfig
     from taming.vqgan import VQGAN
 
     random = np.random.default_rng(0)
@@ -105,12 +105,14 @@ def write_inputs(directory: Path) -> None:
     )
     conditioning = Unconditional()
     transformer = GPT(
-        codebook_size=8,
-        num_prefix_ids=conditioning.num_prefix_ids,
-        context_length=16,
-        num_layers=1,
-        num_heads=1,
-        embed_dim=8,
+        GPTConfig(
+            codebook_size=8,
+            num_prefix_ids=conditioning.num_prefix_ids,
+            context_length=16,
+            num_layers=1,
+            num_heads=1,
+            embed_dim=8,
+        )
     )
     generator = ImageGenerator(tokenizer, transformer, conditioning, (4, 4))
     generator.save_pretrained(directory / "generator")

@@ -7,72 +7,50 @@ __all__ = ["KeyValueCache", "LayerCache"]
 
 
 class LayerCache:
-    """Keys and values of one attention layer, in memory set aside once.
+    """Keys and values of one attention layer, in memory set aside at the first call.
 
     Args:
         max_length: number of tokens there is room for.
 
     Attributes:
-        length: number of tokens appended so far.
-        span: length of what `write` returns: how much of the memory is looked at.
+        span: number of positions that `update` returns. None: those written so far, which must
+            follow one another. A number: always as many, so that a compiled or captured step is
+            the same at every position; a mask then hides what is not written yet.
         context: keys and values of the context, which no token changes; None without one.
     """
 
     def __init__(self, max_length: int) -> None:
         self.max_length = max_length
-        self.length = 0
-        self.span = max_length
+        self.length = 0  # tokens written while span was None
+        self.span: int | None = None
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
         self.context: tuple[Tensor, Tensor] | None = None
-        self._keys = torch.empty(0)
-        self._values = torch.empty(0)
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the keys and values of n new tokens behind those already there.
+    def update(self, positions: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes keys and values of n tokens.
 
         Args:
-            keys: `(b heads n d_k)`. The first call sets batch size, widths, dtype and device.
+            positions: `(n,)` int64, less than `max_length`.
+            keys: `(b heads n d_k)`.
             values: `(b heads n d_v)`.
 
         Returns:
-            keys and values of all tokens so far, `(b heads length d)`: views, to be read only.
-
-        Raises:
-            ValueError: if there is no room for them.
+            keys and values of the first positions, `(b heads span d)`: views, to be read only.
         """
-        start, end = self.length, self.length + keys.shape[2]
-        if end > self.max_length:
-            raise ValueError(f"the cache has room for {self.max_length} tokens, not for {end}.")
-        shape = (*keys.shape[:2], self.max_length, keys.shape[3])
-        if start == 0 and (self._keys.shape != shape or self._keys.dtype != keys.dtype):
-            # zeros: `write` shows unwritten places too, and a masked NaN would still spoil a sum
-            self._keys = keys.new_zeros(shape)
-            self._values = values.new_zeros(*values.shape[:2], self.max_length, values.shape[3])
-        self._keys[:, :, start:end] = keys
-        self._values[:, :, start:end] = values
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
-
-    def write(self, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes one token's keys and values at a place: the same operations whatever the place.
-
-        A compiled or captured step can be repeated only because nothing in it depends on `length`,
-        which stays as it is.
-
-        Args:
-            keys: `(b heads 1 d_k)`.
-            values: `(b heads 1 d_v)`.
-            place: `(1,)` int64.
-
-        Returns:
-            keys and values `(b heads span d)`, unwritten ones included.
-        """
-        self._keys.index_copy_(2, place, keys)
-        self._values.index_copy_(2, place, values)
-        return self._keys[:, :, : self.span], self._values[:, :, : self.span]
+        if self.keys is None or self.values is None:  # zeros: a masked NaN would spoil a sum
+            self.keys = keys.new_zeros(*keys.shape[:2], self.max_length, keys.shape[3])
+            self.values = values.new_zeros(*values.shape[:2], self.max_length, values.shape[3])
+        self.keys.index_copy_(2, positions, keys)
+        self.values.index_copy_(2, positions, values)
+        if self.span is not None:
+            return self.keys[:, :, : self.span], self.values[:, :, : self.span]
+        self.length += keys.shape[2]
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def keep_context(self, keys: Tensor, values: Tensor) -> None:
-        """Remembers the context's keys and values, `(b heads c d)`; of one shape at one place."""
-        if self.context is None or self.context[0].shape != keys.shape:
+        """Remembers the context's keys and values, `(b heads c d)`, in one place in memory."""
+        if self.context is None:
             self.context = keys.clone(), values.clone()
         else:
             self.context[0].copy_(keys)
@@ -88,20 +66,27 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Number of tokens in the cache: the position of the next one."""
+        """Number of tokens written while `span` was None: the position of the next one."""
         return self.layers[0].length
 
-    def clear(self) -> None:
-        """Empties the cache; its memory stays where it is for a batch of the same shape."""
-        for layer in self.layers:
-            layer.length = 0
-
     @property
-    def span(self) -> int:
-        """How many places `LayerCache.write` shows."""
+    def span(self) -> int | None:
+        """See `LayerCache`; the same for all layers."""
         return self.layers[0].span
 
     @span.setter
-    def span(self, span: int) -> None:
+    def span(self, span: int | None) -> None:
         for layer in self.layers:
             layer.span = span
+
+    def clear(self) -> None:
+        """Empties the cache; its memory stays where it is for another batch of the same shape."""
+        self.span = None
+        for layer in self.layers:
+            layer.length = 0
+
+    def mask(self, positions: Tensor) -> Tensor | None:
+        """`(n span)`, True where a query at a position may look; None if causal order says it."""
+        if self.span is None:
+            return None
+        return torch.arange(self.span, device=positions.device) <= positions[:, None]

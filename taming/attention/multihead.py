@@ -10,12 +10,11 @@ from taming.attention.cache import LayerCache
 from taming.attention.equation import attention, attention_weights
 from taming.attention.fused import fused_attention
 from taming.errors import UserError
-from taming.linear import Linear
 
 __all__ = ["MultiHeadAttention", "Rotation"]
 
 Rotation = Callable[[Tensor], Tensor]
-"""Turns queries or keys `(b heads n d_k)` by angles that depend on where they stand."""
+"""Turns queries or keys `(b heads n d_k)` by angles that depend on their positions."""
 
 
 class HeadNorm(nn.RMSNorm):
@@ -78,10 +77,10 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.attention = fused_attention if fused else attention
-        self.query = Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
-        self.key = Linear(source_dim, key_dim, bias=bias)  # W_K
-        self.value = Linear(source_dim, value_dim, bias=bias)  # W_V
-        self.output = Linear(value_dim, embed_dim, bias=bias)  # W_O
+        self.query = nn.Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
+        self.key = nn.Linear(source_dim, key_dim, bias=bias)  # W_K
+        self.value = nn.Linear(source_dim, value_dim, bias=bias)  # W_V
+        self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()
         if qk_norm:
@@ -95,8 +94,8 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
+        positions: Tensor | None = None,
         cache: LayerCache | None = None,
-        place: Tensor | None = None,
         rotate_queries: Rotation | None = None,
         rotate_keys: Rotation | None = None,
     ) -> Tensor:
@@ -107,10 +106,9 @@ class MultiHeadAttention(nn.Module):
             source: `(b n_k source_dim)`; x itself where it is None.
             mask: boolean, broadcast to `(b heads n_q n_k)`: True where x may attend to the source.
             causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
-            cache: keys and values of earlier tokens, which then count among the `n_k`; those of
-                the source are added to it.
-            place: `(1,)` int64, of a single token that is written into the cache there; the cache
-                is then used whole, and the mask must hide what it does not hold yet.
+            positions: `(n_q,)` int64, where x stands in the sequence; a cache needs them.
+            cache: keys and values of earlier tokens, to which those of x are added: together they
+                are the `n_k`.
             rotate_queries: applied to the queries, see `taming.positions`.
             rotate_keys: applied to the keys.
 
@@ -118,16 +116,15 @@ class MultiHeadAttention(nn.Module):
             `(b n_q embed_dim)`.
         """
         keys, values = self.keys_and_values(x if source is None else source, rotate_keys)
-        if cache is not None and place is not None:
-            keys, values = cache.write(keys, values, place)
-        elif cache is not None:
-            keys, values = cache.append(keys, values)
+        if cache is not None:
+            assert positions is not None
+            keys, values = cache.update(positions, keys, values)
         return self.attend(x, keys, values, mask=mask, causal=causal, rotate_queries=rotate_queries)
 
     def keys_and_values(
         self, source: Tensor, rotate_keys: Rotation | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What there is to attend to: `(b heads n_k d_k)` keys and `(b heads n_k d_v)` values."""
+        """Returns `(b heads n_k d_k)` keys and `(b heads n_k d_v)` values of the source."""
         keys = self.key_norm(self._split_heads(self.key(source)))
         if rotate_keys is not None:
             keys = rotate_keys(keys)
@@ -143,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         rotate_queries: Rotation | None = None,
     ) -> Tensor:
-        """`forward` with the keys and values already there; the same arguments."""
+        """Computes `forward` from keys and values; the arguments are the same."""
         queries = self._queries(x, rotate_queries)  # (b heads n_q d_k)
         dropout = self.dropout if self.training else 0.0
         heads = self.attention(queries, keys, values, mask, dropout, causal=causal)
@@ -161,7 +158,7 @@ class MultiHeadAttention(nn.Module):
         rotate_queries: Rotation | None = None,
         rotate_keys: Rotation | None = None,
     ) -> Tensor:
-        """The attention weights of each head, to look at: `(b heads n_q n_k)`."""
+        """Returns each head's attention weights `(b heads n_q n_k)`, to look at."""
         keys, _ = self.keys_and_values(x if source is None else source, rotate_keys)
         return attention_weights(self._queries(x, rotate_queries), keys, mask, causal=causal)
 

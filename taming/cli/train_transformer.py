@@ -32,6 +32,7 @@ from taming.data import ImageDataModule, PairedDataModule, TokenDataModule
 from taming.errors import UserError
 from taming.serialization import find_model, load_training_checkpoint
 from taming.training import check_resume, train
+from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 __all__ = ["main"]
@@ -67,10 +68,12 @@ def main(config: DictConfig) -> float | None:
         )
     module = build(
         config.training,
-        transformer=build(
-            config.model,
-            codebook_size=tokenizer.codebook_size,
-            **conditioning.transformer_config(grid_size),
+        transformer=GPT(
+            build(
+                config.model,
+                codebook_size=tokenizer.codebook_size,
+                **conditioning.transformer_config(grid_size),
+            )
         ),
         tokenizer=tokenizer,
         conditioning=conditioning,

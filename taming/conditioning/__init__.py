@@ -1,10 +1,9 @@
 """What the user asks for, as ids for the transformer: a prefix, or a context."""
 
-from taming.conditioning.base import Conditioning, Prompt
-from taming.conditioning.cells import CellClasses
+from taming.conditioning.base import Conditioning, Prompt, conditioning_from_config
+from taming.conditioning.cells import CellClasses, Tokenizer
 from taming.conditioning.class_label import ClassLabel
 from taming.conditioning.image import ImageCondition
-from taming.conditioning.kinds import conditioning_from_config
 from taming.conditioning.unconditional import Unconditional
 
 __all__ = [
@@ -13,6 +12,7 @@ __all__ = [
     "Conditioning",
     "ImageCondition",
     "Prompt",
+    "Tokenizer",
     "Unconditional",
     "conditioning_from_config",
 ]

@@ -6,11 +6,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Conditioning", "Prompt"]
+from taming.errors import UserError
+
+__all__ = ["Conditioning", "Prompt", "conditioning_from_config"]
 
 
 class Prompt(NamedTuple):
-    """What the transformer is given beside the tokens.
+    """What the transformer reads beside the tokens.
 
     Attributes:
         prefix: `(b p)` int64 ids in front of the tokens.
@@ -21,7 +23,7 @@ class Prompt(NamedTuple):
     context: Tensor | None = None
 
     def and_then(self, other: "Prompt") -> "Prompt":
-        """These prompts and then the others."""
+        """Returns these prompts followed by the others."""
         context = None
         if self.context is not None and other.context is not None:
             context = torch.cat([self.context, other.context])
@@ -33,13 +35,14 @@ class Conditioning(ABC):
 
     Attributes:
         kind: its name in a generator's config.json.
-        num_prefix_ids: number of ids there are, the size of the transformer's prefix embedding.
+        num_prefix_ids: number of different prefix ids, the size of their embedding.
         prefix_length: ids in front of each sequence.
-        num_context_ids: number of context ids there are; 0 for no context.
-        num_classes: number of classes there are to ask for; None where there are none.
-        class_names: names of the classes in the order of their labels; None where there are none.
+        num_context_ids: number of different context ids; 0 for no context.
+        num_classes: number of classes to choose from; None where there are none.
+        class_names: names of the classes in the order of their labels; None where unknown.
         takes_images: whether a condition is an image, which becomes tokens first.
-        dropout: share of the conditions that training replaces by "nothing in particular".
+        dropout: share of the conditions that training leaves out, so that the model learns to do
+            without.
     """
 
     kind: ClassVar[str]
@@ -55,36 +58,39 @@ class Conditioning(ABC):
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """What the transformer is given for b conditions.
+        """Returns what the transformer reads for b conditions, which are not checked.
 
         Args:
-            condition: what is asked for: `(b,)` class labels, or `(b p)` tokens of a condition
-                image; None for nothing in particular.
+            condition: `(b,)` class labels, or `(b p)` tokens of a condition image; None for no
+                condition.
             batch_size: b.
             device: where the ids are to be.
-
-        Raises:
-            UserError: if the model cannot be asked for that.
         """
 
     @abstractmethod
     def check_values(self, condition: Tensor) -> None:
-        """Refuses labels or tokens that there are none of, whatever the condition's shape.
+        """Refuses labels or tokens out of range, whatever the condition's shape.
 
-        To look at values on a GPU is to wait for it, so `prompt` does it on a CPU alone: what goes
-        to a GPU is checked before.
+        Looking at values on a GPU means waiting for it: check them before they go there.
+        """
 
-        Raises:
-            UserError: if one is out of range.
+    @abstractmethod
+    def check(self, condition: Tensor | None, num_images: int) -> None:
+        """Raises a `UserError` unless the condition is one for so many images.
+
+        Args:
+            condition: `(b,)` class labels, or `(b c H W)` condition images, whose pixels are not
+                looked at, or their codes `(b h w)`; None for no condition.
+            num_images: b.
         """
 
     @property
     def can_do_without(self) -> bool:
-        """Whether the model has learned what images look like that nothing is asked of."""
+        """Whether the model has learned what images look like without a condition."""
         return self.dropout > 0
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
-        """What training shows instead of a prompt so that the model learns to do without.
+        """Leaves out some conditions, as training does.
 
         Args:
             prompt: of b sequences.
@@ -93,20 +99,44 @@ class Conditioning(ABC):
         return prompt
 
     def _dropped(self, ids: Tensor, nothing: int, generator: torch.Generator | None) -> Tensor:
-        """`(b p)` ids, all of a sequence's replaced by `nothing` with probability `dropout`."""
+        """Replaces all of a sequence's ids `(b p)` by `nothing` with probability `dropout`."""
         chance = torch.rand(len(ids), 1, device=ids.device, generator=generator)  # (b 1)
         return ids.masked_fill(chance < self.dropout, nothing)
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
-        """The arguments of a `GPT` that depend on the condition, for tokens of a grid."""
+        """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""
         return {
             "num_prefix_ids": self.num_prefix_ids,
             "prefix_length": self.prefix_length,
             # the last token is predicted but never an input
             "context_length": self.prefix_length + grid_size[0] * grid_size[1] - 1,
-            "grid_size": list(grid_size),
+            "grid_size": grid_size,
         }
 
     def config(self) -> dict[str, Any]:
-        """Plain dictionary from which `conditioning_from_config` rebuilds it."""
+        """Returns the plain dictionary from which `conditioning_from_config` rebuilds it."""
         return {"kind": self.kind}
+
+
+def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
+    """Rebuilds a conditioning from what its `config()` returned.
+
+    Raises:
+        UserError: if its kind is unknown or its settings are not of that kind.
+    """
+    settings = dict(config)
+    kind = settings.pop("kind", None)
+    kinds = {subclass.kind: subclass for subclass in Conditioning.__subclasses__()}
+    if kind not in kinds:
+        raise UserError(f"conditioning of kind {kind!r} is not one of {', '.join(kinds)}.")
+    try:
+        return kinds[kind](**settings)
+    except TypeError as error:
+        raise UserError(f"the config of the conditioning {kind!r} is wrong: {error}.") from error
+
+
+def check_dropout(dropout: float) -> float:
+    """Returns the share of conditions that training leaves out, if it is one."""
+    if not 0.0 <= dropout < 1.0:
+        raise UserError(f"condition_dropout is {dropout}: it must be at least 0 and less than 1.")
+    return dropout

@@ -1,14 +1,47 @@
-"""Label maps as tokens without a trained tokenizer: the class of each cell."""
+"""What makes tokens of images; label maps do it without training: the class of each cell."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from taming.errors import UserError
-from taming.serialization import PretrainedModel
+from taming.serialization import PretrainedModel, SavedModel
 
-__all__ = ["CellClasses"]
+__all__ = ["CellClasses", "Tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """What stage 2 needs of a model of stage 1: a `VQGAN`, or `CellClasses`.
+
+    Attributes:
+        image_channels: 3, 1, or the number of classes of one-hot label maps.
+        label_maps: whether the images are label maps.
+        resolution, grid_size: (height, width) in pixels and in codes that it was made for.
+        downsample_factor: pixels a side of the square that a code stands for.
+        codebook_size: number of codes.
+    """
+
+    image_channels: int
+    label_maps: bool
+    resolution: tuple[int, int]
+    grid_size: tuple[int, int]
+    downsample_factor: int
+
+    @property
+    def codebook_size(self) -> int: ...  # noqa: D102
+
+    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
+        """Returns the grid's (height, width) for images of this (height, width)."""
+
+    def encode(self, images: Tensor) -> Tensor:
+        """`(b c H W) -> (b h w)` int64."""
+
+    def decode(self, indices: Tensor) -> Tensor:
+        """`(b h w) -> (b c H W)`."""
+
+    def to_saved(self) -> SavedModel:
+        """Returns the model as plain data."""
 
 
 class CellClasses(PretrainedModel):
@@ -27,8 +60,6 @@ class CellClasses(PretrainedModel):
         resolution, grid_size: (height, width) in pixels and in cells.
         codebook_size, image_channels: the number of classes.
         downsample_factor: the cell size.
-        label_maps: True.
-        config: the arguments as a plain dictionary.
 
     Raises:
         UserError: if the resolution does not divide by the cell size, or a number is too small.
@@ -56,7 +87,7 @@ class CellClasses(PretrainedModel):
         }
 
     def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
-        """(height, width) of the grid of cells of label maps of this (height, width).
+        """Returns the grid's (height, width) for label maps of this (height, width).
 
         Raises:
             UserError: if the resolution does not divide by the cell size.
@@ -70,7 +101,7 @@ class CellClasses(PretrainedModel):
         return height // cell_size, width // cell_size
 
     def encode(self, label_maps: Tensor) -> Tensor:
-        """One-hot `(b c H W) -> (b h w)` int64: the most frequent class, of several the lowest.
+        """One-hot `(b c H W) -> (b h w)` int64: the most frequent class, or the lowest of them.
 
         Raises:
             UserError: if classes or size of the label maps do not fit.

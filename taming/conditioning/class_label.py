@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taming.conditioning.base import Conditioning, Prompt
+from taming.conditioning.base import Conditioning, Prompt, check_dropout
 from taming.errors import UserError
 
 __all__ = ["ClassLabel"]
@@ -20,8 +20,8 @@ class ClassLabel(Conditioning):
     Args:
         num_classes: labels are 0 to num_classes - 1.
         dropout: share of the labels that training replaces by "no class". Only with some is the
-            "no class" id ever trained, and only then can images be asked for without a class.
-        class_names: name of each class, for messages and reports.
+            "no class" id ever trained, so that the model can draw images without a class.
+        class_names: name of each class, to ask for classes by name, and for reports.
     """
 
     num_classes: int
@@ -33,14 +33,8 @@ class ClassLabel(Conditioning):
     ) -> None:
         if num_classes < 1:
             raise UserError(f"num_classes is {num_classes}: a class model needs at least 1 class.")
-        if not 0.0 <= dropout < 1.0:
-            raise UserError(
-                f"condition_dropout is {dropout}: it must be at least 0 and less than 1."
-            )
-        if class_names is not None and len(class_names) != num_classes:
-            raise UserError(f"there are {len(class_names)} class names for {num_classes} classes.")
         self.num_classes = num_classes
-        self.dropout = dropout
+        self.dropout = check_dropout(dropout)
         self.class_names = None if class_names is None else tuple(class_names)
         self.num_prefix_ids = num_classes + 1
 
@@ -52,40 +46,46 @@ class ClassLabel(Conditioning):
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """The labels as prefix `(b 1)`.
+        """Returns the labels `(b,)`, or "no class" for None, as prefix `(b 1)`."""
+        if condition is None:
+            return Prompt(torch.full((batch_size, 1), self.no_class_id, device=device))
+        return Prompt(condition.to(device=device, dtype=torch.int64)[:, None])
 
-        Args:
-            condition: `(b,)` integer labels, or None for "no class".
-            batch_size: b.
-            device: where the prefix is to be.
+    def labels(self, classes: Sequence[str | int]) -> Tensor:
+        """Returns the labels of classes, `(n,)` int64; a number is a label already.
 
         Raises:
-            UserError: if a label on the CPU is out of range (see `check_values`), or None is not
-                something the model has learned.
+            UserError: if there is no such class.
         """
+        names = self.class_names or ()
+        labels = [names.index(c) if isinstance(c, str) and c in names else c for c in classes]
+        for label in labels:
+            if not isinstance(label, int) or not 0 <= label < self.num_classes:
+                known = self._range()
+                raise UserError(
+                    f"class label {label!r} does not exist in this model: labels are {known}."
+                )
+        return torch.tensor(labels, dtype=torch.int64)
+
+    def check_values(self, condition: Tensor) -> None:
+        """Refuses labels of classes that do not exist."""
+        self.labels(condition.flatten().tolist())
+
+    def check(self, condition: Tensor | None, num_images: int) -> None:
+        """Refuses labels that are not one for each image, or None where that was not learned."""
         if condition is None:
             if not self.can_do_without:
                 raise UserError(
                     "this model was trained on classes without condition_dropout and has not "
                     f"learned to do without: give a class label for each image, {self._range()}."
                 )
-            return Prompt(torch.full((batch_size, 1), self.no_class_id, device=device))
-        if condition.shape != (batch_size,) or condition.is_floating_point():
+        elif condition.shape != (num_images,) or condition.is_floating_point():
             raise UserError(
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
-                f"where {batch_size} integer class labels, shape ({batch_size},), are needed."
+                f"where {num_images} integer class labels, shape ({num_images},), are needed."
             )
-        if condition.device.type == "cpu":
+        else:
             self.check_values(condition)
-        return Prompt(condition.to(device=device, dtype=torch.int64)[:, None])
-
-    def check_values(self, condition: Tensor) -> None:
-        """Refuses labels of classes that there are not."""
-        for label in condition.flatten().tolist():
-            if not 0 <= label < self.num_classes:
-                raise UserError(
-                    f"class label {label} does not exist in this model: labels are {self._range()}."
-                )
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces each label by "no class" with probability `dropout`."""
@@ -94,7 +94,7 @@ class ClassLabel(Conditioning):
         return Prompt(self._dropped(prompt.prefix, self.no_class_id, generator))
 
     def config(self) -> dict[str, Any]:
-        """Plain dictionary from which `conditioning_from_config` rebuilds it."""
+        """Returns the plain dictionary from which `conditioning_from_config` rebuilds it."""
         return {
             "kind": self.kind,
             "num_classes": self.num_classes,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taming.conditioning.base import Conditioning, Prompt
+from taming.conditioning.base import Conditioning, Prompt, check_dropout
 from taming.errors import UserError
 
 __all__ = ["ImageCondition"]
@@ -17,18 +17,18 @@ class ImageCondition(Conditioning):
 
     In front they are the prefix (Esser et al. 2021, section 3.2). Beside it they are the context
     that every layer attends to, and the prefix is a start token. One more id, the last, stands for
-    "no condition"; a sequence without condition has it in all places.
+    "no condition"; a sequence without condition has it at every position.
 
     Args:
-        num_codes: different tokens that condition images are made of, their tokenizer's codes.
+        num_codes: number of different condition tokens: the codes of their tokenizer.
         grid_size: (height, width) of the condition image's code grid.
         dropout: share of the conditions that training replaces by "no condition". Only with some
-            can images be asked for without condition.
-        as_context: attended to, in place of being in front.
-        palette: red, green and blue, 0 to 255, by class of conditions that are label maps, to show
-            them; None for pictures.
-        unlabelled, unlabelled_class: how conditions that are label maps were read in training, see
-            `taming.data.LabelMapReader`; others are to be read in the same way.
+            can the model draw images without a condition.
+        as_context: attended to, instead of being in front.
+        palette: red, green and blue, 0 to 255, of each class of label maps, to show them; None for
+            pictures.
+        unlabelled, unlabelled_class: how label maps were read in training, see
+            `taming.data.LabelMapReader`; new ones are to be read in the same way.
     """
 
     kind = "image"
@@ -44,14 +44,10 @@ class ImageCondition(Conditioning):
         unlabelled: int | None = 255,
         unlabelled_class: int | None = None,
     ) -> None:
-        if not 0.0 <= dropout < 1.0:
-            raise UserError(
-                f"condition_dropout is {dropout}: it must be at least 0 and less than 1."
-            )
         height, width = grid_size
         self.num_codes = num_codes
         self.grid_size = (height, width)
-        self.dropout = dropout
+        self.dropout = check_dropout(dropout)
         self.as_context = as_context
         self.palette = None if palette is None else [list(color) for color in palette]
         self.unlabelled = unlabelled
@@ -68,39 +64,15 @@ class ImageCondition(Conditioning):
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """The condition's tokens as prefix or context.
-
-        Args:
-            condition: `(b p)` int64 tokens of the condition images, or None for "no condition".
-            batch_size: b.
-            device: where the ids are to be.
-
-        Raises:
-            UserError: if there are not as many tokens as the grid has places, one on the CPU is out
-                of range (see `check_values`), or None is not something the model has learned.
-        """
-        height, width = self.grid_size
+        """Returns the condition's tokens `(b p)` as prefix or context."""
         if condition is None:
-            if not self.can_do_without:
-                raise UserError(
-                    "this model was trained on condition images without condition_dropout and "
-                    "has not learned to do without: give a condition image for each image."
-                )
-            ids = torch.full((batch_size, height * width), self.no_condition_id, device=device)
-        else:
-            if condition.shape != (batch_size, height * width) or condition.is_floating_point():
-                raise UserError(
-                    f"the condition is a {condition.dtype} tensor of shape "
-                    f"{tuple(condition.shape)}, where the tokens of {batch_size} condition images "
-                    f"of {height} × {width} codes are needed."
-                )
-            if condition.device.type == "cpu":
-                self.check_values(condition)
-            ids = condition.to(device=device, dtype=torch.int64)
-        return self._prompt(ids)
+            length = self.grid_size[0] * self.grid_size[1]
+            ids = torch.full((batch_size, length), self.no_condition_id, device=device)
+            return self._prompt(ids)
+        return self._prompt(condition.to(device=device, dtype=torch.int64))
 
     def check_values(self, condition: Tensor) -> None:
-        """Refuses tokens that are none of the condition images' codes."""
+        """Refuses tokens that are not codes of condition images."""
         if condition.numel() == 0:
             return
         least, greatest = int(condition.min()), int(condition.max())
@@ -110,6 +82,25 @@ class ImageCondition(Conditioning):
                 f"{self.num_codes - 1}."
             )
 
+    def check(self, condition: Tensor | None, num_images: int) -> None:
+        """Refuses what is neither an image nor a grid of codes for each image.
+
+        Condition images may be larger than in training: of the grid only the rank is checked.
+        """
+        if condition is None:
+            if not self.can_do_without:
+                raise UserError(
+                    "this model was trained on condition images without condition_dropout and "
+                    "has not learned to do without: give a condition image for each image."
+                )
+        elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
+            raise UserError(
+                f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
+                f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
+            )
+        elif not condition.is_floating_point():
+            self.check_values(condition)
+
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces all of a condition by "no condition" with probability `dropout`."""
         if self.dropout == 0.0:
@@ -118,18 +109,15 @@ class ImageCondition(Conditioning):
         return self._prompt(self._dropped(ids, self.no_condition_id, generator))
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
-        """The arguments of a `GPT` that depend on the condition, for tokens of a grid."""
+        """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""
         config = super().transformer_config(grid_size)
-        if self.as_context:
-            return {
-                **config,
-                "num_context_ids": self.num_context_ids,
-                "context_grid_size": list(self.grid_size),
-            }
-        return {**config, "prefix_grid_size": list(self.grid_size)}
+        if not self.as_context:
+            return {**config, "prefix_grid_size": self.grid_size}
+        context = {"num_context_ids": self.num_context_ids, "context_grid_size": self.grid_size}
+        return {**config, **context}
 
     def config(self) -> dict[str, Any]:
-        """Plain dictionary from which `conditioning_from_config` rebuilds it."""
+        """Returns the plain dictionary from which `conditioning_from_config` rebuilds it."""
         return {
             "kind": self.kind,
             "num_codes": self.num_codes,

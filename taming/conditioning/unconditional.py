@@ -18,24 +18,23 @@ class Unconditional(Conditioning):
 
     @property
     def can_do_without(self) -> bool:
-        """It knows nothing else."""
+        """Always: the model knows nothing else."""
         return True
 
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """A prefix of `(b 1)` zeros.
-
-        Raises:
-            UserError: if a condition is given.
-        """
-        if condition is not None:
-            self.check_values(condition)
+        """Returns a prefix of `(b 1)` zeros."""
         return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64, device=device))
 
     def check_values(self, condition: Tensor) -> None:
-        """Refuses any."""
+        """Refuses any condition."""
         raise UserError(
-            "this model was trained without conditions and cannot be asked for anything in "
-            "particular: leave the condition out, or use a model trained with conditions."
+            "this model was trained without conditions: leave the condition out, or use a model "
+            "trained with conditions."
         )
+
+    def check(self, condition: Tensor | None, num_images: int) -> None:
+        """Refuses any condition."""
+        if condition is not None:
+            self.check_values(condition)

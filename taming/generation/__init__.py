@@ -1,23 +1,26 @@
 """Drawing images from a trained generator."""
 
-from taming.generation.checks import check_choice, check_grid_size, check_guidance, check_keep_rows
+from taming.generation.checks import check_guidance, check_keep_rows
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import decode_tokens
 from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
-from taming.generation.generator import ImageGenerator
+from taming.generation.generator import ImageGenerator, load_condition_tokenizer
 from taming.generation.guidance import Guidance, guide
+from taming.generation.options import SamplingOptions, check_grid_size
 from taming.generation.rejection import BestSamples, sample_best
-from taming.generation.saved_parts import load_condition_tokenizer
+from taming.generation.steps import CompiledSteps, Steps
 from taming.generation.window import WindowRun, plan_windows
 
 __all__ = [
     "BestSamples",
+    "CompiledSteps",
     "Guidance",
     "ImageGenerator",
+    "SamplingOptions",
+    "Steps",
     "TokenChoice",
     "WindowRun",
     "apply_temperature",
-    "check_choice",
     "check_grid_size",
     "check_guidance",
     "check_keep_rows",

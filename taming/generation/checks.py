@@ -1,29 +1,20 @@
-"""What can be wrong with a generator's parts, and with what it is asked for."""
+"""What users get wrong about a generator's parts, and about what they ask it for."""
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from taming.conditioning import CellClasses, Conditioning
+from taming.conditioning import ClassLabel, Conditioning, Tokenizer
 from taming.errors import UserError
-from taming.generation.choice import random_numbers
-from taming.generation.filtering import filter_logits
 from taming.generation.guidance import Guidance
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
 
 __all__ = [
-    "check_choice",
-    "check_condition",
-    "check_first_image",
-    "check_given_tokens",
-    "check_grid_size",
+    "as_condition",
     "check_guidance",
     "check_keep_rows",
     "check_parts",
-    "check_tensor",
     "check_tokens",
 ]
 
@@ -32,21 +23,21 @@ def check_parts(
     transformer: GPT,
     conditioning: Conditioning,
     grid_size: tuple[int, int],
-    tokenizer: VQGAN | None,
-    condition_tokenizer: VQGAN | CellClasses | None,
+    tokenizer: Tokenizer | None,
+    condition_tokenizer: Tokenizer | None,
 ) -> None:
-    """Raises a `UserError` unless the parts are those of one generator of this grid."""
+    """Raises a `UserError` unless the parts belong to one generator with this grid."""
     needed = {"num_context_ids": 0, **conditioning.transformer_config(grid_size)}
-    del needed["context_length"]  # it can be longer, see below
+    length = needed.pop("context_length")  # it can be longer
     for name in (*needed, "prefix_grid_size", "context_grid_size"):
-        found = transformer.config[name]
+        found = getattr(transformer.config, name)
         if found not in (None, needed.get(name)):  # None: it does without
             raise UserError(
                 f"the transformer has {name}={found}, and condition and grid need "
                 f"{needed.get(name)}: they are not of the same model."
             )
     for name, part, num_codes in (
-        ("transformer", tokenizer, transformer.codebook_size),
+        ("transformer", tokenizer, transformer.config.codebook_size),
         ("condition", condition_tokenizer, getattr(conditioning, "num_codes", None)),
     ):
         if part is not None and part.codebook_size != num_codes:
@@ -54,45 +45,23 @@ def check_parts(
                 f"the tokenizer has {part.codebook_size} codes and the {name} {num_codes}: they "
                 "are not of the same model."
             )
-    height, width = grid_size
-    # the last token is drawn and never read
-    length = conditioning.prefix_length + height * width - 1
-    if length > transformer.context_length:
+    if length > transformer.config.context_length:
         raise UserError(
-            f"a grid of {height} × {width} codes needs a context length of {length}, and the "
-            f"transformer's is {transformer.context_length}."
+            f"a grid of {grid_size[0]} × {grid_size[1]} codes needs a context length of {length}, "
+            f"and the transformer's is {transformer.config.context_length}."
         )
 
 
-def check_tensor(value: object, name: str) -> None:
-    """Raises a `UserError` unless what is given as `name` is a tensor."""
-    if not isinstance(value, Tensor):
-        raise UserError(f"{name} is {value!r} and must be a tensor: torch.tensor(…).")
-
-
-def check_grid_size(grid_size: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width), one number being both; raises a `UserError` for anything else."""
-    sides = tuple(grid_size) if isinstance(grid_size, Sequence) else (grid_size, grid_size)
-    whole = all(isinstance(side, int | np.integer) and side is not True for side in sides)
-    if len(sides) != 2 or not whole or min(sides) < 1:
+def check_tokens(tokens: Tensor, codebook_size: int, most: int) -> Tensor:
+    """Returns tokens `(b n)`, n at most `most`, as int64, or raises a `UserError`."""
+    if not isinstance(tokens, Tensor) or (tokens.numel() and tokens.is_floating_point()):
+        kind = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise UserError(f"tokens must be a tensor of whole numbers, int64, and not {kind}.")
+    if tokens.ndim != 2 or tokens.shape[1] > most:
         raise UserError(
-            f"grid_size is {grid_size} and must be (height, width) in codes, or one whole number "
-            "for a square."
+            f"tokens have the shape {tuple(tokens.shape)}, and must have (b, n) with n at most "
+            f"{most}, the tokens of an image."
         )
-    return int(sides[0]), int(sides[1])
-
-
-def check_first_image(first_image: int) -> None:
-    """Raises a `UserError` for the number of an image before the first of a series."""
-    if first_image < 0:
-        raise UserError(f"first_image is {first_image} and must not be negative.")
-
-
-def check_tokens(tokens: Tensor, codebook_size: int) -> Tensor:
-    """Tokens of any shape as int64; raises a `UserError` unless they are codes of the model."""
-    check_tensor(tokens, "tokens")
-    if tokens.numel() and tokens.is_floating_point():
-        raise UserError(f"tokens are whole numbers, and these are {tokens.dtype}: give int64.")
     tokens = tokens.to(torch.int64)
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
         raise UserError(
@@ -102,22 +71,24 @@ def check_tokens(tokens: Tensor, codebook_size: int) -> Tensor:
     return tokens
 
 
-def check_given_tokens(
-    given_tokens: Tensor, num_images: int, num_tokens: int, codebook_size: int
-) -> Tensor:
-    """The first tokens of so many images of so many tokens, as int64.
+def as_condition(
+    condition: Tensor | str | Sequence[str] | None, conditioning: Conditioning, num_images: int
+) -> Tensor | None:
+    """Returns the condition of so many images as a tensor: class names as labels.
 
     Raises:
-        UserError: if they are not, or no codes of the model.
+        UserError: if it is not a condition of this model, or not one for each image.
     """
-    check_tensor(given_tokens, "given_tokens")
-    shape = tuple(given_tokens.shape)
-    if len(shape) != 2 or shape[0] != num_images or shape[1] > num_tokens:
-        raise UserError(
-            f"given_tokens has the shape {shape}, and must have ({num_images}, m) with m at "
-            f"most {num_tokens}, the tokens of an image."
-        )
-    return check_tokens(given_tokens, codebook_size)
+    if condition is not None and not isinstance(condition, Tensor):
+        names = [condition] * num_images if isinstance(condition, str) else condition
+        if not isinstance(conditioning, ClassLabel) or not isinstance(names, list | tuple):
+            raise UserError(
+                f"condition is {condition!r} and must be a tensor, or class names where the model "
+                "was trained on classes."
+            )
+        condition = conditioning.labels(names)
+    conditioning.check(condition, num_images)
+    return condition
 
 
 def check_keep_rows(keep_rows: int, height: int, name: str = "keep_rows") -> None:
@@ -129,57 +100,19 @@ def check_keep_rows(keep_rows: int, height: int, name: str = "keep_rows") -> Non
         )
 
 
-def check_condition(condition: Tensor | None, conditioning: Conditioning, num_images: int) -> None:
-    """Raises a `UserError` unless so many images can be asked for by this condition.
-
-    Of condition images the shape is looked at, not the codes, lest all of them be encoded;
-    `prompt` looks at values on the CPU only.
-    """
-    if condition is not None:
-        check_tensor(condition, "condition")
-    if condition is None or not conditioning.takes_images:
-        conditioning.prompt(None if condition is None else condition.cpu(), num_images)
-    elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
-        raise UserError(
-            f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
-            f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
-        )
-    elif not condition.is_floating_point():
-        conditioning.check_values(condition)
-
-
-def check_choice(
-    temperature: float, top_k: int | None, top_p: float | None, *, greedy: bool, seed: int | None
-) -> None:
-    """Raises a `UserError` if tokens cannot be chosen so; greedily they can always be."""
-    if not greedy:
-        filter_logits(torch.zeros(1, 2), temperature, top_k, top_p)
-        random_numbers(seed or 0, [0], 1)
-
-
-def check_guidance(guidance: Guidance, conditioning: Conditioning, *, asked: bool) -> None:
-    """Raises a `UserError` if there is nothing to strengthen, or the model cannot do without.
-
-    Args:
-        guidance: may be off.
-        conditioning: of the model.
-        asked: whether there is a condition.
-    """
+def check_guidance(guidance: Guidance, conditioning: Conditioning, *, has_condition: bool) -> None:
+    """Raises a `UserError` if there is nothing to strengthen, or the model cannot do without."""
     if guidance.is_off:
         return
+    problem = None
     if conditioning.num_classes is None and not conditioning.takes_images:
-        raise UserError(
-            f"guidance_scale={guidance.scale} strengthens a condition, and this model was trained "
-            "without conditions: leave guidance out."
+        problem = "this model was trained without conditions: leave guidance out"
+    elif not has_condition:
+        problem = "there is none: give one, or leave guidance out"
+    elif not conditioning.can_do_without:
+        problem = (
+            "this model was not trained to do without it, which guidance needs: train with "
+            "condition_dropout=0.1, or leave guidance out"
         )
-    if not asked:
-        raise UserError(
-            f"guidance_scale={guidance.scale} strengthens a condition, and there is none: give "
-            "one, or leave guidance out."
-        )
-    if not conditioning.can_do_without:
-        raise UserError(
-            f"guidance_scale={guidance.scale} needs a model that was trained to do without its "
-            "condition some of the time: train with condition_dropout=0.1, or leave guidance "
-            "out."
-        )
+    if problem is not None:
+        raise UserError(f"guidance_scale={guidance.scale} strengthens a condition, and {problem}.")

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taming.errors import UserError
 from taming.generation.filtering import filter_logits
 from taming.generation.guidance import guide
 
@@ -15,15 +14,13 @@ __all__ = ["TokenChoice", "random_numbers", "sample_by_inverse_cdf"]
 
 
 def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> Tensor:
-    """The random numbers of some images: one in [0, 1) for each of their tokens.
+    """Returns the random numbers of some images: one in [0, 1) for each of their tokens.
 
     They depend on the seed and the image's number alone, not on batch or device.
 
     Returns:
         `(b num_tokens)` float64 on the CPU.
     """
-    if seed < 0:
-        raise UserError(f"seed is {seed} and must not be negative.")
     rows = [
         np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,))).random(num_tokens)
         for number in image_numbers
@@ -54,12 +51,10 @@ class TokenChoice:
     """How a token is taken from its logits: guidance, then filters, then a random number.
 
     Attributes:
-        uniforms: `(b n)` of `random_numbers`, on the model's device; None takes the most probable
+        uniforms: `(b n)` from `random_numbers`, on the model's device; None takes the most probable
             token each time.
-        scales: `(n,)` guidance scale of each place; None for no guidance.
-        temperature: see `taming.generation.filtering`.
-        top_k: likewise.
-        top_p: likewise.
+        scales: `(n,)` guidance scale of each token of the image; None for no guidance.
+        temperature, top_k, top_p: see `filter_logits`.
     """
 
     uniforms: Tensor | None = None
@@ -73,12 +68,12 @@ class TokenChoice:
         """Sequences through the transformer for each image: 2 with guidance, with and without."""
         return 1 if self.scales is None else 2
 
-    def __call__(self, logits: Tensor, place: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, number: Tensor) -> Tensor:
         """Takes one token for each image.
 
         Args:
             logits: `(b v)`; with guidance `(2b v)`, those with condition first.
-            place: `(1,)` int64, number of the token in the image.
+            number: `(1,)` int64, the token's number in its image.
 
         Returns:
             `(b,)` int64.
@@ -86,26 +81,26 @@ class TokenChoice:
         logits = logits.float()
         if self.scales is not None:
             conditional, unconditional = logits.chunk(2)  # (b v)
-            logits = guide(conditional, unconditional, self.scales[place])
+            logits = guide(conditional, unconditional, self.scales[number])
         if self.uniforms is None:
             return logits.argmax(dim=-1)
         filtered = filter_logits(logits, self.temperature, self.top_k, self.top_p)
-        return sample_by_inverse_cdf(filtered, self.uniforms[:, place].squeeze(1))
+        return sample_by_inverse_cdf(filtered, self.uniforms[:, number].squeeze(1))
 
-    def at(self, places: Tensor) -> "TokenChoice":
-        """The choice for some places, which are then numbered from 0."""
+    def at(self, numbers: Tensor) -> "TokenChoice":
+        """Returns the choice for some tokens of the image, which then count from 0."""
         return replace(
             self,
-            uniforms=None if self.uniforms is None else self.uniforms[:, places],
-            scales=None if self.scales is None else self.scales[places],
+            uniforms=None if self.uniforms is None else self.uniforms[:, numbers],
+            scales=None if self.scales is None else self.scales[numbers],
         )
 
     def same_settings(self, other: "TokenChoice") -> bool:
-        """Whether both do the same with logits and random numbers of the same shape."""
+        """Returns whether both do the same with logits and random numbers of the same shape."""
         return self._settings() == other._settings()
 
     def copied(self) -> "TokenChoice":
-        """The same choice with random numbers and scales in memory of its own."""
+        """Returns the same choice with random numbers and scales in memory of its own."""
         return replace(
             self,
             uniforms=None if self.uniforms is None else self.uniforms.clone(),
@@ -113,10 +108,10 @@ class TokenChoice:
         )
 
     def copy_(self, other: "TokenChoice") -> None:
-        """Takes over the random numbers and scales of a choice of the same settings."""
-        for mine, its in ((self.uniforms, other.uniforms), (self.scales, other.scales)):
-            if mine is not None and its is not None:
-                mine.copy_(its)
+        """Takes over the random numbers and scales of a choice with the same settings."""
+        for own, new in ((self.uniforms, other.uniforms), (self.scales, other.scales)):
+            if own is not None and new is not None:
+                own.copy_(new)
 
     def _settings(self) -> tuple[object, ...]:
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]

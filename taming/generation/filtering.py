@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from taming.errors import UserError
-
 __all__ = ["apply_temperature", "filter_logits", "keep_top_k", "keep_top_p"]
 
 
@@ -21,11 +19,6 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     At 1e-30 and below only the most probable tokens are left, at 1e30 and above all that are not
     ruled out are equally probable.
     """
-    if not temperature > 0:
-        raise UserError(
-            f"temperature is {temperature} and must be more than 0; for the most probable tokens "
-            "use greedy=true."
-        )
     temperature = min(max(temperature, 1e-30), 1e30)  # in float32 neither 0 nor ∞, nor is 1 / it
     logits = _at_least_float32(logits)
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
@@ -33,10 +26,6 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Keeps the k most probable tokens; all of them where there are no more than k."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise UserError(
-            f"top_k is {k} and must be a whole number, 1 or more; for no limit leave it out (null)."
-        )
     if k >= logits.shape[-1]:
         return logits
     threshold = logits.topk(k).values[..., -1:]  # (… 1)
@@ -52,8 +41,6 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     Nucleus sampling (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration",
     equation 2). At least one token is kept.
     """
-    if not 0 < p <= 1:
-        raise UserError(f"top_p is {p} and must be more than 0 and at most 1.")
     if p == 1:
         return logits  # whatever rounding makes of the sum
     order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
@@ -70,11 +57,7 @@ def filter_logits(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """Temperature, then top-k, then top-p of what top-k has left; None leaves one out.
-
-    Raises:
-        UserError: if a value is out of range.
-    """
+    """Temperature, then top-k, then top-p of what top-k has left; None leaves one out."""
     logits = apply_temperature(logits, temperature)
     if top_k is not None:
         logits = keep_top_k(logits, top_k)

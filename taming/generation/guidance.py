@@ -22,13 +22,13 @@ GUIDANCE_SCHEDULES = ("constant", "linear", "power_cosine")
 class Guidance:
     """The scale of each token of an image.
 
-    With s the scale, i the place of the token among the n of the image, counted from 0:
+    With s the scale and i the token's number among the n of the image, counted from 0:
 
     - `constant`: s.
     - `linear`: 1 + (s - 1)·i / (n - 1), from 1 at the first token to s at the last; a single
       token gets 1. (Muse, Chang et al. 2023, lets the scale grow linearly.)
-    - `power_cosine`: 1 + (s - 1)·(1 - cos(π·(i / n)^power)) / 2. It starts at 1 and would be s at
-      place n, just after the last token, as RAR has it (Yu et al. 2024, "Randomized Autoregressive
+    - `power_cosine`: 1 + (s - 1)·(1 - cos(π·(i / n)^power)) / 2. It starts at 1 and would be s for
+      token n, just after the last one, as RAR has it (Yu et al. 2024, "Randomized Autoregressive
       Visual Generation"), so that its published scales and powers hold here; from MDT (Gao et al.
       2023, "Masked Diffusion Transformer"). A greater power keeps the scale low for longer.
 
@@ -76,7 +76,7 @@ class Guidance:
         return self.scale == 1
 
     def notes(self, num_tokens: int, num_given: int = 0) -> list[str]:
-        """What has no effect on images of so many tokens, of which some are given; a sentence."""
+        """Says in sentences what has no effect on images of so many tokens, some of them given."""
         unused, why = [], "a scale of 1 is no guidance"
         if self.is_off:
             unused = ["schedule", "power", "interval"]
@@ -86,40 +86,35 @@ class Guidance:
                 "for every token that is drawn."
             ]
         elif self.schedule != "power_cosine":
-            unused, why = ["power"], "it is of guidance_schedule=power_cosine"
+            unused, why = ["power"], "only guidance_schedule=power_cosine uses it"
         default = Guidance()
         given = [f"guidance_{n}" for n in unused if getattr(self, n) != getattr(default, n)]
         return [f"no effect of {' and '.join(given)}: {why}."] if given else []
 
-    def scale_at(self, place: int, num_tokens: int) -> float:
-        """The scale of one token.
-
-        Args:
-            place: 0 to `num_tokens` - 1.
-            num_tokens: tokens of the image, given ones included.
-        """
-        assert 0 <= place < num_tokens
+    def scale_at(self, number: int, num_tokens: int) -> float:
+        """Returns the scale of one token, by its number from 0 to `num_tokens` - 1."""
+        assert 0 <= number < num_tokens
         start, end = self.interval
         # a quotient is rounded as the fraction that a user writes; start * num_tokens would not be
-        if not start <= place / num_tokens < end:
+        if not start <= number / num_tokens < end:
             return 1.0
         if self.schedule == "constant":
             return float(self.scale)
         if self.schedule == "linear":
-            growth = place / max(num_tokens - 1, 1)
+            growth = number / max(num_tokens - 1, 1)
         else:
-            growth = (1 - math.cos(math.pi * (place / num_tokens) ** self.power)) / 2
+            growth = (1 - math.cos(math.pi * (number / num_tokens) ** self.power)) / 2
         return 1 + (self.scale - 1) * growth
 
     def scales(self, num_tokens: int) -> Tensor:
-        """The scales of all tokens, `(num_tokens,)` float32 on the CPU."""
+        """Returns the scales of all tokens, `(num_tokens,)` float32 on the CPU."""
         return torch.tensor(
-            [self.scale_at(place, num_tokens) for place in range(num_tokens)], dtype=torch.float32
+            [self.scale_at(number, num_tokens) for number in range(num_tokens)], dtype=torch.float32
         )
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
-    """Guided logits: unconditional + scale·(conditional - unconditional), in float32.
+    """Returns guided logits: unconditional + scale·(conditional - unconditional), in float32.
 
     Computed as conditional + (scale - 1)·(conditional - unconditional), the same but that finite
     logits come out of a scale of 1 exactly as they are, not up to rounding. A scale gives the same

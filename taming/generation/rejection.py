@@ -1,7 +1,8 @@
 """Rejection sampling: of several candidates the one a classifier is surest of."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,20 +10,21 @@ from tqdm import tqdm
 
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.checks import check_first_image, check_tensor
+from taming.generation.checks import as_condition
 from taming.generation.generator import BATCH_SIZE, ImageGenerator
+from taming.generation.options import SamplingOptions
 
 __all__ = ["BestSamples", "sample_best"]
 
-NUMBERS_A_CANDIDATE = 2**32  # images that have numbers before those of their next candidates
+NUMBERS_A_CANDIDATE = 2**32  # how many numbers lie between an image's candidates
 
 
 class BestSamples(NamedTuple):
-    """What was kept, on the generator's device.
+    """The images kept, on the generator's device.
 
     Attributes:
         images: `(n c H W)` in [-1, 1].
-        probabilities: `(n,)` of the asked-for class, as the classifier sees the image kept.
+        probabilities: `(n,)` of the requested class, as the classifier sees the image kept.
         candidates: `(n,)` int64, which candidate it was, from 0.
     """
 
@@ -36,16 +38,15 @@ def sample_best(
     generator: ImageGenerator,
     classifier: Callable[[Tensor], Tensor],
     num_images: int,
-    condition: Tensor,
+    condition: Tensor | str | Sequence[str],
     num_candidates: int,
     *,
-    seed: int | None = None,
-    batch_size: int | None = None,
+    given_tokens: Tensor | None = None,
+    options: SamplingOptions | None = None,
     first_image: int = 0,
     progress: bool = False,
-    **sampling: Any,
 ) -> BestSamples:
-    """Draws several candidates for each image and keeps the most probable of the asked-for class.
+    """Draws several candidates for each image and keeps the one most probable to be of its class.
 
     Classifier-based rejection sampling (Razavi et al. 2019, "Generating Diverse High-Fidelity
     Images with VQ-VAE-2", §3.3): better images, and fewer kinds of them, the more candidates.
@@ -60,14 +61,12 @@ def sample_best(
         classifier: from images `(b c H W)` in [-1, 1] to logits `(b k)` over the model's classes;
             a module is used in evaluation mode.
         num_images: n.
-        condition: `(n,)` int64 class labels.
+        condition: `(n,)` int64 class labels, or class names, or one name for all.
         num_candidates: drawn for each image.
-        seed: as for `generator.sample`; None takes one from PyTorch's global random state.
-        batch_size: images drawn at once, see `generator.sample_tokens`.
+        given_tokens: see `ImageGenerator.sample_tokens`.
+        options: how to sample.
         first_image: number of the first image, to draw a long series in several calls.
         progress: show a progress bar, of candidates.
-        sampling: `temperature`, `top_k` and what else `generator.sample` takes that is the same
-            for every image.
 
     Raises:
         UserError: if the model has no classes, an argument is out of range, or the classifier does
@@ -76,49 +75,40 @@ def sample_best(
     num_classes = generator.conditioning.num_classes
     if num_classes is None:
         raise UserError(
-            "rejection sampling keeps what a classifier takes for the asked-for class, and this "
+            "rejection sampling keeps what a classifier takes for the requested class, and this "
             "model was not trained on classes."
         )
-    if batch_size is None:
-        batch_size = min(max(num_images, 1), BATCH_SIZE)
-    if num_images < 1 or batch_size < 1 or num_candidates < 1:
+    if num_images < 1 or num_candidates < 1:
         raise UserError(
-            f"num_images is {num_images}, batch_size {batch_size} and num_candidates "
-            f"{num_candidates}: all must be at least 1."
+            f"num_images is {num_images} and num_candidates {num_candidates}: both must be at "
+            "least 1."
         )
-    check_first_image(first_image)
-    if first_image + num_images > NUMBERS_A_CANDIDATE:
-        raise UserError(f"there are {NUMBERS_A_CANDIDATE} images in a series, and no more.")
-    check_tensor(condition, "condition")
-    if condition.shape != (num_images,):
-        raise UserError(
-            f"condition has the shape {tuple(condition.shape)}: give a class label for each of "
-            f"{num_images} images."
-        )
-    if seed is None:
-        seed = int(torch.randint(2**62, ()))
+    labels = as_condition(condition, generator.conditioning, num_images)
+    assert labels is not None
+    options = options or SamplingOptions()
+    if options.seed is None:
+        options = replace(options, seed=int(torch.randint(2**62, ())))
+    batch_size = options.batch_size or min(num_images, BATCH_SIZE)
+    options = replace(options, batch_size=batch_size)
 
     parts = []
     with tqdm(
         total=num_images * num_candidates, unit="image", desc="sampling", disable=not progress
     ) as bar:
         for start in range(0, num_images, batch_size):
-            labels = condition[start : start + batch_size]
+            batch = labels[start : start + batch_size]
+            given = None if given_tokens is None else given_tokens[start : start + batch_size]
             best: BestSamples | None = None
             for candidate in range(num_candidates):
+                number = first_image + start + candidate * NUMBERS_A_CANDIDATE
                 images = generator.sample(
-                    len(labels),
-                    labels,
-                    seed=seed,
-                    batch_size=batch_size,
-                    first_image=first_image + start + candidate * NUMBERS_A_CANDIDATE,
-                    **sampling,
+                    len(batch), batch, given_tokens=given, options=options, first_image=number
                 )
-                probabilities = _probabilities(classifier, images, labels, num_classes)
+                probabilities = _probabilities(classifier, images, batch, num_classes)
                 numbers = torch.full_like(probabilities, candidate, dtype=torch.int64)
                 drawn = BestSamples(images, probabilities, numbers)
                 best = drawn if best is None else _better(best, drawn)
-                bar.update(len(labels))
+                bar.update(len(batch))
             parts.append(best)
     return BestSamples(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
@@ -126,7 +116,7 @@ def sample_best(
 def _probabilities(
     classifier: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """`(b,)` float32: of each image's own class."""
+    """Returns the probability of each image's own class, `(b,)` float32."""
     if isinstance(classifier, torch.nn.Module):
         with evaluation_mode(classifier):
             logits = classifier(images)
@@ -146,7 +136,7 @@ def _probabilities(
 
 
 def _better(first: BestSamples, second: BestSamples) -> BestSamples:
-    """Of each pair of images the more probable; the first of equal ones."""
+    """Returns the more probable image of each pair, the first of equal ones."""
     take = second.probabilities > first.probabilities  # (b,)
     return BestSamples(
         torch.where(take[:, None, None, None], second.images, first.images),

@@ -260,7 +260,7 @@ def _state(
     table = weights.take("transformer.tok_emb.weight", (vocab_size, width))
     head = weights.take("transformer.head.weight", (vocab_size, width))
     conditions = table[condition_ids.start : condition_ids.stop]
-    no_condition = table.new_zeros(gpt.num_prefix_ids - len(condition_ids), width)
+    no_condition = table.new_zeros(gpt.config.num_prefix_ids - len(condition_ids), width)
     made = {
         "prefix_embedding.weight": torch.cat([conditions, no_condition]),
         "token_embedding.weight": table[:num_codes],

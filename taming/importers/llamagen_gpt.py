@@ -104,7 +104,7 @@ def convert(
     if tokenizer is None:
         notes.append("no tokenizer: it draws tokens; for images give tokenizer=DIR")
     else:
-        parts["tokenizer"] = _tokenizer(tokenizer, gpt.codebook_size)
+        parts["tokenizer"] = _tokenizer(tokenizer, gpt.config.codebook_size)
     saved = {"grid_size": [side, side], "conditioning": conditioning.config()}
     return Imported(SavedModel("generator", saved, parts=parts), notes)
 
@@ -168,7 +168,7 @@ def _state(weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]) -> dict
     has_no_class = theirs["class_dropout_prob"] > 0  # only then is there a row for it
     num_rows = theirs["num_classes"] + has_no_class
     classes = weights.take("cls_embedding.embedding_table.weight", (num_rows, width))
-    zeros = classes.new_zeros(gpt.num_prefix_ids - num_rows, width)
+    zeros = classes.new_zeros(gpt.config.num_prefix_ids - num_rows, width)
     made = {"prefix_embedding.weight": torch.cat([classes, zeros])}
     for index in range(theirs["n_layer"]):
         thirds = weights.take(f"layers.{index}.attention.wqkv.weight", (3 * width, width)).chunk(3)

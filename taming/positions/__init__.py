@@ -1,4 +1,4 @@
-"""Positions: modules that tell where in the sequence, or on the grid, a token stands.
+"""Modules that tell the model each token's position in the sequence, or its row and column.
 
 Sinusoidal and learned ones add to the embeddings, rotary ones turn queries and keys.
 """

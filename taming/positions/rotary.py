@@ -15,15 +15,15 @@ __all__ = ["RotaryPositions2D"]
 
 
 class RotaryPositions2D(nn.Module):
-    """Turns queries and keys by the row and column of their tokens; it has no parameters.
+    """Turns queries and keys by the row and column of their tokens, without parameters.
 
     Pair i of the P pairs of a half turns by coordinate · base^(-i/P).
 
     Args:
         head_dim: width of the queries and keys of one head, a multiple of 4.
-        coordinates: `(L 2)` (row, column) of each place in the sequence, see `grid_coordinates`;
+        coordinates: `(L 2)` (row, column) of each position in the sequence, see `grid_coordinates`;
             NaN for one that lies nowhere (a class label, a start token): it is not turned.
-        zero_without_place: queries and keys that lie nowhere become zero, as LlamaGen has it: they
+        zero_nowhere: queries and keys that lie nowhere become zero, as LlamaGen has it: they
             then attend to all keys alike, and all queries give them the score 0.
         base: the slowest pair is almost this many times slower than the fastest.
     """
@@ -35,7 +35,7 @@ class RotaryPositions2D(nn.Module):
         head_dim: int,
         coordinates: Tensor,
         *,
-        zero_without_place: bool = False,
+        zero_nowhere: bool = False,
         base: float = 10000.0,
     ) -> None:
         super().__init__()
@@ -48,23 +48,23 @@ class RotaryPositions2D(nn.Module):
         speed = base**-exponent  # (P)
         angle = (coordinates.double().nan_to_num()[:, :, None] * speed).flatten(1)  # (L 2P)
         table = torch.stack([angle.cos(), angle.sin()], dim=-1)  # (L 2P 2)
-        without_place = coordinates.isnan().any(dim=1)  # (L)
-        still = torch.tensor([0.0 if zero_without_place else 1.0, 0.0], dtype=torch.float64)
-        table = torch.where(without_place[:, None, None], still, table).float()
+        nowhere = coordinates.isnan().any(dim=1)  # (L)
+        still = torch.tensor([0.0 if zero_nowhere else 1.0, 0.0], dtype=torch.float64)
+        table = torch.where(nowhere[:, None, None], still, table).float()
         # Kept as bits: `Module.to(torch.bfloat16)` would round floating-point numbers.
         self.register_buffer("table", table.view(torch.int32), persistent=False)
 
-    def rotate(self, x: Tensor, places: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turns the pairs (2i, 2i + 1) of queries or keys; computed in float32 or better.
 
         Args:
             x: `(b heads n head_dim)`.
-            places: `(n,)` int64, the tokens' places in the sequence, less than L.
+            positions: `(n,)` int64, less than L.
 
         Returns:
             the same shape and dtype.
         """
-        cos, sin = self.table[places].view(torch.float32).unbind(dim=-1)  # (n pairs)
+        cos, sin = self.table[positions].view(torch.float32).unbind(dim=-1)  # (n pairs)
         pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
         first, second = pairs.unbind(dim=-1)  # (b heads n pairs)
         turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)

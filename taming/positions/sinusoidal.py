@@ -10,8 +10,6 @@ hand by an angle that does not depend on where it started: relative positions ar
 import torch
 from torch import Tensor, nn
 
-from taming.positions.places import places_end
-
 __all__ = ["SinusoidalPositions", "SinusoidalPositions2D", "sinusoidal_encoding"]
 
 
@@ -34,14 +32,13 @@ def sinusoidal_encoding(positions: Tensor | int, dim: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds the sinusoidal encoding to embeddings; it has no parameters.
+    """Adds the sinusoidal encoding to embeddings, without parameters.
 
     Args:
         dim: width of the embeddings.
-        length: places computed in advance. On a CPU more are computed when they are needed, so that
-            any length will do. On a GPU, where to look at the places would be to wait for them, and
-            inside a compiled step all places must be less than it: a place beyond is no error
-            message there but an index out of range. `sinusoidal_encoding` itself has no limit.
+        length: positions computed in advance. On a CPU more are computed when they are needed, so
+            that any length will do. On a GPU, where looking at positions would mean waiting for
+            it, and inside a compiled step, all positions must be less than it.
         scale: factor of the encoding, to suit embeddings that are much smaller than 1.
     """
 
@@ -53,12 +50,13 @@ class SinusoidalPositions(nn.Module):
         self.scale = scale
         self.register_buffer("table", scale * sinusoidal_encoding(length, dim), persistent=False)
 
-    def forward(self, embeddings: Tensor, places: Tensor) -> Tensor:
-        """`(b n dim)` to the same, for the places `(n,)` int64; less than `length`, see there."""
-        end = places_end(places)
-        if end > len(self.table):
-            self.table = (self.scale * sinusoidal_encoding(end, self.dim)).to(self.table)
-        return embeddings + self.table[places].to(embeddings.dtype)
+    def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """`(b n dim)` to the same, for positions `(n,)` int64; see `length`."""
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling():
+            end = int(positions.max()) + 1
+            if end > len(self.table):
+                self.table = (self.scale * sinusoidal_encoding(end, self.dim)).to(self.table)
+        return embeddings + self.table[positions].to(embeddings.dtype)
 
 
 class SinusoidalPositions2D(nn.Module):
@@ -69,7 +67,7 @@ class SinusoidalPositions2D(nn.Module):
 
     Args:
         dim: width of the embeddings.
-        coordinates: `(L 2)` (row, column) of each place in the sequence, see `grid_coordinates`;
+        coordinates: `(L 2)` (row, column) of each position in the sequence, see `grid_coordinates`;
             NaN for one that lies nowhere (a class label, a start token): nothing is added to it.
         scale: factor of the encoding, to suit embeddings that are much smaller than 1.
     """
@@ -83,10 +81,10 @@ class SinusoidalPositions2D(nn.Module):
             [sinusoidal_encoding(rows, dim - dim // 2), sinusoidal_encoding(columns, dim // 2)],
             dim=1,
         )  # (L dim)
-        without_place = coordinates.isnan().any(dim=1, keepdim=True)  # (L 1)
-        table = (scale * encoding).masked_fill(without_place, 0.0)
+        nowhere = coordinates.isnan().any(dim=1, keepdim=True)  # (L 1)
+        table = (scale * encoding).masked_fill(nowhere, 0.0)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, embeddings: Tensor, places: Tensor) -> Tensor:
-        """`(b n dim)` to the same, for the places `(n,)` int64 in the sequence, less than L."""
-        return embeddings + self.table[places].to(embeddings.dtype)
+    def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """`(b n dim)` to the same, for positions `(n,)` int64 less than L."""
+        return embeddings + self.table[positions].to(embeddings.dtype)

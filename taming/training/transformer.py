@@ -163,7 +163,7 @@ class TransformerTraining(TrainingModule):
             return tokens
         kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
         return torch.where(
-            kept, tokens, torch.randint_like(tokens, high=self.transformer.codebook_size)
+            kept, tokens, torch.randint_like(tokens, high=self.transformer.config.codebook_size)
         )
 
     def _condition(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
@@ -236,6 +236,7 @@ class TransformerTraining(TrainingModule):
         encoder = generator.condition_tokenizer
         assert encoder is not None
         shown = self._shown["condition_indices"]
+        assert isinstance(encoder, torch.nn.Module)
         with evaluation_mode(encoder):
             conditions = encoder.decode(shown)
         palette = None

@@ -4,29 +4,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from taming.attention import LayerCache, MultiHeadAttention, Rotation
-from taming.errors import UserError
-from taming.linear import Linear
+from taming.transformer.config import GPTConfig
 
-__all__ = ["NORMS", "FeedForward", "GatedFeedForward", "TransformerBlock"]
-
-
-def layer_norm(dim: int, bias: bool) -> nn.Module:
-    """(x − mean) / standard deviation, times a scale, plus a shift (Ba et al. 2016)."""
-    return nn.LayerNorm(dim, bias=bias)
+__all__ = ["FeedForward", "GatedFeedForward", "TransformerBlock", "build_norm"]
 
 
-def rms_norm(dim: int, bias: bool) -> nn.Module:
-    """X / root mean square, times a scale (Zhang and Sennrich 2019); it never has a shift."""
-    return nn.RMSNorm(dim, eps=1e-5)
-
-
-NORMS = {"layer_norm": layer_norm, "rms_norm": rms_norm}
+def build_norm(config: GPTConfig) -> nn.Module:
+    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which has no shift."""
+    if config.norm == "rms_norm":
+        return nn.RMSNorm(config.embed_dim, eps=1e-5)
+    return nn.LayerNorm(config.embed_dim, bias=config.bias)
 
 
 class FeedForward(nn.Module):
     """GELU(x W₁ + b₁) W₂ + b₂ on each token by itself.
 
-    Vaswani et al. 2017, section 3.3, with the GELU of GPT in place of the ReLU.
+    Vaswani et al. 2017, section 3.3, with GPT's GELU in place of the ReLU.
 
     Args:
         embed_dim: width of x and of the output.
@@ -37,8 +30,8 @@ class FeedForward(nn.Module):
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
         super().__init__()
         hidden_dim = 4 * embed_dim if hidden_dim is None else hidden_dim
-        self.expand = Linear(embed_dim, hidden_dim, bias=bias)
-        self.contract = Linear(hidden_dim, embed_dim, bias=bias)
+        self.expand = nn.Linear(embed_dim, hidden_dim, bias=bias)
+        self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(b n d)` to `(b n d)`."""
@@ -60,19 +53,13 @@ class GatedFeedForward(nn.Module):
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
         super().__init__()
         hidden_dim = -(-8 * embed_dim // (3 * 64)) * 64 if hidden_dim is None else hidden_dim
-        self.gate = Linear(embed_dim, hidden_dim, bias=bias)
-        self.expand = Linear(embed_dim, hidden_dim, bias=bias)
-        self.contract = Linear(hidden_dim, embed_dim, bias=bias)
+        self.gate = nn.Linear(embed_dim, hidden_dim, bias=bias)
+        self.expand = nn.Linear(embed_dim, hidden_dim, bias=bias)
+        self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(b n d)` to `(b n d)`."""
         return self.contract(F.silu(self.gate(x)) * self.expand(x))
-
-
-FEED_FORWARDS: dict[str, type[FeedForward | GatedFeedForward]] = {
-    "gelu": FeedForward,
-    "swiglu": GatedFeedForward,
-}
 
 
 class TransformerBlock(nn.Module):
@@ -81,57 +68,32 @@ class TransformerBlock(nn.Module):
     With a context, cross-attention to it stands between the two. The pre-norm order (Radford et al.
     2019, GPT-2) leaves the sum x free of normalisations from the first layer to the last, which is
     why deep ones train.
-
-    Args:
-        embed_dim: width d.
-        num_heads: attention heads.
-        context: whether there is a context to attend to, also of width d.
-        norm: `"layer_norm"` or `"rms_norm"`.
-        feed_forward: `"gelu"` or `"swiglu"`.
-        feed_forward_dim: width inside the feed-forward network; None for its usual one.
-        bias: whether linear maps and LayerNorms have biases.
-        qk_norm: see `MultiHeadAttention`.
-        dropout: probability of dropping an element of what each branch adds.
-        attention_dropout: probability of dropping an attention weight; more than 0 is slow on CPUs,
-            where the fast attention kernel has none.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        context: bool = False,
-        norm: str = "layer_norm",
-        feed_forward: str = "gelu",
-        feed_forward_dim: int | None = None,
-        bias: bool = True,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise UserError(f"norm is one of {', '.join(NORMS)}, not {norm!r}.")
-        if feed_forward not in FEED_FORWARDS:
-            raise UserError(
-                f"feed_forward is one of {', '.join(FEED_FORWARDS)}, not {feed_forward!r}."
-            )
 
         def attention() -> MultiHeadAttention:
             return MultiHeadAttention(
-                embed_dim, num_heads, bias=bias, qk_norm=qk_norm, dropout=attention_dropout
+                config.embed_dim,
+                config.num_heads,
+                bias=config.bias,
+                qk_norm=config.qk_norm,
+                dropout=config.attention_dropout,
             )
 
-        self.attention_norm = NORMS[norm](embed_dim, bias)
+        self.attention_norm = build_norm(config)
         self.attention = attention()
         self.context_attention: MultiHeadAttention | None = None
-        if context:
-            self.context_norm = NORMS[norm](embed_dim, bias)
+        if config.num_context_ids > 0:
+            self.context_norm = build_norm(config)
             self.context_attention = attention()
-        self.feed_forward_norm = NORMS[norm](embed_dim, bias)
-        self.feed_forward = FEED_FORWARDS[feed_forward](embed_dim, feed_forward_dim, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.feed_forward_norm = build_norm(config)
+        feed_forward = GatedFeedForward if config.feed_forward == "swiglu" else FeedForward
+        self.feed_forward = feed_forward(
+            config.embed_dim, config.feed_forward_dim, bias=config.bias
+        )
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
@@ -139,26 +101,26 @@ class TransformerBlock(nn.Module):
         context: tuple[Tensor, Tensor] | None = None,
         *,
         mask: Tensor | None = None,
+        positions: Tensor | None = None,
         cache: LayerCache | None = None,
-        place: Tensor | None = None,
         rotate: Rotation | None = None,
     ) -> Tensor:
         """`(b n d)` to `(b n d)`.
 
         Args:
-            x: with a cache, it follows the tokens that are in it.
-            context: keys and values of `context_keys_and_values`.
-            mask: boolean `(n n_k)`, instead of the causal one.
+            x: with a cache, the tokens that follow those in it.
+            context: keys and values from `context_keys_and_values`.
+            mask: boolean `(n n_k)`, in place of the causal one.
+            positions: `(n,)` int64, where in the sequence x stands; a cache needs them.
             cache: see `MultiHeadAttention`.
-            place: likewise.
-            rotate: of queries and keys, by their places.
+            rotate: turns queries and keys by their positions.
         """
         attended = self.attention(
             self.attention_norm(x),
             mask=mask,
             causal=mask is None,
+            positions=positions,
             cache=cache,
-            place=place,
             rotate_queries=rotate,
             rotate_keys=rotate,
         )  # (b n d)

@@ -6,16 +6,15 @@ a context that every layer attends to.
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from taming.attention import KeyValueCache, Rotation, prefix_causal_mask
-from taming.errors import UserError
-from taming.linear import Linear
 from taming.positions import (
     LearnedPositions,
     RotaryPositions2D,
@@ -23,203 +22,54 @@ from taming.positions import (
     SinusoidalPositions2D,
     grid_coordinates,
 )
-from taming.serialization import PretrainedModel
-from taming.transformer.block import NORMS, TransformerBlock
+from taming.serialization import PretrainedModel, SavedModel
+from taming.transformer.block import TransformerBlock, build_norm
+from taming.transformer.config import GPTConfig
 
 __all__ = ["GPT"]
 
 SINUSOID_SCALE = 0.05
-POSITIONS = ("sinusoidal", "learned", "sinusoidal_2d", "rotary_2d")
+Positions = SinusoidalPositions | LearnedPositions | SinusoidalPositions2D | RotaryPositions2D
 Contexts = Sequence[tuple[Tensor, Tensor] | None]  # keys and values of the context, by layer
-
-
-SIZES = (
-    "codebook_size",
-    "num_prefix_ids",
-    "context_length",
-    "num_layers",
-    "num_heads",
-    "embed_dim",
-    "feed_forward_dim",
-)
 
 
 class GPT(PretrainedModel):
     """The transformer of stage 2.
 
     The input is a prefix, which stands for the condition, and then image tokens; each has an
-    embedding table of its own, so that a class label is never mistaken for a code. A position in
-    the whole sequence, prefix first, is called its place.
-
-    Args:
-        codebook_size: number of different image tokens, and of logits.
-        num_prefix_ids: number of different prefix ids.
-        context_length: longest input, prefix and tokens together.
-        num_layers: transformer blocks.
-        num_heads: attention heads in each.
-        embed_dim: width d.
-        positions: `"sinusoidal"` or `"learned"` by place; `"sinusoidal_2d"` or `"rotary_2d"` by row
-            and column, as `grid_size` gives them.
-        grid_size: (height, width) of the code grid, for positions in two dimensions.
-        prefix_length: ids in front of the tokens.
-        prefix_grid_size: of a prefix that is an image: in two dimensions its rows and columns line
-            up with those of the tokens. Other prefixes have no row and no column.
-        zero_prefix_rotation: with `"rotary_2d"`, multiply queries and keys that have no row and
-            column by 0, as LlamaGen does, in place of 1.
-        bidirectional_prefix: the prefix attends to itself in both directions.
-        num_context_ids: number of different context ids; 0 is a model without cross-attention.
-        context_grid_size: (height, width) of the context, lined up like a prefix that is an image.
-        norm: `"layer_norm"` or `"rms_norm"`.
-        feed_forward: `"gelu"` or `"swiglu"`.
-        feed_forward_dim: width inside the feed-forward networks; None for their usual one.
-        bias: whether the blocks' linear maps and LayerNorms have biases.
-        qk_norm: normalise queries and keys, see `MultiHeadAttention`.
-        dropout: in the blocks, on what they add.
-        attention_dropout: in the blocks, on attention weights.
-        embedding_dropout: on the embeddings.
-        tie_head: the head's matrix is that of the token embedding (Press and Wolf 2017).
+    embedding table of its own, so that a class label is never mistaken for a code. Positions count
+    the whole sequence, prefix first.
 
     Attributes:
+        config: see `GPTConfig`.
         checkpointing: compute activations again in the backward pass: less memory, more time.
 
     Raises:
-        UserError: if arguments do not fit each other, or a size is less than 1.
+        UserError: if the width does not fit the number of heads.
     """
 
     kind = "gpt"
     part = "transformer"
+    config: GPTConfig
 
-    def __init__(
-        self,
-        *,
-        codebook_size: int,
-        num_prefix_ids: int,
-        context_length: int,
-        num_layers: int,
-        num_heads: int,
-        embed_dim: int,
-        positions: str = "sinusoidal",
-        grid_size: Sequence[int] | None = None,
-        prefix_length: int = 1,
-        prefix_grid_size: Sequence[int] | None = None,
-        zero_prefix_rotation: bool = False,
-        bidirectional_prefix: bool = False,
-        num_context_ids: int = 0,
-        context_grid_size: Sequence[int] | None = None,
-        norm: str = "layer_norm",
-        feed_forward: str = "gelu",
-        feed_forward_dim: int | None = None,
-        bias: bool = True,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        embedding_dropout: float = 0.0,
-        tie_head: bool = False,
-    ) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        block: dict[str, Any] = {
-            "norm": norm,
-            "feed_forward": feed_forward,
-            "feed_forward_dim": feed_forward_dim,
-            "bias": bias,
-            "qk_norm": qk_norm,
-            "dropout": dropout,
-            "attention_dropout": attention_dropout,
-        }
-        self.config: dict[str, Any] = {
-            "codebook_size": codebook_size,
-            "num_prefix_ids": num_prefix_ids,
-            "context_length": context_length,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "embed_dim": embed_dim,
-            "positions": positions,
-            "grid_size": None if grid_size is None else list(grid_size),
-            "prefix_length": prefix_length,
-            "prefix_grid_size": None if prefix_grid_size is None else list(prefix_grid_size),
-            "zero_prefix_rotation": zero_prefix_rotation,
-            "bidirectional_prefix": bidirectional_prefix,
-            "num_context_ids": num_context_ids,
-            "context_grid_size": None if context_grid_size is None else list(context_grid_size),
-            **block,
-            "embedding_dropout": embedding_dropout,
-            "tie_head": tie_head,
-        }
-        for name in SIZES:
-            size = self.config[name]
-            if size is not None and size < 1:
-                raise UserError(f"{name} is {size}: a transformer needs at least 1.")
-        self.codebook_size = codebook_size
-        self.num_prefix_ids = num_prefix_ids
-        self.num_context_ids = num_context_ids
-        self.context_length = context_length
-        self.bidirectional_prefix = bidirectional_prefix
+        self.config = config
         self.checkpointing = False
-
-        self.prefix_embedding = nn.Embedding(num_prefix_ids, embed_dim)
-        self.token_embedding = nn.Embedding(codebook_size, embed_dim)
-        self.positions = self._build_positions()
+        self.prefix_embedding = nn.Embedding(config.num_prefix_ids, config.embed_dim)
+        self.token_embedding = nn.Embedding(config.codebook_size, config.embed_dim)
+        self.positions = build_positions(config)
         self.context_positions: SinusoidalPositions2D | RotaryPositions2D
-        if num_context_ids > 0:
-            self.context_embedding = nn.Embedding(num_context_ids, embed_dim)
-            self.context_positions = self._build_context_positions()
-        self.embedding_dropout = nn.Dropout(embedding_dropout)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(embed_dim, num_heads, context=num_context_ids > 0, **block)
-            for _ in range(num_layers)
-        )
-        self.norm = NORMS[norm](embed_dim, bias)
-        self.head = Linear(embed_dim, codebook_size, bias=False)
-        if tie_head:
+        if config.num_context_ids > 0:
+            self.context_embedding = nn.Embedding(config.num_context_ids, config.embed_dim)
+            self.context_positions = build_context_positions(config)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
+        self.norm = build_norm(config)
+        self.head = nn.Linear(config.embed_dim, config.codebook_size, bias=False)
+        if config.tie_head:
             self.head.weight = self.token_embedding.weight
         self.init_weights()
-
-    def _build_positions(
-        self,
-    ) -> SinusoidalPositions | LearnedPositions | SinusoidalPositions2D | RotaryPositions2D:
-        config, dim = self.config, self.config["embed_dim"]
-        kind = config["positions"]
-        if kind not in POSITIONS:
-            raise UserError(f"positions is one of {', '.join(POSITIONS)}, not {kind!r}.")
-        if kind == "sinusoidal":
-            return SinusoidalPositions(dim, self.context_length, scale=SINUSOID_SCALE)
-        if kind == "learned":
-            return LearnedPositions(self.context_length, dim)
-        grid_size, prefix_grid_size = config["grid_size"], config["prefix_grid_size"]
-        if grid_size is None:
-            raise UserError(f"positions={kind} needs the grid_size of the tokens.")
-        coordinates = grid_coordinates(tuple(grid_size))  # (n 2)
-        prefix = coordinates.new_full((config["prefix_length"], 2), math.nan)  # (p 2)
-        if prefix_grid_size is not None:
-            prefix = grid_coordinates(prefix_grid_size, reference=grid_size)
-            if len(prefix) != config["prefix_length"]:
-                raise UserError(
-                    f"a prefix of {config['prefix_length']} ids does not fill a grid of "
-                    f"{prefix_grid_size[0]} × {prefix_grid_size[1]}."
-                )
-        coordinates = torch.cat([prefix, coordinates])  # (p+n 2)
-        if self.context_length > len(coordinates):
-            raise UserError(
-                f"a context of {self.context_length} is longer than prefix and grid together, "
-                f"{len(coordinates)}, and positions={kind} knows no others."
-            )
-        if kind == "sinusoidal_2d":
-            return SinusoidalPositions2D(dim, coordinates, scale=SINUSOID_SCALE)
-        return RotaryPositions2D(
-            dim // config["num_heads"],
-            coordinates,
-            zero_without_place=config["zero_prefix_rotation"],
-        )
-
-    def _build_context_positions(self) -> SinusoidalPositions2D | RotaryPositions2D:
-        config = self.config
-        if config["context_grid_size"] is None:
-            raise UserError("a model with context ids needs the context_grid_size.")
-        reference = config["grid_size"] or config["context_grid_size"]
-        coordinates = grid_coordinates(config["context_grid_size"], reference=reference)  # (c 2)
-        if config["positions"] == "rotary_2d":
-            return RotaryPositions2D(config["embed_dim"] // config["num_heads"], coordinates)
-        return SinusoidalPositions2D(config["embed_dim"], coordinates, scale=SINUSOID_SCALE)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -239,7 +89,7 @@ class GPT(PretrainedModel):
         Making the embeddings larger instead, by √d as Vaswani et al. 2017 do before their post-norm
         blocks, learns more slowly here: beside a large sum, what the pre-norm blocks add is small.
         """
-        num_branches = (3 if self.num_context_ids else 2) * len(self.blocks)
+        num_branches = (3 if self.config.num_context_ids else 2) * len(self.blocks)
         branch_ends = ("attention.output", "feed_forward.contract")
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
@@ -255,132 +105,74 @@ class GPT(PretrainedModel):
 
     def forward(
         self,
-        prefix: Tensor,
+        prefix: Tensor | None,
         tokens: Tensor,
-        cache: KeyValueCache | None = None,
         context: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Logits for what follows each position of the input.
+        """Returns the logits of what follows each token of the input.
 
         Args:
-            prefix: `(b p)` int64 prefix ids.
-            tokens: `(b n)` int64 image tokens; either may have length 0.
-            cache: of earlier inputs, which these follow and to which they are appended.
-            context: `(b c)` int64 context ids, for a model that has them; with a cache only the
-                first call reads it.
+            prefix: `(b p)` int64 prefix ids; None where the cache has them.
+            tokens: `(b n)` int64 image tokens; n may be 0.
+            context: `(b c)` int64 context ids, for a model that has them; the cache keeps them, so
+                that only the first call needs them.
+            positions: `(p+n,)` int64; None for those that follow what is in the cache.
+            cache: keys and values of earlier positions, to which these are added.
 
         Returns:
             `(b p+n codebook_size)`.
-
-        Raises:
-            ValueError: if all inputs together are longer than the context length.
         """
-        return self.head(self.features(prefix, tokens, cache, context))
+        features = self.features(prefix, tokens, context, positions=positions, cache=cache)
+        return self.head(features)
 
     def features(
         self,
-        prefix: Tensor,
+        prefix: Tensor | None,
         tokens: Tensor,
-        cache: KeyValueCache | None = None,
         context: Tensor | None = None,
-    ) -> Tensor:
-        """What `forward` applies the head to, `(b p+n d)`; the same arguments."""
-        offset = 0 if cache is None else cache.length
-        num_prefix, length = prefix.shape[1], prefix.shape[1] + tokens.shape[1]
-        if offset + length > self.context_length:
-            raise ValueError(
-                f"a sequence of {offset + length} (prefix and tokens) is longer than the context "
-                f"length of this model, {self.context_length}: use fewer tokens or a model with a "
-                "longer one."
-            )
-        embeddings = torch.cat(
-            [self.prefix_embedding(prefix), self.token_embedding(tokens)], dim=1
-        )  # (b p+n d)
-        places = torch.arange(offset, offset + length, device=embeddings.device)
-        mask = None
-        if self.bidirectional_prefix and num_prefix > 1:
-            mask = prefix_causal_mask(length, num_prefix, device=embeddings.device)
-        return self._through_blocks(
-            embeddings, places, self._contexts(context, cache), mask=mask, cache=cache
-        )
-
-    def step(self, tokens: Tensor, place: Tensor, cache: KeyValueCache) -> Tensor:
-        """Logits for what follows one token, by the same operations whatever its place.
-
-        That is what can be compiled once, and captured; `forward` with a cache computes the same.
-
-        Args:
-            tokens: `(b 1)` int64.
-            place: `(1,)` int64.
-            cache: filled by `forward` with all that is before `place`; its `span` must reach it.
-
-        Returns:
-            `(b codebook_size)`.
-        """
-        mask = torch.arange(cache.span, device=place.device) <= place  # (span)
-        contexts = [layer.context for layer in cache.layers]
-        x = self._through_blocks(
-            self.token_embedding(tokens), place, contexts, mask=mask[None], cache=cache, place=place
-        )
-        return self.head(x[:, -1])
-
-    def _through_blocks(
-        self,
-        embeddings: Tensor,
-        places: Tensor,
-        contexts: Contexts,
         *,
-        mask: Tensor | None,
-        cache: KeyValueCache | None,
-        place: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
-        rotate: Rotation | None = None
-        if isinstance(self.positions, RotaryPositions2D):
-            rotate = partial(self.positions.rotate, places=places)
-            x = embeddings
-        else:
-            x = self.positions(embeddings, places)
+        """Returns what `forward` applies the head to, `(b p+n d)`; the arguments are the same."""
+        num_prefix = 0 if prefix is None else prefix.shape[1]
+        length = num_prefix + tokens.shape[1]
+        if positions is None:
+            start = 0 if cache is None else cache.length
+            positions = torch.arange(start, start + length, device=tokens.device)
+        if length > self.config.context_length:
+            raise ValueError(
+                f"a sequence of {length} (prefix and tokens) is longer than the context length of "
+                f"this model, {self.config.context_length}."
+            )
+        mask = None if cache is None else cache.mask(positions)
+        if self.config.bidirectional_prefix and num_prefix > 1:
+            mask = prefix_causal_mask(length, num_prefix, device=tokens.device)
+        x = self.token_embedding(tokens)
+        if prefix is not None:
+            x = torch.cat([self.prefix_embedding(prefix), x], dim=1)  # (b p+n d)
+        x, rotate = place(x, self.positions, positions)
         x = self.embedding_dropout(x)
+        contexts = self._contexts(context, cache)
         for layer, block in enumerate(self.blocks):
-            settings: dict[str, Any] = {
-                "mask": mask,
-                "cache": None if cache is None else cache.layers[layer],
-                "place": place,
-                "rotate": rotate,
-            }
+            run = partial(
+                block,
+                mask=mask,
+                positions=positions,
+                cache=None if cache is None else cache.layers[layer],
+                rotate=rotate,
+            )
             if self.checkpointing and self.training:
-                run = partial(block, **settings)
                 x = checkpoint(run, x, contexts[layer], use_reentrant=False)
             else:
-                x = block(x, contexts[layer], **settings)  # (b n d)
+                x = run(x, contexts[layer])  # (b p+n d)
         return self.norm(x)
 
-    def _contexts(self, context: Tensor | None, cache: KeyValueCache | None) -> Contexts:
-        """Each layer's keys and values of the context; a cache remembers them."""
-        if self.num_context_ids == 0:
-            return [None] * len(self.blocks)
-        if cache is not None and cache.length > 0:
-            return [layer.context for layer in cache.layers]
-        if context is None:
-            raise ValueError("this model attends to a context, and there is none.")
-        embeddings = self.context_embedding(context)  # (b c d)
-        places = torch.arange(context.shape[1], device=context.device)
-        rotate: Rotation | None = None
-        if isinstance(self.context_positions, RotaryPositions2D):
-            rotate = partial(self.context_positions.rotate, places=places)
-        else:
-            embeddings = self.context_positions(embeddings, places)
-        contexts = []
-        for block in self.blocks:
-            assert isinstance(block, TransformerBlock)
-            contexts.append(block.context_keys_and_values(embeddings, rotate))
-        if cache is not None:
-            for layer, keys_and_values in zip(cache.layers, contexts, strict=True):
-                layer.keep_context(*keys_and_values)
-        return contexts
-
     def token_logits(self, prefix: Tensor, tokens: Tensor, context: Tensor | None = None) -> Tensor:
-        """Logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
+        """Returns logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
 
         The last token is only predicted and never an input, so prefix and tokens may be one longer
         than the context length.
@@ -394,7 +186,70 @@ class GPT(PretrainedModel):
             `(b n codebook_size)`.
         """
         num_prefix, num_tokens = prefix.shape[1], tokens.shape[1]
-        if num_prefix == 0:
-            raise ValueError("the first token has nothing to be predicted from: give a prefix.")
-        features = self.features(prefix, tokens[:, :-1], context=context)  # (b p+n-1 d)
+        assert num_prefix > 0, "the first token has nothing to be predicted from"
+        features = self.features(prefix, tokens[:, :-1], context)  # (b p+n-1 d)
         return self.head(features[:, num_prefix - 1 : num_prefix - 1 + num_tokens])
+
+    def _contexts(self, context: Tensor | None, cache: KeyValueCache | None) -> Contexts:
+        """Returns each layer's keys and values of the context; a cache remembers them."""
+        if self.config.num_context_ids == 0:
+            return [None] * len(self.blocks)
+        if context is None:
+            assert cache is not None, "this model attends to a context, and there is none"
+            return [layer.context for layer in cache.layers]
+        positions = torch.arange(context.shape[1], device=context.device)
+        embeddings = self.context_embedding(context)  # (b c d)
+        embeddings, rotate = place(embeddings, self.context_positions, positions)
+        contexts = []
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, TransformerBlock)
+            contexts.append(block.context_keys_and_values(embeddings, rotate))
+            if cache is not None:
+                cache.layers[layer].keep_context(*contexts[-1])
+        return contexts
+
+    def to_saved(self) -> SavedModel:
+        """Returns the model as plain data; the tensors share memory with the model."""
+        return SavedModel(self.kind, asdict(self.config), dict(self.state_dict()))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Makes the model, with random weights, that has this saved config."""
+        return cls(GPTConfig(**config))
+
+
+def build_positions(config: GPTConfig) -> Positions:
+    """Builds the positions of prefix and tokens."""
+    if config.positions == "sinusoidal":
+        return SinusoidalPositions(config.embed_dim, config.context_length, scale=SINUSOID_SCALE)
+    if config.positions == "learned":
+        return LearnedPositions(config.context_length, config.embed_dim)
+    assert config.grid_size is not None
+    coordinates = grid_coordinates(config.grid_size)  # (n 2)
+    if config.prefix_grid_size is None:
+        prefix = coordinates.new_full((config.prefix_length, 2), math.nan)  # (p 2)
+    else:
+        prefix = grid_coordinates(config.prefix_grid_size, reference=config.grid_size)
+    coordinates = torch.cat([prefix, coordinates])  # (p+n 2)
+    if config.positions == "sinusoidal_2d":
+        return SinusoidalPositions2D(config.embed_dim, coordinates, scale=SINUSOID_SCALE)
+    return RotaryPositions2D(
+        config.embed_dim // config.num_heads, coordinates, zero_nowhere=config.zero_prefix_rotation
+    )
+
+
+def build_context_positions(config: GPTConfig) -> SinusoidalPositions2D | RotaryPositions2D:
+    """Builds the positions of the context, lined up with those of the tokens."""
+    assert config.context_grid_size is not None
+    reference = config.grid_size or config.context_grid_size
+    coordinates = grid_coordinates(config.context_grid_size, reference=reference)  # (c 2)
+    if config.positions == "rotary_2d":
+        return RotaryPositions2D(config.embed_dim // config.num_heads, coordinates)
+    return SinusoidalPositions2D(config.embed_dim, coordinates, scale=SINUSOID_SCALE)
+
+
+def place(x: Tensor, module: Positions, positions: Tensor) -> tuple[Tensor, Rotation | None]:
+    """Adds positions to embeddings `(b n d)`, or returns how they turn queries and keys."""
+    if isinstance(module, RotaryPositions2D):
+        return x, partial(module.rotate, positions=positions)
+    return module(x, positions), None

@@ -141,4 +141,4 @@ def check_sampling(
     elif generator.conditioning.num_classes is not None:
         condition = torch.zeros(1, dtype=torch.int64)
     for scale in settings.guidance_scales:
-        generator.sample(1, condition, **settings.sampling(scale))
+        generator.sample(1, condition, options=settings.sampling(scale))

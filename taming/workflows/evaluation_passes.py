@@ -102,13 +102,8 @@ def judge_samples(
         for condition in _conditions(generator, data, settings):
             start = bar.n
             count = min(settings.batch_size, settings.num_samples - start)
-            samples = generator.sample(
-                count,
-                condition,
-                batch_size=count,
-                first_image=start,
-                **settings.sampling(guidance_scale),
-            )
+            options = settings.sampling(guidance_scale)
+            samples = generator.sample(count, condition, options=options, first_image=start)
             labels = None if generator.conditioning.num_classes is None else condition
             named = judged.update(samples, labels)
             verdicts.update(samples, labels, named)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from taming.errors import UserError
-from taming.generation import Guidance, check_choice
+from taming.generation import Guidance, SamplingOptions
 
 __all__ = ["EvaluationSettings"]
 
@@ -55,9 +55,8 @@ class EvaluationSettings:
             )
         if len({f"{scale:g}" for scale in scales}) < len(scales):
             raise UserError(f"guidance_scales={list(scales)}: each one once, to six digits.")
-        check_choice(self.temperature, self.top_k, self.top_p, greedy=False, seed=self.seed)
         for scale in scales:
-            self._guidance(scale)
+            self.sampling(scale)  # checks itself
 
     def notes(self, num_tokens: int) -> list[str]:
         """What is said of guidance and has no effect on images of so many tokens, a sentence."""
@@ -68,18 +67,16 @@ class EvaluationSettings:
     def _guidance(self, scale: float) -> Guidance:
         return Guidance(scale, self.guidance_schedule, self.guidance_power, self.guidance_interval)
 
-    def sampling(self, guidance_scale: float) -> dict[str, Any]:
-        """The arguments of `ImageGenerator.sample` that are the same for all images."""
-        names = (
-            "temperature",
-            "top_k",
-            "top_p",
-            "guidance_schedule",
-            "guidance_power",
-            "guidance_interval",
-            "seed",
+    def sampling(self, guidance_scale: float) -> SamplingOptions:
+        """How to sample with one of the guidance scales."""
+        return SamplingOptions(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            guidance=self._guidance(guidance_scale),
+            seed=self.seed,
+            batch_size=self.batch_size,
         )
-        return {**{name: getattr(self, name) for name in names}, "guidance_scale": guidance_scale}
 
     def plain(self) -> dict[str, Any]:
         """As metrics.json holds it."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -130,6 +130,9 @@ def _draw(
     """Batch after batch. The bar counts images; in a single batch, tokens or candidates."""
     drawn = _Drawn()
     single = inputs.num_images <= settings.batch_size
+    # not the last batch's size: a compiled step is for batches of one size
+    batch_size = min(settings.batch_size, inputs.num_images)
+    options = replace(settings.sampling(), batch_size=batch_size)
     if settings.compile:
         log.info(COMPILING)
     with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
@@ -137,19 +140,19 @@ def _draw(
             count = min(settings.batch_size, inputs.num_images - start)
             numbers = range(start, start + count)
             condition = inputs.condition(numbers)
-            arguments = {
-                **settings.sampling(),
-                # not `count`: a compiled step is for batches of one size
-                "batch_size": min(settings.batch_size, inputs.num_images),
-                "first_image": start,
-                "progress": single,
-            }
-            given = None
+            given, given_tokens = None, None
             if inputs.complete is not None:
                 given = inputs.complete.batch(numbers)
-                arguments["given_tokens"] = generator.first_tokens(given, inputs.keep_rows)
+                given_tokens = generator.first_tokens(given, inputs.keep_rows)
             if classifier is None:
-                images = generator.sample(count, condition, **arguments)
+                images = generator.sample(
+                    count,
+                    condition,
+                    given_tokens=given_tokens,
+                    options=options,
+                    progress=single,
+                    first_image=start,
+                )
             else:
                 assert condition is not None
                 best = sample_best(
@@ -158,7 +161,10 @@ def _draw(
                     count,
                     condition,
                     settings.candidates,
-                    **arguments,
+                    given_tokens=given_tokens,
+                    options=options,
+                    progress=single,
+                    first_image=start,
                 )
                 images = best.images
                 drawn.probabilities += best.probabilities.tolist()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from taming.conditioning import CellClasses, ImageCondition
+from taming.conditioning import ImageCondition, Tokenizer
 from taming.data import (
     BrokenImageError,
     ImageFile,
@@ -22,7 +22,6 @@ from taming.data import (
 )
 from taming.errors import UserError
 from taming.generation import ImageGenerator, check_guidance, check_keep_rows
-from taming.vqgan import VQGAN
 from taming.workflows.class_names import listed
 from taming.workflows.sample_classes import NO_CLASS, chosen_labels, folder_classes
 from taming.workflows.sample_settings import GivenImages, SampleSettings
@@ -51,7 +50,7 @@ class InputImages:
 
     def __init__(
         self,
-        tokenizer: VQGAN | CellClasses,
+        tokenizer: Tokenizer,
         grid_size: Sequence[int],
         given: GivenImages,
         group: str,
@@ -211,8 +210,8 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
     if conditions is not None and complete is not None:
         _check_pairs(conditions, complete, num_images)
     labels, labels_note = _labels(generator, settings, complete, num_images)
-    asked = labels is not None or conditions is not None
-    check_guidance(settings.guidance, generator.conditioning, asked=asked)
+    has_condition = labels is not None or conditions is not None
+    check_guidance(settings.guidance, generator.conditioning, has_condition=has_condition)
     for images in given:
         images.check(num_images)
     return SampleInputs(num_images, labels, labels_note, conditions, complete, keep_rows)

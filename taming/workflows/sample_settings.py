@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from taming.errors import UserError
-from taming.generation import Guidance, check_choice, check_grid_size
+from taming.generation import Guidance, SamplingOptions, check_grid_size
 
 __all__ = ["GivenImages", "ImagesToComplete", "SampleSettings"]
 
@@ -128,8 +128,7 @@ class SampleSettings:
                 raise UserError(f"{unused} is of images, and there are none: give {group}.path.")
         if self.stride is not None and not isinstance(self.stride, int):
             raise UserError(f"stride={self.stride}: give a whole number, or null.")
-        check_choice(self.temperature, self.top_k, self.top_p, greedy=self.greedy, seed=self.seed)
-        _ = self.guidance  # checks itself
+        self.sampling()  # checks itself
 
     @property
     def guidance(self) -> Guidance:
@@ -170,20 +169,17 @@ class SampleSettings:
         """`grid_size` as (height, width)."""
         return None if self.grid_size is None else check_grid_size(self.grid_size)
 
-    def sampling(self) -> dict[str, Any]:
-        """The arguments of `ImageGenerator.sample` that are the same for all images."""
-        names = (
-            "temperature",
-            "top_k",
-            "top_p",
-            "greedy",
-            "seed",
-            "guidance_scale",
-            "guidance_schedule",
-            "guidance_power",
-            "guidance_interval",
-            "stride",
-            "compile",
+    def sampling(self) -> SamplingOptions:
+        """How to sample."""
+        return SamplingOptions(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            guidance=self.guidance,
+            greedy=self.greedy,
+            seed=self.seed,
+            grid_size=self.large_grid_size,
+            stride=self.stride,
+            compile=self.compile,
+            batch_size=self.batch_size,
         )
-        same = {name: getattr(self, name) for name in names}
-        return {**same, "grid_size": self.large_grid_size}

@@ -10,6 +10,7 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails
 
 import taming
 from taming.conditioning import CellClasses, ImageCondition
+from taming.generation import SamplingOptions
 
 
 @pytest.fixture
@@ -81,7 +82,12 @@ def test_label_maps_by_their_cells(
     maps[:, 0] = 1.0
     assert model.sample(2, maps, seed=0, guidance_scale=2.0).shape == (2, 3, 16, 24)
     larger = maps.repeat(1, 1, 2, 2)
-    assert model.sample(2, larger, seed=0, grid_size=(4, 6)).shape == (2, 3, 32, 48)
+    assert model.sample(2, larger, options=SamplingOptions(seed=0, grid_size=(4, 6))).shape == (
+        2,
+        3,
+        32,
+        48,
+    )
     resumed = run("train_transformer", "resume=scenes_gpt", "trainer.max_steps=3")
     assert resumed.status == 0, resumed.err
 

@@ -14,6 +14,7 @@ from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
 from taming.generation import ImageGenerator
+from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 CONFIGS = config_directory()
@@ -276,7 +277,7 @@ def test_model_builds_at_full_size(composed: object) -> None:
     assert vqgan.grid_size == (32, 32)
     gpt = composed("train_transformer", "data.path=x").model
     with torch.device("meta"):
-        model = build(gpt, codebook_size=1024, num_prefix_ids=11, context_length=256)
+        model = GPT(build(gpt, codebook_size=1024, num_prefix_ids=11, context_length=256))
     assert sum(p.numel() for p in model.blocks.parameters()) == 12 * (12 * 512**2 + 13 * 512)
 
 
@@ -303,12 +304,14 @@ def test_size_presets(composed: object, option: str) -> None:
     chosen = [] if positions is None else [f"model.positions={positions}"]
     model = composed("train_transformer", "data.path=x", f"model={option}", *chosen).model
     with torch.device("meta"):
-        gpt = build(
-            model,
-            codebook_size=codes,
-            num_prefix_ids=ids,
-            context_length=context,
-            grid_size=[16, 16],
+        gpt = GPT(
+            build(
+                model,
+                codebook_size=codes,
+                num_prefix_ids=ids,
+                context_length=context,
+                grid_size=[16, 16],
+            )
         )
     assert sum(p.numel() for p in gpt.parameters()) == expected
 

@@ -23,9 +23,9 @@ from taming.conditioning import (
 )
 from taming.data import sets
 from taming.evaluation import ImageClassifier, load_classifier
-from taming.generation import ImageGenerator
+from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.sequence import to_tokens
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 
 SMALL = (
     "num_samples=6",
@@ -63,11 +63,13 @@ def untrained(
     """A generator in the directory `generator`."""
     tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
     transformer = GPT(
-        codebook_size=tokenizer.codebook_size,
-        num_layers=1,
-        num_heads=2,
-        embed_dim=16,
-        **conditioning.transformer_config(grid_size),
+        GPTConfig(
+            codebook_size=tokenizer.codebook_size,
+            num_layers=1,
+            num_heads=2,
+            embed_dim=16,
+            **conditioning.transformer_config(grid_size),
+        )
     )
     generator = ImageGenerator(
         tokenizer, transformer, conditioning, grid_size, condition_tokenizer=cells
@@ -174,7 +176,8 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
     assert with_class["nats_per_token"] != without["nats_per_token"]
     # a grid each, of the same seeds: only the guidance is another
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    guided = generator.sample(6, labels, seed=0, guidance_scale=4.0, guidance_schedule="linear")
+    options = SamplingOptions(seed=0, guidance=Guidance(4.0, "linear"))
+    guided = generator.sample(6, labels, options=options)
     named = load_classifier("out/classifier")(guided).argmax(1)
     agreement = (named == labels).double().mean().item()
     assert found["samples"][1]["agreement"] == pytest.approx(agreement)

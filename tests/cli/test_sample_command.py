@@ -15,9 +15,9 @@ from taming.cli import sample as sample_command
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
 from taming.data.label_maps import one_hot
 from taming.evaluation import ImageClassifier
-from taming.generation import ImageGenerator, sample_best
+from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import to_uint8
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 
@@ -34,11 +34,13 @@ def save(conditioning: Conditioning, path: Path, cells: CellClasses | None = Non
         latent_channels=8,
     )
     transformer = GPT(
-        **conditioning.transformer_config((2, 2)),
-        codebook_size=8,
-        num_layers=1,
-        num_heads=2,
-        embed_dim=16,
+        GPTConfig(
+            **conditioning.transformer_config((2, 2)),
+            codebook_size=8,
+            num_layers=1,
+            num_heads=2,
+            embed_dim=16,
+        )
     )
     with torch.no_grad():
         for parameter in (*vqgan.parameters(), *transformer.parameters()):
@@ -76,7 +78,7 @@ def test_every_setting_reaches_the_generator(
         return torch.zeros(count, 3, 8, 6)
 
     monkeypatch.setattr(ImageGenerator, "sample", sample)
-    expected = {
+    expected: dict[str, Any] = {
         "temperature": 0.9, "top_k": 4, "top_p": 0.8, "greedy": True, "seed": 7, "compile": True,
         "guidance_scale": 2.5, "guidance_schedule": "linear", "guidance_power": 1.5,
         "guidance_interval": [0.25, 0.75], "grid_size": (4, 3), "stride": 2,
@@ -84,11 +86,12 @@ def test_every_setting_reaches_the_generator(
     overrides = [f"{name}={value}".replace(" ", "") for name, value in expected.items()]
     overrides = [text.replace("(", "[").replace(")", "]") for text in overrides]
     samples(run, "checkpoint=of_classes", "num_images=3", "batch_size=3", *overrides)
-    assert heard == {
-        **expected, "batch_size": 3, "first_image": 0, "progress": True, "condition": [0, 1, 0],
-    }  # fmt: skip
+    scale, schedule, power, interval = (expected.pop(n) for n in list(expected) if "guidance" in n)
+    guidance = Guidance(scale, schedule, power, interval)
+    assert heard["options"] == SamplingOptions(**expected, guidance=guidance, batch_size=3)
+    assert heard["condition"] == [0, 1, 0]
     samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
-    assert (heard["grid_size"], heard["condition"]) == ((4, 4), [1])
+    assert (heard["options"].grid_size, heard["condition"]) == ((4, 4), [1])
 
 
 def test_a_setting_that_is_refused_leaves_nothing(run: Run, of_classes: ImageGenerator) -> None:
@@ -108,7 +111,9 @@ def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> Non
         run, "checkpoint=of_classes", "num_images=3", "guidance_scale=3", "grid_size=[4,6]"
     )
     labels = torch.tensor([0, 1, 0])
-    expected = of_classes.sample(3, labels, seed=0, guidance_scale=3.0, grid_size=(4, 6))
+    expected = of_classes.sample(
+        3, labels, options=SamplingOptions(seed=0, guidance=Guidance(3.0), grid_size=(4, 6))
+    )
     assert np.array_equal(drawn, to_uint8(expected))
     assert "wrote out/samples.npz" in out
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
@@ -200,12 +205,12 @@ def test_rejection(run: Run, of_classes: ImageGenerator, tmp_path: Path) -> None
     fixed = ("checkpoint=of_classes", "num_images=4", "rejection.candidates=3")
     labels = torch.tensor([0, 1, 0, 1])
     drawn, out = samples(run, *fixed, "rejection.classifier=evaluation/classifier")
-    best = sample_best(of_classes, classifier, 4, labels, 3, seed=0)
+    best = sample_best(of_classes, classifier, 4, labels, 3, options=SamplingOptions(seed=0))
     assert np.array_equal(drawn, to_uint8(best.images))
     assert "note: of 3 candidates" in out
     target = f"{{_target_: {__name__}.Darkest, num_classes: 2}}"
     drawn, _ = samples(run, *fixed, f"rejection.classifier={target}")
-    best = sample_best(of_classes, Darkest(2), 4, labels, 3, seed=0)
+    best = sample_best(of_classes, Darkest(2), 4, labels, 3, options=SamplingOptions(seed=0))
     assert np.array_equal(drawn, to_uint8(best.images))
 
 

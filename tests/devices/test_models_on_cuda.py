@@ -11,7 +11,7 @@ from taming.conditioning import CellClasses
 from taming.discriminators import DifferentiableAugmentation, PatchDiscriminator
 from taming.losses import ADVERSARIAL_LOSSES, LeCAM, adaptive_weight
 from taming.quantizers import build_quantizer
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # of autocast
@@ -52,13 +52,15 @@ def test_a_transformer(name: str) -> None:
     with fake_cuda(bf16=True) as watch:
         model = to_cuda(
             GPT(
-                codebook_size=11,
-                num_prefix_ids=3,
-                context_length=num_prefix + 7,
-                num_layers=1,
-                num_heads=2,
-                embed_dim=16,
-                **options,
+                GPTConfig(
+                    codebook_size=11,
+                    num_prefix_ids=3,
+                    context_length=num_prefix + 7,
+                    num_layers=1,
+                    num_heads=2,
+                    embed_dim=16,
+                    **options,
+                )
             )
         )
         prefix = torch.zeros(3, num_prefix, dtype=torch.int64, device="cuda")
@@ -73,12 +75,13 @@ def test_a_transformer(name: str) -> None:
         model.eval()
         with torch.no_grad():
             cache = KeyValueCache(1, num_prefix + 8)
-            model(prefix, tokens[:, :3], cache, context)
-            eager = model(prefix[:, :0], tokens[:, 3:4], cache)
-            place = torch.zeros(1, dtype=torch.int64, device="cuda")
-            step = model.step(tokens[:, 4:5], place, cache)
-        assert everywhere_cuda([eager, step]) and step.shape == (3, 11)
-        keys, values = cache.layers[0].append(*(torch.zeros(3, 2, 1, 8, device="cuda"),) * 2)
+            model(prefix, tokens[:, :3], context, cache=cache)
+            eager = model(None, tokens[:, 3:4], cache=cache)
+            cache.span = num_prefix + 8
+            position = torch.full((1,), num_prefix + 4, device="cuda")
+            step = model(None, tokens[:, 4:5], positions=position, cache=cache)
+        assert everywhere_cuda([eager, step]) and step.shape == (3, 1, 11)
+        keys, values = cache.layers[0].keys, cache.layers[0].values
         assert logits.dtype == step.dtype == keys.dtype == values.dtype == torch.bfloat16
         assert not watch.waits and not watch.scalars
 

@@ -10,7 +10,7 @@ from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCond
 from taming.discriminators import PatchDiscriminator
 from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
 from taming.training.module import TrainingModule
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 pytestmark = pytest.mark.filterwarnings(
@@ -59,12 +59,14 @@ def stage_1() -> VQGANTraining:
 def stage_2(conditioning: Conditioning) -> TransformerTraining:
     return TransformerTraining(
         GPT(
-            codebook_size=8,
-            **conditioning.transformer_config(GRID),
-            num_layers=1,
-            num_heads=2,
-            embed_dim=8,
-            dropout=0.1,
+            GPTConfig(
+                codebook_size=8,
+                **conditioning.transformer_config(GRID),
+                num_layers=1,
+                num_heads=2,
+                embed_dim=8,
+                dropout=0.1,
+            )
         ),
         tokenizer(),
         conditioning,

@@ -12,8 +12,8 @@ from taming.conditioning import (
     ImageCondition,
     Unconditional,
 )
-from taming.generation import ImageGenerator
-from taming.transformer import GPT
+from taming.generation import Guidance, ImageGenerator, SamplingOptions
+from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)
 MODERN = {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True}
@@ -50,13 +50,15 @@ def build(name: str, seed: int = 0) -> ImageGenerator:
     torch.manual_seed(seed)
     conditioning, changes = KINDS[name]
     transformer = GPT(
-        **conditioning.transformer_config(GRID),
-        codebook_size=8,
-        num_layers=2,
-        num_heads=2,
-        embed_dim=16,
-        dropout=0.2,
-        **changes,
+        GPTConfig(
+            **conditioning.transformer_config(GRID),
+            codebook_size=8,
+            num_layers=2,
+            num_heads=2,
+            embed_dim=16,
+            dropout=0.2,
+            **changes,
+        )
     )
     with torch.no_grad():
         for parameter in transformer.parameters():  # far from uniform, and nothing is a zero
@@ -75,3 +77,10 @@ def condition(name: str, count: int = 3, seed: int = 1, scale: int = 1) -> Tenso
         return torch.randint(3, (count,), generator=generator)
     cells = torch.randint(5, (count, 3 * scale, 2 * scale), generator=generator)
     return CellClasses(5, 2, (6, 4)).decode(cells)
+
+
+def sampling(**settings: Any) -> SamplingOptions:
+    """Flat settings, as the commands have them, as options."""
+    prefix = "guidance_"
+    guidance = {n.removeprefix(prefix): settings.pop(n) for n in list(settings) if prefix in n}
+    return SamplingOptions(guidance=Guidance(**guidance), **settings)

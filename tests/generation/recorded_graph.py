@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from taming.generation.compiled import CompiledSteps, _Graph
+from taming.generation.steps import CapturedStep, CompiledSteps, next_tokens
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -50,23 +50,16 @@ class RecordedGraph(TorchDispatchMode):
 def record_graphs(patch: pytest.MonkeyPatch) -> list[RecordedGraph]:
     """Lets compiled steps go through graphs on the CPU, not compiled; returns the graphs."""
     graphs: list[RecordedGraph] = []
-    run = CompiledSteps._run
 
     def graph() -> RecordedGraph:
         graphs.append(RecordedGraph())
         return graphs[-1]
 
-    def through_graph(
-        self: CompiledSteps, latest: torch.Tensor, place: torch.Tensor
-    ) -> torch.Tensor:
-        span = self.cache.span
-        if span not in self._graphs:  # as `step` does it on a GPU
-            self._graphs[span] = _Graph(lambda *inputs: run(self, *inputs), latest, place)
-        return self._graphs[span](latest, place)
+    def captured(self: CompiledSteps, latest: torch.Tensor, position: torch.Tensor) -> CapturedStep:
+        return CapturedStep(lambda *inputs: self.run(next_tokens, *inputs), latest, position)
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    patch.setattr(CompiledSteps, "_run", through_graph)
-    patch.setattr(torch, "compile", lambda function, **settings: function)
+    patch.setattr(CompiledSteps, "_compile", captured)
     patch.setattr(torch.cuda, "Stream", lambda device: stream)
     patch.setattr(torch.cuda, "current_stream", lambda device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

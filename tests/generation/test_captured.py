@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import KINDS, build, condition
+from every_kind import KINDS, build, condition, sampling
 from torch import Tensor
 
 from taming.conditioning import ClassLabel
 from taming.contexts import full_precision
 from taming.generation import ImageGenerator
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 
 DEVICE = "cuda"
 pytestmark = [
@@ -31,15 +31,18 @@ def exact_products() -> Iterator[None]:
 def spans(model: ImageGenerator) -> list[int]:
     """Those of the graphs that were captured."""
     assert model._compiled is not None
-    return list(model._compiled._graphs)
+    return list(model._compiled._steps)
 
 
 def draws_alike(model: ImageGenerator, asked_for: Tensor | None, **settings: Any) -> bool:
     """Whether eager and compiled steps give the same tokens."""
-    eager = model.sample_tokens(3, asked_for, **settings)
+    given = settings.pop("given_tokens", None)
+    eager = model.sample_tokens(3, asked_for, given_tokens=given, options=sampling(**settings))
     assert eager.device.type == DEVICE
     assert settings.get("greedy") or len(eager.unique()) > 2
-    return torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
+    options = sampling(compile=True, **settings)
+    drawn = model.sample_tokens(3, asked_for, given_tokens=given, options=options)
+    return torch.equal(drawn, eager)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -60,7 +63,10 @@ def test_one_graph_takes_batch_after_batch() -> None:
     model = build("context rotary_2d").to(DEVICE)
     asked_for = condition("context rotary_2d", count=9)
     eager = model.sample_tokens(9, asked_for, seed=4)
-    assert torch.equal(model.sample_tokens(9, asked_for, seed=4, batch_size=3, compile=True), eager)
+    assert torch.equal(
+        model.sample_tokens(9, asked_for, options=sampling(seed=4, batch_size=3, compile=True)),
+        eager,
+    )
     assert len(spans(model)) == 1
 
 
@@ -68,11 +74,13 @@ def test_an_image_longer_than_a_span() -> None:
     torch.manual_seed(0)
     conditioning = ClassLabel(3)
     transformer = GPT(
-        **conditioning.transformer_config((17, 18)),
-        codebook_size=8,
-        num_layers=2,
-        num_heads=2,
-        embed_dim=16,
+        GPTConfig(
+            **conditioning.transformer_config((17, 18)),
+            codebook_size=8,
+            num_layers=2,
+            num_heads=2,
+            embed_dim=16,
+        )
     )
     with torch.no_grad():
         transformer.head.weight.mul_(50)  # far from uniform
@@ -97,8 +105,10 @@ def test_bf16(name: str) -> None:
     model = build(name).to(DEVICE)
     model.transformer.bfloat16()
     asked_for = condition(name)
-    greedy = model.sample_tokens(3, asked_for, greedy=True, compile=True)
-    drawn = [model.sample_tokens(3, asked_for, seed=1, compile=True) for _ in range(2)]
+    greedy = model.sample_tokens(3, asked_for, options=sampling(greedy=True, compile=True))
+    drawn = [
+        model.sample_tokens(3, asked_for, options=sampling(seed=1, compile=True)) for _ in range(2)
+    ]
     assert torch.equal(*drawn)
     assert len(spans(model)) == 1
     model.transformer.float()

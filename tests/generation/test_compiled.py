@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import KINDS, build, condition
+from every_kind import KINDS, build, condition, sampling
 from recorded_graph import record_graphs
 from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, Prompt
-from taming.generation import ImageGenerator, TokenChoice, compiled, random_numbers
-from taming.generation.compiled import CompiledSteps
-from taming.transformer import GPT
+from taming.generation import CompiledSteps, ImageGenerator, TokenChoice, random_numbers, steps
+from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)
 
@@ -30,11 +29,13 @@ def model() -> ImageGenerator:
     torch.manual_seed(0)
     conditioning = ClassLabel(3)
     transformer = GPT(
-        **conditioning.transformer_config(GRID),
-        codebook_size=8,
-        num_layers=1,
-        num_heads=2,
-        embed_dim=8,
+        GPTConfig(
+            **conditioning.transformer_config(GRID),
+            codebook_size=8,
+            num_layers=1,
+            num_heads=2,
+            embed_dim=8,
+        )
     )
     return ImageGenerator(None, transformer, conditioning, GRID).eval()
 
@@ -49,8 +50,10 @@ def test_one_compilation_is_enough_for_all_windows(
     model: ImageGenerator, counter: CompileCounter, count: int
 ) -> None:
     labels = torch.arange(count)
-    eager = model.sample_tokens(count, labels, seed=1, grid_size=(5, 6))
-    compiled = model.sample_tokens(count, labels, seed=1, grid_size=(5, 6), compile=True)
+    eager = model.sample_tokens(count, labels, options=sampling(seed=1, grid_size=(5, 6)))
+    compiled = model.sample_tokens(
+        count, labels, options=sampling(seed=1, grid_size=(5, 6), compile=True)
+    )
     assert torch.equal(compiled, eager)
     assert counter.frame_count == 1
 
@@ -61,13 +64,16 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     model: ImageGenerator, counter: CompileCounter, dropout: float
 ) -> None:
     model.conditioning = ClassLabel(3, dropout)
-    settings: dict[str, Any] = {"seed": 1, "given_tokens": torch.arange(5)[:, None]}
+    settings: dict[str, Any] = {"seed": 1}
+    given = torch.arange(5)[:, None]
     if dropout > 0:
         settings["guidance_scale"] = 2.0
     labels = torch.arange(5) % 3
-    eager = model.sample_tokens(5, labels, **settings)
+    eager = model.sample_tokens(5, labels, options=sampling(**settings))
     for _ in range(2):
-        drawn = model.sample_tokens(5, labels, **settings, batch_size=3, compile=True)
+        drawn = model.sample_tokens(
+            5, labels, given_tokens=given, options=sampling(**settings, batch_size=3, compile=True)
+        )
         assert torch.equal(drawn, eager)
     assert counter.frame_count == 1
 
@@ -77,43 +83,46 @@ def test_steps_fit_their_own_kind_of_batch_alone(
 ) -> None:
     transformer = model.transformer
     drawn = TokenChoice(random_numbers(0, range(2), 12))
-    steps = CompiledSteps(transformer, drawn, prompt(2), 12)
-    assert steps.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), prompt(2), 12)
-    assert not steps.fits(transformer, TokenChoice(drawn.uniforms, top_k=2), prompt(2), 12)
-    assert not steps.fits(transformer, drawn, prompt(2), 11)
+    made = CompiledSteps(transformer, drawn, prompt(2), 12)
+    assert made.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), prompt(2), 12)
+    assert not made.fits(transformer, TokenChoice(drawn.uniforms, top_k=2), prompt(2), 12)
+    assert not made.fits(transformer, drawn, prompt(2), 11)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not steps.fits(transformer, drawn, prompt(2), 12)
+        assert not made.fits(transformer, drawn, prompt(2), 12)
     greedy = CompiledSteps(transformer, TokenChoice(), prompt(2), 12)
     assert greedy.fits(transformer, TokenChoice(), prompt(2), 12)
     assert not greedy.fits(transformer, TokenChoice(), prompt(1), 12)  # no random numbers tell
     transformer.bfloat16()
-    assert not steps.fits(transformer, drawn, prompt(2), 12)
+    assert not made.fits(transformer, drawn, prompt(2), 12)
 
 
 def test_a_graph_is_of_the_weights_it_was_captured_with(
     model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs = record_graphs(monkeypatch)
-    drawn = model.sample_tokens(3, torch.arange(3), seed=1, compile=True)
+    drawn = model.sample_tokens(3, torch.arange(3), options=sampling(seed=1, compile=True))
     for parameter in model.transformer.blocks.parameters():  # not those of the head
         parameter.data = parameter + torch.randn_like(parameter)
     eager = model.sample_tokens(3, torch.arange(3), seed=1)
     assert not torch.equal(eager, drawn)
-    assert torch.equal(model.sample_tokens(3, torch.arange(3), seed=1, compile=True), eager)
+    assert torch.equal(
+        model.sample_tokens(3, torch.arange(3), options=sampling(seed=1, compile=True)), eager
+    )
     assert len(graphs) == 2
 
 
 @pytest.mark.compile
 def test_any_number_of_settings_after_one_another(
-    model: ImageGenerator, counter: CompileCounter, monkeypatch: pytest.MonkeyPatch
+    model: ImageGenerator, counter: CompileCounter
 ) -> None:
     """More than PyTorch allows of one function."""
-    monkeypatch.setattr(compiled, "MOST_VARIANTS", 2)
     with torch._dynamo.config.patch(recompile_limit=2):
         for number in range(5):
             settings: dict[str, Any] = {"seed": 1, "temperature": 1 + number}
-            eager = model.sample_tokens(2, torch.arange(2), **settings)
-            drawn = model.sample_tokens(2, torch.arange(2), **settings, compile=True)
+            eager = model.sample_tokens(2, torch.arange(2), options=sampling(**settings))
+            drawn = model.sample_tokens(
+                2, torch.arange(2), options=sampling(**settings, compile=True)
+            )
             assert torch.equal(drawn, eager)
     assert counter.frame_count == 5
 
@@ -123,8 +132,10 @@ def test_memory_of_inference_mode_is_not_used_outside(
     model: ImageGenerator, counter: CompileCounter
 ) -> None:
     with torch.inference_mode():
-        inside = model.sample_tokens(2, torch.arange(2), seed=1, compile=True)
-    assert torch.equal(model.sample_tokens(2, torch.arange(2), seed=1, compile=True), inside)
+        inside = model.sample_tokens(2, torch.arange(2), options=sampling(seed=1, compile=True))
+    assert torch.equal(
+        model.sample_tokens(2, torch.arange(2), options=sampling(seed=1, compile=True)), inside
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -139,18 +150,20 @@ def test_a_recorded_graph_draws_every_batch_and_window(
     for seed, scale in ((1, 1), (2, 1), (3, 2)):
         settings |= {"seed": seed, "grid_size": (3 * scale, 4 * scale)}
         asked_for = condition(name, seed=seed, scale=scale)
-        eager = model.sample_tokens(3, asked_for, **settings)
-        assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
+        eager = model.sample_tokens(3, asked_for, options=sampling(**settings))
+        assert torch.equal(
+            model.sample_tokens(3, asked_for, options=sampling(compile=True, **settings)), eager
+        )
     assert len(graphs) == 1 and graphs[0].num_replays > 2 * (model.num_tokens - 1)
 
 
 def test_an_image_longer_than_a_span_has_two_graphs(
     model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
+    monkeypatch.setattr(steps, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
     graphs = record_graphs(monkeypatch)
     for seed in (1, 2):
         eager = model.sample_tokens(3, torch.arange(3), seed=seed)
-        drawn = model.sample_tokens(3, torch.arange(3), seed=seed, compile=True)
+        drawn = model.sample_tokens(3, torch.arange(3), options=sampling(seed=seed, compile=True))
         assert torch.equal(drawn, eager)
     assert [graph.num_replays for graph in graphs] == [2 * n for n in (3, 4, 4)]  # 4, 8, 13

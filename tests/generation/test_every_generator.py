@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import GRID, KINDS, build, condition
+from every_kind import GRID, KINDS, build, condition, sampling
 from torch import Tensor
 
+from taming.attention import KeyValueCache
 from taming.conditioning import CellClasses
 from taming.errors import UserError
 from taming.generation import ImageGenerator, TokenChoice, random_numbers
-from taming.linear import FEW_ROWS
 from taming.sequence import to_tokens
 
 every = pytest.mark.parametrize("name", KINDS)
@@ -43,7 +43,7 @@ def test_guided_decoding_is_its_equation_without_a_cache(name: str) -> None:
     model = build(name)
     asked_for = condition(name)
     settings = {"guidance_scale": 3.0, "guidance_schedule": "linear", "top_k": 4, "seed": 5}
-    tokens = model.sample_tokens(3, asked_for, **settings)
+    tokens = model.sample_tokens(3, asked_for, options=sampling(**settings))
     assert not torch.equal(tokens, model.sample_tokens(3, asked_for, top_k=4, seed=5))
     with_condition, without = model.logits(tokens, asked_for), model.logits(tokens)
     scales = torch.linspace(1.0, 3.0, model.num_tokens)[:, None]
@@ -77,7 +77,7 @@ def test_given_tokens_and_the_batch_change_nothing_else(name: str) -> None:
     model = build(name)
     asked_for = condition(name)
     whole = model.sample_tokens(3, asked_for, seed=3)
-    batches = model.sample_tokens(3, asked_for, seed=3, batch_size=2)
+    batches = model.sample_tokens(3, asked_for, options=sampling(seed=3, batch_size=2))
     assert torch.equal(whole, batches)
     for given in (1, 7, 12):
         again = model.sample_tokens(3, asked_for, seed=3, given_tokens=whole[:, :given])
@@ -96,28 +96,25 @@ def test_a_saved_generator_draws_the_same(name: str, tmp_path: Any) -> None:
 
 
 @every
-def test_static_steps_equal_growing_ones(name: str) -> None:
-    """Both equal a pass without a cache; `GPT.step`, which gets compiled, run without compiling."""
-    from taming.attention import KeyValueCache
-
+def test_steps_with_a_fixed_span_equal_growing_ones(name: str) -> None:
+    """Both equal a pass without a cache."""
     model = build(name)
     transformer = model.transformer
     tokens = model.sample_tokens(3, condition(name), seed=0)
     prompt = model._prompt(model._encoded(condition(name), GRID), 3)
     num_prefix = prompt.prefix.shape[1]
-    growing, cache = (KeyValueCache(2, num_prefix + model.num_tokens) for _ in range(2))
+    growing, fixed = (KeyValueCache(2, num_prefix + model.num_tokens) for _ in range(2))
     with torch.no_grad():
         whole = transformer.token_logits(prompt.prefix, tokens, prompt.context)
-        for each in (growing, cache):
-            transformer(prompt.prefix, tokens[:, :4], each, prompt.context)
-        for place in range(5, model.num_tokens):
-            latest = tokens[:, place - 1 : place]
-            logits = transformer(prompt.prefix[:, :0], latest, growing)[:, -1]
-            torch.testing.assert_close(logits, whole[:, place])
-            cache.span = num_prefix + place + place % 2  # exactly enough, or one more
-            where = torch.tensor([num_prefix + place - 1])
-            logits = transformer.step(latest, where, cache)
-            torch.testing.assert_close(logits, whole[:, place])
+        for cache in (growing, fixed):
+            transformer(prompt.prefix, tokens[:, :4], prompt.context, cache=cache)
+        for number in range(5, model.num_tokens):
+            fixed.span = num_prefix + number + number % 2  # exactly enough, or one more
+            positions = torch.tensor([num_prefix + number - 1])
+            for cache in (growing, fixed):
+                latest = tokens[:, number - 1 : number]
+                logits = transformer(None, latest, positions=positions, cache=cache)[:, -1]
+                torch.testing.assert_close(logits, whole[:, number])
 
 
 @pytest.mark.compile
@@ -130,13 +127,17 @@ def test_compiled_steps_give_the_same_tokens(name: str) -> None:
     settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "seed": 2}
     if name != "class rotary_2d":
         settings["guidance_scale"] = 1.5
-    eager = model.sample_tokens(3, asked_for, **settings)
-    assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
+    eager = model.sample_tokens(3, asked_for, options=sampling(**settings))
+    assert torch.equal(
+        model.sample_tokens(3, asked_for, options=sampling(compile=True, **settings)), eager
+    )
     # the memory of the first batch is used again
     other = condition(name, seed=9)
     settings["seed"] = 7
-    eager = model.sample_tokens(3, other, **settings)
-    assert torch.equal(model.sample_tokens(3, other, compile=True, **settings), eager)
+    eager = model.sample_tokens(3, other, options=sampling(**settings))
+    assert torch.equal(
+        model.sample_tokens(3, other, options=sampling(compile=True, **settings)), eager
+    )
 
 
 @conditional
@@ -187,7 +188,10 @@ def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
     size = (6, 8)
     asked_for = condition(name, scale=2)
     tokens = model.sample_tokens(
-        3, asked_for, greedy=True, grid_size=size, stride=stride, given_tokens=None
+        3,
+        asked_for,
+        given_tokens=None,
+        options=sampling(greedy=True, grid_size=size, stride=stride),
     )
     assert tokens.shape == (3, 48)
     grid = tokens.unflatten(1, size)
@@ -208,7 +212,7 @@ def test_no_window_cuts_through_a_cell_of_the_condition(name: str) -> None:
     model, size = build(name), (5, 8)
     generator = torch.Generator().manual_seed(1)
     asked_for = CellClasses(5, 2, (6, 4)).decode(torch.randint(5, (3, 5, 4), generator=generator))
-    tokens = model.sample_tokens(3, asked_for, greedy=True, grid_size=size)
+    tokens = model.sample_tokens(3, asked_for, options=sampling(greedy=True, grid_size=size))
     runs = model.plan_windows(size)
     assert {run.column for run in runs} == {0, 2, 4}
     grid = tokens.unflatten(1, size)
@@ -218,9 +222,9 @@ def test_no_window_cuts_through_a_cell_of_the_condition(name: str) -> None:
         logits = model.logits(window, part)
         assert torch.equal(logits[:, start].argmax(-1), window[:, start])
     with pytest.raises(UserError, match=r"each 1 × 2 codes: grid_size must be a multiple"):
-        model.sample_tokens(3, asked_for, grid_size=(5, 7))
+        model.sample_tokens(3, asked_for, options=sampling(grid_size=(5, 7)))
     with pytest.raises(UserError, match=r"stride is 1.* give a multiple of 2"):
-        model.sample_tokens(3, asked_for, grid_size=size, stride=1)
+        model.sample_tokens(3, asked_for, options=sampling(grid_size=size, stride=1))
 
 
 def test_logits_refuse_what_is_no_condition_image() -> None:
@@ -233,12 +237,16 @@ def test_logits_refuse_what_is_no_condition_image() -> None:
 def test_a_larger_grid_keeps_given_tokens_and_random_streams() -> None:
     model = build("class")
     labels = condition("class")
-    whole = model.sample_tokens(3, labels, seed=4, grid_size=(5, 7))
-    again = model.sample_tokens(3, labels, seed=4, grid_size=(5, 7), given_tokens=whole[:, :10])
+    whole = model.sample_tokens(3, labels, options=sampling(seed=4, grid_size=(5, 7)))
+    again = model.sample_tokens(
+        3, labels, given_tokens=whole[:, :10], options=sampling(seed=4, grid_size=(5, 7))
+    )
     assert torch.equal(again, whole)
-    alone = model.sample_tokens(1, labels[1:2], seed=4, grid_size=(5, 7), first_image=1)
+    alone = model.sample_tokens(
+        1, labels[1:2], first_image=1, options=sampling(seed=4, grid_size=(5, 7))
+    )
     assert torch.equal(alone, whole[1:2])
-    trained = model.sample_tokens(3, labels, seed=4, grid_size=GRID)
+    trained = model.sample_tokens(3, labels, options=sampling(seed=4, grid_size=GRID))
     assert torch.equal(trained, model.sample_tokens(3, labels, seed=4))
 
 
@@ -247,13 +255,7 @@ def test_compiled_steps_through_windows() -> None:
     model = build("context")
     settings: dict[str, Any] = {"seed": 1, "grid_size": (6, 8), "guidance_scale": 2.0}
     asked_for = condition("context", scale=2)
-    eager = model.sample_tokens(3, asked_for, **settings)
-    assert torch.equal(model.sample_tokens(3, asked_for, compile=True, **settings), eager)
-
-
-def test_batches_of_few_and_of_many_rows_draw_alike() -> None:
-    """Linear maps take another order of operands up to `FEW_ROWS` rows."""
-    model = build("class")
-    labels = condition("class", count=2 * FEW_ROWS)
-    many = model.sample_tokens(2 * FEW_ROWS, labels, seed=8)
-    assert torch.equal(model.sample_tokens(2 * FEW_ROWS, labels, seed=8, batch_size=5), many)
+    eager = model.sample_tokens(3, asked_for, options=sampling(**settings))
+    assert torch.equal(
+        model.sample_tokens(3, asked_for, options=sampling(compile=True, **settings)), eager
+    )

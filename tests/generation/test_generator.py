@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from every_kind import sampling
 from scipy.special import chdtri
 from torch import nn
 
@@ -13,7 +14,7 @@ from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.errors import MissingPathError, UserError
 from taming.generation import ImageGenerator, filter_logits, generator
 from taming.serialization import SavedModel
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 
 
 class FakeTokenizer(nn.Module):
@@ -61,7 +62,7 @@ def make(
         "embed_dim": 16,
         "dropout": 0.3,
     }
-    transformer = GPT(**{**config, **changes})
+    transformer = GPT(GPTConfig(**{**config, **changes}))
     nn.init.normal_(transformer.head.weight, std=0.5)  # far from uniform
     return ImageGenerator(tokenizer, transformer, conditioning, grid_size).eval()  # type: ignore[arg-type]
 
@@ -73,8 +74,12 @@ def test_the_batch_makes_no_difference() -> None:
     model = make()
     whole = model.sample_tokens(7, LABELS, seed=3)
     assert whole.shape == (7, 6) and whole.dtype == torch.int64
-    assert torch.equal(model.sample_tokens(7, LABELS, seed=3, batch_size=3), whole)
-    assert torch.equal(model.sample_tokens(7, LABELS, seed=3, batch_size=1), whole)
+    assert torch.equal(
+        model.sample_tokens(7, LABELS, options=sampling(seed=3, batch_size=3)), whole
+    )
+    assert torch.equal(
+        model.sample_tokens(7, LABELS, options=sampling(seed=3, batch_size=1)), whole
+    )
     later = model.sample_tokens(3, LABELS[4:], seed=3, first_image=4)
     assert torch.equal(later, whole[4:])
     assert not torch.equal(model.sample_tokens(7, LABELS, seed=4), whole)
@@ -116,7 +121,7 @@ def test_frequencies_are_the_probabilities_of_the_model(options: dict[str, Any])
     model = make(grid_size=(1, 2), codebook_size=4, conditioning=Unconditional())
     with torch.no_grad():
         logits = model.logits(PAIRS)
-    tokens = model.sample_tokens(6000, seed=0, batch_size=2000, **options)
+    tokens = model.sample_tokens(6000, options=sampling(seed=0, batch_size=2000, **options))
     assert_frequencies(logits, tokens, **options)
 
 
@@ -125,7 +130,9 @@ def test_frequencies_with_guidance_are_those_of_the_guided_logits(options: dict[
     model = make(grid_size=(1, 2), codebook_size=4)
     nn.init.normal_(model.transformer.prefix_embedding.weight, std=0.1)  # classes that differ
     tokens = model.sample_tokens(
-        12000, torch.arange(2).repeat(6000), guidance_scale=2.0, seed=0, batch_size=2000, **options
+        12000,
+        torch.arange(2).repeat(6000),
+        options=sampling(guidance_scale=2.0, seed=0, batch_size=2000, **options),
     )
     with torch.no_grad():
         without = model.logits(PAIRS)
@@ -146,8 +153,10 @@ def test_greedy_is_the_most_probable_and_needs_no_seed() -> None:
 def test_given_tokens_begin_the_image() -> None:
     model = make()
     drawn = model.sample_tokens(4, LABELS[:4], seed=3)
-    again = model.sample_tokens(4, LABELS[:4], seed=3, given_tokens=drawn[:, :2], batch_size=3)
-    assert torch.equal(again, drawn)  # each place has its own random number
+    again = model.sample_tokens(
+        4, LABELS[:4], given_tokens=drawn[:, :2], options=sampling(seed=3, batch_size=3)
+    )
+    assert torch.equal(again, drawn)  # each token has its own random number
     given = (drawn[:, :4] + 1) % 8
     assert torch.equal(model.sample_tokens(4, LABELS[:4], seed=3, given_tokens=given)[:, :4], given)
 
@@ -178,7 +187,7 @@ def test_images_show_the_grid_row_by_row_and_are_clamped() -> None:
     images = model.sample(1, LABELS[:1], given_tokens=given)
     assert images.shape == (1, 3, 4, 6) and not images.requires_grad
     assert images[0, 0, ::2, ::2].tolist() == [[-1.0, -1.0, -0.5], [0.0, 0.5, 1.0]]
-    images = model.sample(5, LABELS[:5], seed=3, batch_size=2)
+    images = model.sample(5, LABELS[:5], options=sampling(seed=3, batch_size=2))
     assert torch.equal(images, model.decode(model.sample_tokens(5, LABELS[:5], seed=3)))
 
 
@@ -202,37 +211,24 @@ def test_logits_are_aligned_and_conditional() -> None:
 
 
 def test_what_cannot_be_asked_for() -> None:
-    model = make()
-    with pytest.raises(UserError, match=r"class label 3 does not exist.*0 to 2"):
-        model.sample_tokens(2, torch.tensor([0, 3]))
-    with pytest.raises(UserError, match="2 integer class labels"):
-        model.sample_tokens(2, torch.tensor([0]))
     with pytest.raises(UserError, match="trained without conditions"):
         make(Unconditional()).sample_tokens(1, torch.tensor([0]))
     with pytest.raises(UserError, match="without condition_dropout"):
         make(ClassLabel(3)).sample_tokens(1)
-    with pytest.raises(UserError, match=r"shape \(1, 7\).*at most 6"):
-        model.sample_tokens(1, given_tokens=torch.zeros(1, 7, dtype=torch.int64))
-    with pytest.raises(UserError, match=r"shape \(2, 1\), and must have \(1, m\)"):
-        model.sample_tokens(1, given_tokens=torch.zeros(2, 1, dtype=torch.int64))
     with pytest.raises(UserError, match="tokens are 0 to 8, and the codes of this model 0 to 7"):
-        model.logits(torch.tensor([[0, 8]]))
-    with pytest.raises(UserError, match=r"tokens is \[\[1\]\] and must be a tensor"):
-        model.logits([[1]])  # type: ignore[arg-type]
+        make().logits(torch.tensor([[0, 8]]))
     with pytest.raises(UserError, match="tokens are 0 to 8, and the codes"):
         make(tokenizer=FakeTokenizer()).decode(torch.tensor([[0, 8, 0, 0, 0, 0]]))
-    with pytest.raises(UserError, match="num_images is 0 and batch_size 1"):
-        model.sample_tokens(0)
-    with pytest.raises(UserError, match="temperature is 0"):
-        model.sample_tokens(1, temperature=0)
 
 
 def test_parts_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="num_prefix_ids=5, and condition and grid need 4"):
         make(num_prefix_ids=5)
-    with pytest.raises(UserError, match=r"grid_size=\[3, 2\], and condition and grid need \[2, 3"):
+    with pytest.raises(UserError, match=r"grid_size=\(3, 2\), and condition and grid need \(2, 3"):
         upright = Unconditional().transformer_config((3, 2))
-        transformer = GPT(**upright, codebook_size=8, num_layers=1, num_heads=1, embed_dim=4)
+        transformer = GPT(
+            GPTConfig(**upright, codebook_size=8, num_layers=1, num_heads=1, embed_dim=4)
+        )
         ImageGenerator(None, transformer, Unconditional(), (2, 3))
     with pytest.raises(UserError, match="tokenizer has 8 codes and the transformer 16"):
         make(tokenizer=FakeTokenizer(), codebook_size=16)
@@ -252,7 +248,7 @@ def test_completion_keeps_rows_and_encodes_a_batch_at_a_time() -> None:
     model = make(tokenizer=tokenizer)
     tokens = torch.tensor([[2, 3, 4, 5, 6, 2]]).expand(5, -1)  # of shades that are not clamped
     images = model.decode(tokens)
-    completed = model.complete(images, 1, LABELS[:5], seed=3, batch_size=2)
+    completed = model.complete(images, 1, LABELS[:5], options=sampling(seed=3, batch_size=2))
     assert encoded == [2, 2, 1]
     assert torch.equal(completed[:, :, :2], images[:, :, :2])
     again = model.sample(5, LABELS[:5], seed=3, given_tokens=tokens[:, :3])
@@ -301,7 +297,7 @@ def test_what_is_no_generator(tmp_path: Path) -> None:
 
 
 def test_progress_bar_counts_new_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    make().sample_tokens(4, LABELS[:4], batch_size=3, progress=True)
+    make().sample_tokens(4, LABELS[:4], progress=True, options=sampling(batch_size=3))
     assert "24.0/24.0" in capsys.readouterr().err
     make().sample_tokens(4, LABELS[:4])
     assert capsys.readouterr().err == ""

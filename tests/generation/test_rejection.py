@@ -6,10 +6,11 @@ from torch import Tensor, nn
 
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.errors import UserError
-from taming.generation import ImageGenerator, sample_best
-from taming.transformer import GPT
+from taming.generation import ImageGenerator, SamplingOptions, sample_best
+from taming.transformer import GPT, GPTConfig
 
 LABELS = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+SEED = SamplingOptions(seed=3)
 
 
 class GreyTokenizer(nn.Module):
@@ -35,12 +36,14 @@ def make(conditioning: Conditioning | None = None) -> ImageGenerator:
     torch.manual_seed(0)
     conditioning = conditioning or ClassLabel(2)
     transformer = GPT(
-        codebook_size=8,
-        num_prefix_ids=conditioning.num_prefix_ids,
-        context_length=6,
-        num_layers=1,
-        num_heads=2,
-        embed_dim=16,
+        GPTConfig(
+            codebook_size=8,
+            num_prefix_ids=conditioning.num_prefix_ids,
+            context_length=6,
+            num_layers=1,
+            num_heads=2,
+            embed_dim=16,
+        )
     )
     return ImageGenerator(GreyTokenizer(), transformer, conditioning, (2, 3)).eval()  # type: ignore[arg-type]
 
@@ -52,7 +55,7 @@ def asked_for(images: Tensor, labels: Tensor) -> Tensor:
 
 def test_the_most_probable_of_all_candidates_is_kept() -> None:
     model = make()
-    best = sample_best(model, Brightness(), 7, LABELS, 5, seed=3)
+    best = sample_best(model, Brightness(), 7, LABELS, 5, options=SEED)
     candidates = torch.stack(
         [model.sample(7, LABELS, seed=3, first_image=c * 2**32) for c in range(5)]
     )  # (candidates n c H W)
@@ -66,19 +69,20 @@ def test_the_most_probable_of_all_candidates_is_kept() -> None:
 
 def test_the_batch_makes_no_difference() -> None:
     model = make()
-    whole = sample_best(model, Brightness(), 7, LABELS, 3, seed=3)
+    whole = sample_best(model, Brightness(), 7, LABELS, 3, options=SEED)
     for batch_size in (1, 3):
-        parts = sample_best(model, Brightness(), 7, LABELS, 3, seed=3, batch_size=batch_size)
+        options = SamplingOptions(seed=3, batch_size=batch_size)
+        parts = sample_best(model, Brightness(), 7, LABELS, 3, options=options)
         assert torch.equal(parts.images, whole.images)
         assert torch.equal(parts.candidates, whole.candidates)
-    later = sample_best(model, Brightness(), 3, LABELS[4:], 3, seed=3, first_image=4)
+    later = sample_best(model, Brightness(), 3, LABELS[4:], 3, options=SEED, first_image=4)
     assert torch.equal(later.images, whole.images[4:])
 
 
 def test_more_candidates_only_add() -> None:
     model = make()
     one, three, nine = (
-        sample_best(model, Brightness(), 7, LABELS, number, seed=3) for number in (1, 3, 9)
+        sample_best(model, Brightness(), 7, LABELS, number, options=SEED) for number in (1, 3, 9)
     )
     assert torch.equal(one.images, model.sample(7, LABELS, seed=3))
     assert not one.candidates.any()
@@ -92,16 +96,20 @@ def test_more_candidates_only_add() -> None:
 
 def test_of_equals_the_first_is_kept_and_settings_are_passed_on() -> None:
     model = make()
-    flat = sample_best(model, lambda images: torch.zeros(len(images), 2), 7, LABELS, 4, seed=3)
+    flat = sample_best(
+        model, lambda images: torch.zeros(len(images), 2), 7, LABELS, 4, options=SEED
+    )
     assert torch.equal(flat.images, model.sample(7, LABELS, seed=3))
     assert flat.probabilities.tolist() == [0.5] * 7
-    greedy = sample_best(model, Brightness(), 7, LABELS, 2, seed=3, greedy=True)
+    greedy = sample_best(
+        model, Brightness(), 7, LABELS, 2, options=SamplingOptions(seed=3, greedy=True)
+    )
     assert torch.equal(greedy.images, model.sample(7, LABELS, greedy=True))
 
 
 def test_a_classifier_in_training_mode_is_used_in_evaluation_mode() -> None:
     judge = Brightness().train()
-    sample_best(make(), judge, 2, LABELS[:2], 2, seed=0)  # its forward asserts it
+    sample_best(make(), judge, 2, LABELS[:2], 2)  # its forward asserts it
     assert judge.training
 
 
@@ -121,7 +129,7 @@ def test_what_cannot_be_done_is_said() -> None:
         sample_best(make(Unconditional()), judge, 2, LABELS[:2], 2)
     with pytest.raises(UserError, match="num_candidates 0"):
         sample_best(model, judge, 2, LABELS[:2], 0)
-    with pytest.raises(UserError, match=r"\(7,\).*each of 2 images"):
+    with pytest.raises(UserError, match=r"\(7,\).*2 integer class labels"):
         sample_best(model, judge, 2, LABELS, 2)
     with pytest.raises(UserError, match="class label 2 does not exist"):
         sample_best(model, judge, 2, LABELS[:2] + 2, 2)

@@ -34,15 +34,15 @@ def test_a_score_depends_on_rows_and_columns_between_query_and_key_alone() -> No
     torch.manual_seed(0)
     height, width = 4, 5
     coordinates = grid_coordinates((height, width))
-    positions = RotaryPositions2D(8, coordinates)
-    places = torch.arange(height * width)
+    rotary = RotaryPositions2D(8, coordinates)
+    positions = torch.arange(height * width)
     query, key = torch.randn(2, 8, dtype=torch.float64)
-    queries = positions.rotate(query.expand(1, 1, len(places), 8), places)[0, 0]
-    keys = positions.rotate(key.expand(1, 1, len(places), 8), places)[0, 0]
+    queries = rotary.rotate(query.expand(1, 1, len(positions), 8), positions)[0, 0]
+    keys = rotary.rotate(key.expand(1, 1, len(positions), 8), positions)[0, 0]
     scores = queries @ keys.T
     seen: dict[tuple[float, ...], float] = {}
-    for i in places:
-        for j in places:
+    for i in positions:
+        for j in positions:
             between = tuple((coordinates[i] - coordinates[j]).tolist())
             score = scores[i, j].item()
             assert seen.setdefault(between, score) == pytest.approx(score, abs=1e-5)
@@ -58,11 +58,11 @@ def test_a_turn_keeps_the_length() -> None:
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_a_token_without_place_is_not_turned_or_is_zero(zero: bool) -> None:
+def test_a_token_nowhere_is_not_turned_or_is_zero(zero: bool) -> None:
     coordinates = torch.cat([NOWHERE, grid_coordinates((2, 2))])
-    positions = RotaryPositions2D(4, coordinates, zero_without_place=zero)
+    rotary = RotaryPositions2D(4, coordinates, zero_nowhere=zero)
     x = torch.randn(2, 1, 5, 4)
-    turned = positions.rotate(x, torch.arange(5))
+    turned = rotary.rotate(x, torch.arange(5))
     assert torch.equal(turned[:, :, 0], torch.zeros(2, 1, 4) if zero else x[:, :, 0])
     alone = RotaryPositions2D(4, grid_coordinates((2, 2))).rotate(x[:, :, 1:], torch.arange(4))
     assert torch.equal(turned[:, :, 1:], alone)
@@ -70,10 +70,10 @@ def test_a_token_without_place_is_not_turned_or_is_zero(zero: bool) -> None:
 
 def test_half_precision_rounds_the_result_alone() -> None:
     torch.manual_seed(0)
-    positions = RotaryPositions2D(8, grid_coordinates((30, 1)))
+    rotary = RotaryPositions2D(8, grid_coordinates((30, 1)))
     x = torch.randn(1, 1, 30, 8).bfloat16()
-    expected = positions.rotate(x.float(), torch.arange(30)).bfloat16()
-    assert torch.equal(positions.bfloat16().rotate(x, torch.arange(30)), expected)
+    expected = rotary.rotate(x.float(), torch.arange(30)).bfloat16()
+    assert torch.equal(rotary.bfloat16().rotate(x, torch.arange(30)), expected)
 
 
 def test_a_width_that_has_no_four_quarters() -> None:

@@ -25,7 +25,7 @@ from taming.training import (
     train,
 )
 from taming.training.module import TrainingModule
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 
@@ -160,13 +160,15 @@ def transformer_training(
     }
     condition = condition or ClassLabel(3, dropout=0.3)
     transformer = GPT(
-        codebook_size=8,
-        **condition.transformer_config((8, 8)),
-        num_layers=1,
-        num_heads=2,
-        embed_dim=8,
-        positions=positions,
-        dropout=0.2,
+        GPTConfig(
+            codebook_size=8,
+            **condition.transformer_config((8, 8)),
+            num_layers=1,
+            num_heads=2,
+            embed_dim=8,
+            positions=positions,
+            dropout=0.2,
+        )
     )
     return TransformerTraining(
         transformer,

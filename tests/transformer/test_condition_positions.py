@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from taming.positions import SinusoidalPositions2D
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.transformer.gpt import SINUSOID_SCALE
 
 IMAGE = torch.tensor(list(product([0.0, 1.0], [0.0, 1.0, 2.0])))  # (row, column) of each cell
@@ -30,7 +30,7 @@ def tiny(**changes: Any) -> GPT:
         "embed_dim": 8,
         "grid_size": [2, 3],
     }
-    model = GPT(**{**config, **changes})
+    model = GPT(GPTConfig(**{**config, **changes}))
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             nn.init.zeros_(module.weight)
@@ -38,7 +38,7 @@ def tiny(**changes: Any) -> GPT:
 
 
 def call(model: GPT) -> None:
-    num_prefix = model.config["prefix_length"]
+    num_prefix = model.config.prefix_length
     ids = [torch.zeros(1, length, dtype=torch.long) for length in (num_prefix, 6, 12)]
     with torch.no_grad():
         model(ids[0], ids[1], context=ids[2])
@@ -104,9 +104,9 @@ def of_differences(queries: Tensor, keys: Tensor) -> Tensor:
 
 def test_a_query_scores_the_prefix_by_rows_and_columns_between_them() -> None:
     model = tiny(positions="rotary_2d", **PREFIX)
-    places = torch.cat([CONDITION, IMAGE])  # the prefix comes first
+    cells = torch.cat([CONDITION, IMAGE])  # the prefix comes first
     found = scores(model.get_submodule("blocks.0.attention"), model)
-    torch.testing.assert_close(found, of_differences(places, places))
+    torch.testing.assert_close(found, of_differences(cells, cells))
 
 
 def test_a_query_scores_the_context_by_rows_and_columns_between_them() -> None:
