@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,12 @@ log = logging.getLogger("taming")
 
 RESOLVED_FILE = "config.yaml"  # in a run directory
 
-# what a run keeps when it is resumed
-FIXED = ("adversary", "data", "experiment", "run_dir", "size", "training.ema_decay")
+# what a run keeps when it is resumed: what its model is, and which images it is trained on
+FIXED = ("adversary", "data", "experiment", "run_dir", "size", "training.ema_decay",
+    "data.resolution", "data.channels", "data.val_fraction", "data.source.labels",
+    "data.labels")  # fmt: skip
 FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",
     "conditioning", "condition_", "size/", "~")  # fmt: skip
-# and of the data what fits the model and says which images are trained on
-FIXED_DATA = ("data.resolution", "data.channels", "data.val_fraction", "data.labels",
-    "data.source.labels", "data.num_classes", "data.condition")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to
 REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
 
@@ -166,10 +166,10 @@ def resume_config(config: DictConfig) -> DictConfig:
 def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -> None:
     """Takes one override of `config` over into a saved configuration."""
     before, now = OmegaConf.select(saved, name), OmegaConf.select(config, name)
-    changed = (name in FIXED_DATA and before != now) or (
-        name == "data.val_path" and (before is None) != (now is None)  # they may have moved
-    )
-    if name in FIXED or name.startswith(FIXED_BELOW) or changed:
+    if "." in name and before is not None and before == now:
+        return
+    appears = name == "data.val_path" and (before is None) != (now is None)
+    if name in FIXED or name.startswith(FIXED_BELOW) or appears:
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
@@ -200,8 +200,7 @@ def load_saved_config(path: Path, trusted: DictConfig | None = None) -> DictConf
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(saved, DictConfig):
         raise UserError(f"{path} holds no settings by name.")
-    ours = [OmegaConf.load(packaged) for packaged in config_directory().rglob("*.yaml")]
-    allowed = {target for config in (trusted, *ours) for _, target in _targets(config)}
+    allowed = {*_packaged_targets(), *(target for _, target in _targets(trusted))}
     for key, target in _targets(saved):
         if target not in allowed or "$" in target:
             raise UserError(
@@ -212,6 +211,12 @@ def load_saved_config(path: Path, trusted: DictConfig | None = None) -> DictConf
         if isinstance(text, str) and "${" in text and "$" in REFERENCE.sub("", text):
             raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
     return saved
+
+
+@cache
+def _packaged_targets() -> frozenset[str]:
+    configs = map(OmegaConf.load, config_directory().rglob("*.yaml"))
+    return frozenset(target for config in configs for _, target in _targets(config))
 
 
 def _targets(config: Any) -> Iterator[tuple[str, str]]:

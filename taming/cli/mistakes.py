@@ -41,6 +41,7 @@ PATHS = (
     "classifier",
     "rejection.classifier",
     "frechet.weights",
+    "runs",
 )
 COMPOSED_FILE = "config_composed.yaml"  # what a run is resumed with
 DIRECTORIES = ("resume", "run_dir", "output_dir")  # and those that are made where they do not exist
@@ -79,7 +80,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 def fixed_overrides(overrides: Sequence[str]) -> list[str]:
     """Keeps settings that are the same in all jobs of a sweep out of the names of their folders."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    fixed = [repr(one.get_key_element()) for one in parsed if not one.is_sweep_override()]
+    fixed = [repr(one.key_or_group) for one in parsed if not one.is_sweep_override()]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]"]
 
 
@@ -141,7 +142,10 @@ def explain(error: HydraException, config_name: str) -> str:
         )
     if missing := re.search(r"Could not find '([^']+)'", text):
         options = re.findall(r"^\t([^\t\n=]+)$", text, re.MULTILINE)
-        return f"there is no '{missing[1]}'; there are {', '.join(options) or 'none'}."
+        plugin = (
+            " Is its plugin installed? See the file." if missing[1].startswith("hydra/") else ""
+        )
+        return f"there is no '{missing[1]}'; there are {', '.join(options) or 'none'}.{plugin}"
     unknown = re.match(r"(?:Could not override|Key) '([^']+)'", text)
     return text if unknown is None else _explain_unknown(unknown[1], config_name)
 

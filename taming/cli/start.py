@@ -36,13 +36,14 @@ def start(name: str) -> None:
     What the user can put right is printed as one line on standard error, with exit status 2.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say what is wrong
     main = hydra.main(config_path=str(config_directory()), config_name=name, version_base="1.3")
     overrides = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
     try:
         check_overrides(overrides)
-        # a sweep's directories are named after the settings that differ
-        sys.argv += fixed_overrides(overrides) if {"-m", "--multirun"} & set(sys.argv) else []
+        if all("=" in argument or argument in ("-m", "--multirun") for argument in sys.argv[1:]):
+            sys.argv += fixed_overrides(overrides)
         main(partial(_run_job, name))()
     except (UserError, OmegaConfBaseException, HydraException) as error:
         _exit_with(error, name)

@@ -1,0 +1,162 @@
+"""A stranger's run directory runs nothing: every attempt here would leave a file, `marker`."""
+
+import copy
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tiny_commands import Run, fails
+
+from taming.cli.app import config_directory, load_saved_config
+from taming.errors import UserError
+
+TOUCH = "__import__('os').mkdir('marker')"
+
+
+class Pickled:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("marker",)
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that leave the marker when they are loaded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("trap.pkl").write_bytes(pickle.dumps(Pickled()))
+    for name in ("trap.py", "hubconf.py"):
+        Path(name).write_text(f"{TOUCH}\ndef model(*a): ...\n")
+    torch.save(Pickled(), "trap.pt")
+
+
+def call(target: str, **arguments: Any) -> dict[str, Any]:
+    return {"_target_": target, **arguments}
+
+
+CALLS = {
+    "joblib": call("joblib.load", filename="trap.pkl"),
+    "torch": call("torch.load", f="trap.pt", weights_only=False),
+    "numpy": call("numpy.load", file="trap.pkl", allow_pickle=True),
+    "hub": call("torch.hub.load", repo_or_dir=".", model="model", source="local"),
+    "ours": call("taming.cli.app.run_command", script=f"') or {TOUCH} or print('"),
+    "system": call("os.system", command="touch marker"),
+    "through ours": call("taming.cli.app.os.system", command="touch marker"),
+    "subprocess": call("subprocess.run", args=["touch", "marker"]),
+    "exec": call("builtins.exec", _args_=[TOUCH]),
+    "eval": call("builtins.eval", _args_=[TOUCH]),
+    "runpy": call("runpy.run_path", path_name="trap.py"),
+    "import": call("importlib.import_module", name="trap"),
+    "the import alone": call("trap.model"),
+    "open": call("builtins.open", file="marker", mode="w"),
+    "pathlib": call("pathlib.Path.touch", _args_=["marker"]),
+    "call": call("hydra.utils.call", config=call("runpy.run_path", path_name="trap.py")),
+    "instantiate": call("hydra.utils.instantiate", _args_=[{"_target_": "trap.model"}]),
+    "method": call("hydra.utils.get_method", path="trap.model"),
+    "partial": call("functools.partial", _args_=["trap.model"]),
+    "partially": call("runpy.run_path", path_name="trap.py", _partial_=True),
+    "in a list": [[{"more": call("runpy.run_path", path_name="trap.py")}]],
+    "referred to": call("${attempt.name}", name="runpy.run_path", path_name="trap.py"),
+    "put together": call("${attempt.a}py.run_path", a="run", path_name="trap.py"),
+    "decoded": "${oc.decode:'{_target_: trap.model}'}",
+    "created": "${oc.create:'{_target_: trap.model}'}",
+}
+
+
+@pytest.mark.usefixtures("traps")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_saved_configuration_calls_nothing(name: str) -> None:
+    attempt = CALLS[name]
+    for saved in (
+        {"logger": attempt},
+        {"callbacks": {"one": {"_target_": "taming.training.VQGANTraining", "x": [attempt]}}},
+    ):
+        saved = OmegaConf.create({"attempt": attempt, **saved})
+        OmegaConf.save(saved, "config_composed.yaml")
+        with pytest.raises(UserError, match=r"none of this program's|looks beyond the file"):
+            load_saved_config(Path("config_composed.yaml"))
+        assert not Path("marker").exists()
+
+
+@pytest.mark.usefixtures("traps")
+@pytest.mark.parametrize("name", ["joblib", "torch", "the import alone"])
+def test_the_traps_work(name: str) -> None:
+    """Otherwise the test above would show nothing."""
+    hydra.utils.instantiate(OmegaConf.create(CALLS[name]))
+    assert Path("marker").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["${oc.env:HOME}", "a ${oc.env:HOME}", "${oc.${name}:HOME}", "${${name}:HOME}",
+     r"\${oc.env:HOME}", "$${brace}", "${oc.select:name}", "${hydra:runtime.cwd}",
+     "${now:${oc.env:HOME}}", "${ oc.env : HOME }", "${oc.deprecated:name}"],
+)  # fmt: skip
+def test_a_saved_configuration_looks_at_nothing_else(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config_composed.yaml"
+    path.write_text(f"name: env\nbrace: '{{oc.env:HOME}}'\nlist: [{{deep: '{text}'}}]\n")
+    with pytest.raises(UserError, match=r"list.0.deep=.* looks beyond the file"):
+        load_saved_config(path)
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch marker']", "[", "- a"])
+def test_a_file_that_holds_no_settings(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config_composed.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"cannot be read|holds no settings"):
+        load_saved_config(path)
+
+
+@pytest.mark.usefixtures("traps")
+def test_by_the_command(run: Run, vqgan_run: Path) -> None:
+    path = vqgan_run / "config_composed.yaml"
+    saved = OmegaConf.load(path)
+    good = copy.deepcopy(saved)
+    saved.logger = call("trap.model")
+    OmegaConf.save(saved, path)
+    resume = ("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
+    fails(run(*resume), "logger._target_=trap.model", "+logger._target_=trap.model")
+    assert not Path("marker").exists()
+    # weights that are not only weights
+    OmegaConf.save(good, path)
+    trap = ("perceptual._target_=taming.losses.FeatureLoss", "perceptual.weights=trap.pt")
+    OmegaConf.save(OmegaConf.merge(good, OmegaConf.from_dotlist(list(trap))), path)
+    assert run(*resume).status != 0
+    assert not Path("marker").exists()
+    OmegaConf.save(good, path)
+    assert run(*resume).status == 0
+
+
+@pytest.mark.usefixtures("traps")
+def test_what_this_command_line_names_is_trusted(run: Run, vqgan_run: Path) -> None:
+    resume = ("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
+    outcome = run(*resume, "+mine._target_=trap.model")
+    assert outcome.status == 0, outcome.err
+    fails(run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=4"), "trap.model")
+
+
+def test_a_printed_command_is_quoted(run: Run, vqgan_run: Path) -> None:
+    path = vqgan_run / "config_composed.yaml"
+    saved = OmegaConf.load(path)
+    saved.transformer_settings = ["x; touch marker", "$(touch marker)"]
+    OmegaConf.save(saved, path)
+    outcome = run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
+    assert outcome.status == 0, outcome.err
+    printed = outcome.out.strip().splitlines()[-1]
+    assert "'x; touch marker' '$(touch marker)'" in printed
+    assert os.system(f"true {printed}") == 0
+    assert not Path("marker").exists()
+
+
+def test_what_our_own_runs_save_is_accepted(tmp_path: Path) -> None:
+    """Of every option of every group, so that no run is refused."""
+    for path in config_directory().rglob("*.yaml"):
+        config = OmegaConf.load(path)
+        for key in ("defaults", "hydra"):  # which no run saves
+            config.pop(key, None)
+        OmegaConf.save(config, tmp_path / "config.yaml")
+        load_saved_config(tmp_path / "config.yaml")
