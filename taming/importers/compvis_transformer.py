@@ -42,37 +42,29 @@ TRANSFORMER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def _published(
-    size: Mapping[str, Any], first_stage: str, condition: Mapping[str, Any]
-) -> dict[str, Any]:
+def _published(size: Mapping[str, Any], first_stage: Any, condition: Any) -> dict[str, Any]:
     return {
-        "target": "Net2NetTransformer",
         "params": {
-            "transformer_config": {"target": "GPT", "params": dict(size)},
-            "first_stage_config": compvis_vqgan.PUBLISHED[first_stage],
+            "transformer_config": {"params": size},
+            "first_stage_config": first_stage,
             "cond_stage_config": condition,
-        },
+        }
     }
 
 
-def _labels(num_classes: int) -> dict[str, Any]:
-    """Returns the config of the f16-1024 autoencoder of one-hot label maps."""
-    params = compvis_vqgan.PUBLISHED["f16-1024"]["params"]
-    shape = {**params["ddconfig"], "in_channels": num_classes, "out_ch": num_classes}
-    return {
-        "target": "VQModel",
-        "params": {**params, "ddconfig": shape, "image_key": "segmentation"},
-    }
-
-
+F16 = compvis_vqgan.PUBLISHED["f16-1024"]
+LABELS = {  # the same autoencoder for one-hot label maps
+    **F16["params"],
+    "ddconfig": {**F16["params"]["ddconfig"], "in_channels": 182, "out_ch": 182},
+    "image_key": "segmentation",
+}
+CLASSES = {"target": "Labelator", "params": {"n_classes": 1000}}
 MEDIUM = {"vocab_size": 1024, "block_size": 512, "n_layer": 24, "n_head": 16, "n_embd": 1024}
 LARGE = {"vocab_size": 16384, "block_size": 256, "n_layer": 48, "n_head": 24, "n_embd": 1536}
 PUBLISHED = {
-    "cin_transformer": _published(
-        LARGE, "f16-16384", {"target": "Labelator", "params": {"n_classes": 1000}}
-    ),
-    "drin_transformer": _published(MEDIUM, "f16-1024", compvis_vqgan.PUBLISHED["f16-1024"]),
-    "sflckr_transformer": _published(MEDIUM, "f16-1024", _labels(182)),
+    "cin_transformer": _published(LARGE, compvis_vqgan.PUBLISHED["f16-16384"], CLASSES),
+    "drin_transformer": _published(MEDIUM, F16, F16),
+    "sflckr_transformer": _published(MEDIUM, F16, {"target": "VQModel", "params": LABELS}),
 }
 
 
@@ -141,13 +133,8 @@ def _transformer_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _import_stage(name: str, config: Any, weights: ForeignWeights, prefix: str) -> Imported:
     """Imports an autoencoder within the checkpoint of a transformer."""
-    own = weights.hand_over(prefix)
-    if not own:
-        raise UserError(
-            f"the {name} has no weights: give the checkpoint of the transformer, which contains it."
-        )
     try:
-        stage = compvis_vqgan.convert({"state_dict": own}, config)
+        stage = compvis_vqgan.convert({"state_dict": weights.hand_over(prefix)}, config)
     except UserError as error:
         raise UserError(f"the {name}: {error}") from error
     return Imported(stage.model, [f"{name}: {note}" for note in stage.notes])

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from taming.errors import UserError
 
 __all__ = [
+    "CONFIG_FILE",
     "FORMAT_VERSION",
     "SavedModel",
     "check_destination",
     "check_format_version",
-    "is_model_directory",
     "load_model_directory",
     "save_model_directory",
 ]
@@ -65,11 +65,6 @@ class SavedModel:
         return digest.hexdigest()
 
 
-def is_model_directory(path: Path) -> bool:
-    """Returns whether `path` is a directory with a `config.json`."""
-    return (path / CONFIG_FILE).is_file()
-
-
 def check_destination(directory: Path) -> None:
     """Checks that a model directory may be written here, which replaces what is there.
 
@@ -81,10 +76,7 @@ def check_destination(directory: Path) -> None:
         try:
             _load_config(directory)
         except UserError as error:
-            raise UserError(
-                f"{directory} exists and is not a model directory of this project: not "
-                "overwritten. Choose another."
-            ) from error
+            raise UserError(f"{directory} exists and is not a model: choose another.") from error
     if Path.cwd().is_relative_to(directory.resolve()):
         raise UserError(
             f"{directory} is the current directory or contains it, and a model directory is "
@@ -97,6 +89,7 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
 
     Raises:
         UserError: see `check_destination`.
+        OSError: if the disk is full or not writable; the older one stays then.
     """
     directory = Path(directory)
     check_destination(directory)
@@ -134,36 +127,28 @@ def load_model_directory(directory: Path) -> SavedModel:
     Raises:
         UserError: if a file is missing, damaged or not ours.
     """
-    config = _load_config(directory)
-    kind = config.pop("kind")
-    del config["format_version"]
+    kind, config = _load_config(directory)
     weights = directory / WEIGHTS_FILE
     try:
         state = load_file(weights) if weights.is_file() else {}
     except SafetensorError as error:
         raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
     parts = {
-        child.name: load_model_directory(child)
-        for child in sorted(directory.iterdir())
-        if is_model_directory(child)
+        path.parent.name: load_model_directory(path.parent)
+        for path in sorted(directory.glob(f"*/{CONFIG_FILE}"))
     }
     return SavedModel(kind, config, state, parts, source=str(directory))
 
 
-def _load_config(directory: Path) -> dict[str, Any]:
+def _load_config(directory: Path) -> tuple[str, dict[str, Any]]:
     path = directory / CONFIG_FILE
     try:
         config = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(config, dict) or "kind" not in config:
-        raise UserError(
-            f"{path} is not the config.json of one of this project's models (it names no `kind`)."
-        )
-    check_format_version(config.get("format_version"), path)
-    return config
+        kind, version = config.pop("kind"), config.pop("format_version", None)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} is not the config.json of a model of this project.") from error
+    check_format_version(version, path)
+    return kind, config
 
 
 def check_format_version(version: Any, path: Path) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 from taming.errors import MissingPathError, UserError
 from taming.serialization.checkpoint import load_training_checkpoint
 from taming.serialization.directory import (
+    CONFIG_FILE,
     SavedModel,
-    is_model_directory,
     load_model_directory,
     save_model_directory,
 )
@@ -23,17 +23,12 @@ HUB_PREFIX = "hf:"
 class PretrainedModel(nn.Module):
     """A module that is saved as `config` and weights, and rebuilt from them.
 
-    A subclass says its `kind` and keeps the arguments of its constructor in `config`. It overrides
-    `to_saved` and `from_saved` if that is not all, as where a model is made of parts.
-
-    Attributes:
-        kind: what config.json calls the class.
-        part: what a generator calls it, if it is a part of one.
-        config: the constructor's arguments.
+    A subclass names its `kind` and keeps its constructor's arguments in `config`; one that is made
+    of parts overrides `to_saved` and `from_saved`.
     """
 
-    kind: ClassVar[str]
-    part: ClassVar[str | None] = None
+    kind: ClassVar[str]  # the class's name in config.json
+    part: ClassVar[str | None] = None  # its name as a part of a generator
     config: Any
 
     def to_saved(self) -> SavedModel:
@@ -125,7 +120,7 @@ def find_model(path: str | Path) -> Path:
         return path
     checkpoints = path / "checkpoints"
     for found in (path, path / "model", checkpoints / "best.ckpt", checkpoints / "last.ckpt"):
-        if found.is_file() or is_model_directory(found):
+        if found.is_file() or (found / CONFIG_FILE).is_file():
             return found
     raise UserError(
         f"{path} is neither a model directory (no config.json) nor a run directory (no model/, "

@@ -332,7 +332,7 @@ def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
     with pytest.raises(UserError, match=r"the first stage: .*: encoder\.conv_in\.bias"):
         convert({"state_dict": fewer}, params)
     alone = {n: weight for n, weight in weights.items() if n.startswith("transformer.")}
-    with pytest.raises(UserError, match="the first stage has no weights"):
+    with pytest.raises(UserError, match="the first stage: it holds no weights"):
         convert({"state_dict": alone}, params)
 
 
