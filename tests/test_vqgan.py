@@ -73,6 +73,10 @@ def test_encoding_is_deterministic_and_changes_nothing(training: bool) -> None:
     assert vqgan.training is training
 
 
+def test_the_package_shows_its_two_classes() -> None:
+    assert dir(taming) == ["ImageGenerator", "VQGAN", "__version__"]
+
+
 def test_the_whole_model_learns() -> None:
     vqgan = make()
     output = vqgan(pictures(2, 3, 16, 16))

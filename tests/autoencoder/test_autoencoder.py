@@ -52,14 +52,6 @@ def test_the_first_level_is_as_wide_as_the_base_and_the_last_as_its_multiple() -
     assert decoder.conv_out.weight.shape == (3, 8, 3, 3)
 
 
-def test_the_decoder_is_not_bounded() -> None:
-    decoder = Decoder(**SHAPE)
-    with torch.no_grad():
-        decoder.conv_out.bias.fill_(5.0)
-        decoder.conv_out.weight.zero_()
-    assert torch.all(decoder(torch.zeros(1, 6, 4, 4)) == 5.0)
-
-
 def test_downsampling_pads_on_the_right_and_the_bottom_only() -> None:
     layer = Downsample(1)
     with torch.no_grad():
@@ -105,12 +97,3 @@ def test_attention_sees_the_whole_map() -> None:
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (48, 24), (8, 8), (7, 7), (37, 1)])
 def test_group_norm_takes_as_many_groups_as_divide(channels: int, groups: int) -> None:
     assert group_norm(channels).num_groups == groups
-
-
-def test_dropout_is_off_in_evaluation() -> None:
-    torch.manual_seed(0)
-    encoder = Encoder(**{**SHAPE, "dropout": 0.5})
-    images = torch.randn(1, 3, 16, 16)
-    assert not torch.equal(encoder(images), encoder(images))
-    encoder.eval()
-    assert torch.equal(encoder(images), encoder(images))

@@ -96,12 +96,6 @@ def test_what_became_of_every_key_is_said(shared: Path, name: str, notes: list[s
     assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, *notes, OBJECTS]
 
 
-def test_the_grid_is_the_first_stages_and_the_context_the_block(shared: Path) -> None:
-    imported, _ = reference(shared, "class")
-    assert imported.model.config["grid_size"] == [8, 8]  # of 32 pixels, halved twice
-    assert imported.model.parts["transformer"].config["context_length"] == 65
-
-
 # --- conditions ---------------------------------------------------------------------------------
 
 
@@ -349,6 +343,10 @@ def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
             "is CodeGPT, and not their",
         ),
         ({"first_stage_config": None}, "config is wrong"),
+        (
+            {"downsample_cond_size": 16, "cond_stage_config": "__is_first_stage__"},
+            "downsample_cond",
+        ),
         ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, a kind of condition"),
         ({"cond_stage_config": {"target": "x.DummyCondStage"}}, "is DummyCondStage, a kind of"),
         ({"cond_stage_config": None}, "is None, a kind of condition"),
@@ -380,15 +378,3 @@ def test_arguments_that_do_not_fit_are_named(
     params["transformer_config"]["params"] |= changes
     with pytest.raises(UserError, match=message):
         convert(content, params)
-
-
-def test_a_config_of_the_first_stage_alone_is_named(shared: Path) -> None:
-    content, params = content_and_config(shared, "class")
-    with pytest.raises(UserError, match="is of VQModel, and this source imports Net2NetTrans"):
-        convert(content, {"model": params["first_stage_config"]})
-
-
-def test_a_smaller_condition_is_refused(shared: Path) -> None:
-    content, params = content_and_config(shared, "depth")
-    with pytest.raises(UserError, match="downsample_cond_size"):
-        convert(content, {**params, "downsample_cond_size": 16})

@@ -111,27 +111,7 @@ def test_a_decoder_that_does_not_mirror_its_encoder_is_refused() -> None:
     config = {"encoder_ch_mult": [1, 1], "decoder_ch_mult": [1, 2]}
     with pytest.raises(UserError, match=r"encoder_ch_mult \[1, 1\] is not decoder_ch_mult \[1, 2"):
         convert(weights, config)
-    with pytest.raises(UserError, match=r"codebook_size must be .* not many"):
-        convert(weights, {"codebook_size": "many"})
     with pytest.raises(UserError, match="config is wrong"):
         convert(weights, {"encoder_ch_mult": None})
     with pytest.raises(UserError, match="vq_model VQ-32 is unknown; known: VQ-8, VQ-16"):
         convert(weights, {"vq_model": "VQ-32"})
-
-
-def test_arguments_that_are_none_of_the_model_are_said() -> None:
-    shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-8"])
-    with torch.device("meta"):
-        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-        config = {"vq_model": "VQ-8", "codebook_l2norm": False, "image_size": 256}
-        imported = convert({"model": weights}, config)
-    assert imported.model.config["quantizer"]["cosine"] is True  # it was mistyped
-    assert imported.notes[-1].endswith("ignored: codebook_l2norm, image_size")
-
-
-@pytest.mark.parametrize("other", [{"main.0.weight": "text"}, {1: 2}, {}])
-def test_a_discriminator_without_weights_is_left_out(other: object) -> None:
-    shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-8"])
-    imported = on_meta(shapes, "VQ-8", discriminator=other)
-    assert imported.model.parts == {}
-    assert imported.notes[-1] == "left out beside the weights: discriminator"

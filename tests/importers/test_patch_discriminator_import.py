@@ -95,10 +95,6 @@ def test_one_that_sees_a_condition_is_dropped_by_name() -> None:
     assert weights.finish()[1].startswith("dropped d.* (16): it judges 6 channels")
 
 
-def test_no_discriminator_is_none() -> None:
-    assert patch_discriminator(ForeignWeights({"a": torch.zeros(1)}), "d.", 3) is None
-
-
 @pytest.mark.parametrize("actnorm", [False, True])
 def test_no_memory_is_taken_for_weights_that_are_not_there(actnorm: bool) -> None:
     """A first layer of 10 MB says that the second has 320 GB."""

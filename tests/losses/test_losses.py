@@ -1,10 +1,7 @@
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from taming.losses import (
     ADVERSARIAL_LOSSES,
@@ -43,19 +40,6 @@ def test_losses_far_from_0_stay_finite() -> None:
     assert non_saturating_generator_loss(-far).item() == 1000.0
 
 
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [(hinge_discriminator_loss, "hinge_d_loss"), (vanilla_discriminator_loss, "vanilla_d_loss")],
-)
-@pytest.mark.parametrize("model", ["vqgan", "vqgan_gumbel"])
-def test_losses_are_those_of_the_papers_code(
-    shared: Path, model: str, loss: Callable[..., torch.Tensor], name: str
-) -> None:
-    expected = load_file(shared / "reference" / "compvis" / model / "expected.safetensors")
-    found = loss(expected["scores_real_eval"], expected["scores_fake_eval"])
-    assert found.item() == pytest.approx(expected[name].item(), abs=1e-6)
-
-
 def test_each_game_has_its_two_losses() -> None:
     real, fake = torch.tensor([0.5]), torch.tensor([0.25])
     hinge, vanilla = 0.5 * (0.5 + 1.25), 0.5 * math.log((1 + math.exp(-0.5)) * (1 + math.exp(0.25)))
@@ -68,25 +52,6 @@ def test_each_game_has_its_two_losses() -> None:
     for name, (discriminator, generator) in ADVERSARIAL_LOSSES.items():
         found = (discriminator(real, fake).item(), generator(fake).item())
         assert found == pytest.approx(expected[name])
-
-
-@pytest.mark.parametrize("name", ["hinge", "vanilla", "non_saturating"])
-def test_the_generator_wants_higher_scores_and_the_discriminator_lower(name: str) -> None:
-    real, fake = torch.zeros(2, 3).requires_grad_(), torch.zeros(2, 3).requires_grad_()
-    discriminator, generator = ADVERSARIAL_LOSSES[name]
-    to_real, to_fake = torch.autograd.grad(discriminator(real, fake), (real, fake))
-    (to_generator,) = torch.autograd.grad(generator(fake), fake)
-    assert (to_real < 0).all()
-    assert (to_fake > 0).all()
-    assert (to_generator < 0).all()
-
-
-def test_a_discriminator_that_is_sure_learns_no_more() -> None:
-    real = torch.tensor([1.5], requires_grad=True)
-    fake = torch.tensor([-1.5], requires_grad=True)
-    hinge_discriminator_loss(real, fake).backward()
-    assert real.grad == 0
-    assert fake.grad == 0
 
 
 def test_pixel_losses_are_means() -> None:

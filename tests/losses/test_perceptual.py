@@ -67,11 +67,6 @@ def test_a_frozen_network_is_no_part_of_the_training() -> None:
     assert all(p.grad is None for p in module.frozen.network.parameters())
 
 
-def test_a_frozen_network_moves_with_its_module() -> None:
-    module = Trained().to(torch.float64)
-    assert next(module.frozen.network.parameters()).dtype == torch.float64
-
-
 def test_a_copy_shares_the_frozen_network_and_does_not_move_it() -> None:
     """A moving average deep-copies the training module, and may keep its copy on another device."""
     module = Trained()
@@ -159,20 +154,6 @@ def test_features_that_are_all_0_have_a_finite_lpips_gradient(hub: Path, backbon
     loss(first.requires_grad_(), second).backward()
     assert first.grad is not None
     assert torch.isfinite(first.grad).all()
-
-
-def test_untrained_lpips_moves_and_takes_grey_images(hub: Path) -> None:
-    loss = LPIPSLoss(backbone="alex", pretrained=False).to(torch.float64)
-    first, second = (x.double() for x in images(1, 64))
-    value = loss(first, second)
-    assert value.dtype == torch.float64
-    three = loss(first.expand(-1, 3, -1, -1), second.expand(-1, 3, -1, -1))
-    assert value.item() == three.item()
-
-
-def test_an_unknown_lpips_backbone() -> None:
-    with pytest.raises(UserError, match="'vgg' or 'alex', not 'resnet'"):
-        LPIPSLoss(backbone="resnet")
 
 
 # --- features -----------------------------------------------------------------------------------

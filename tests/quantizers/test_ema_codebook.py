@@ -80,18 +80,6 @@ def test_the_codebook_takes_no_gradient_but_learns() -> None:
     assert not torch.equal(quantizer.codebook, before)
 
 
-def test_an_unused_code_stays_instead_of_sinking_to_the_origin() -> None:
-    quantizer = VectorQuantizer(codebook_size=2, codebook_dim=1, ema_decay=0.5).train()
-    with torch.no_grad():
-        quantizer.codebook.copy_(torch.tensor([[0.0], [8.0]]))
-    assert quantizer.average is not None
-    quantizer.average.restart(torch.ones(2, dtype=torch.bool), quantizer.codebook)
-    for _ in range(200):  # 0.5^200 has no float32
-        quantizer(torch.zeros(1, 1, 2, 2))
-    # N was 0.5^9 when it last moved: N / (N + ε) is 0.995 then
-    assert quantizer.codebook[1].item() == pytest.approx(8 * 0.995, rel=1e-3)
-
-
 def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> None:
     codes = torch.tensor([[0.0, 0.0], [0.6, 0.8]])
     average = CodebookAverage(codes, 0.99)
@@ -104,13 +92,6 @@ def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> 
     )
     # all it remembers is this latent: N = 0.01, so the smoothing takes 0.1%
     torch.testing.assert_close(codes[1], torch.tensor([3.0, 4.0]), rtol=2e-3, atol=0)
-
-
-def test_cosine_codes_stay_unit_vectors() -> None:
-    quantizer = make(cosine=True, decay=0.5).train()
-    for z in batches(20):
-        quantizer(10 * z)
-    torch.testing.assert_close(quantizer.codebook.norm(dim=1), torch.ones(12))
 
 
 def test_a_revived_code_begins_its_average_anew() -> None:

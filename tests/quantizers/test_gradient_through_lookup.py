@@ -19,13 +19,6 @@ def test_the_value_is_exactly_the_codes(through: object) -> None:
     assert torch.equal(through(rows, codes), codes)  # type: ignore[operator]
 
 
-def test_the_straight_gradient_arrives_unchanged() -> None:
-    rows, codes = pair()
-    arriving = torch.randn_like(codes)
-    (gradient,) = torch.autograd.grad(straight_through(rows, codes), rows, arriving)
-    assert torch.equal(gradient, arriving)
-
-
 def test_the_rotated_gradient_is_that_of_an_independent_implementation() -> None:
     rows, codes = pair()
     arriving = torch.randn_like(codes)

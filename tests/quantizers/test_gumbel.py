@@ -1,11 +1,9 @@
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from taming.quantizers import GumbelQuantizer
 
@@ -55,12 +53,6 @@ def test_value_and_gradients_are_those_of_torchs_gumbel_softmax(hard: bool) -> N
     assert torch.equal(output.indices.flatten(), draws.argmax(1))
 
 
-def test_hard_draws_are_codes_exactly() -> None:
-    quantizer = make().train()
-    output = quantizer(latents())
-    assert torch.equal(quantizer.lookup(output.indices), output.quantized)
-
-
 def test_evaluation_takes_the_largest_logit_in_float64() -> None:
     quantizer = make(codebook_size=256).eval()
     weight, bias = quantizer.projection.weight.double(), quantizer.projection.bias.double()
@@ -95,17 +87,6 @@ def test_the_loss_is_the_divergence_from_uniform() -> None:
         assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_loss_by_hand() -> None:
-    quantizer = make(kl_weight=1.0)
-    with torch.no_grad():
-        quantizer.projection.weight.zero_()
-        quantizer.projection.bias.zero_()
-    assert quantizer(latents()).loss.item() == pytest.approx(0.0, abs=1e-6)
-    with torch.no_grad():
-        quantizer.projection.bias[3] = 1e3  # always the same code
-    assert quantizer(latents()).loss.item() == pytest.approx(math.log(16), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -137,27 +118,3 @@ def test_a_lower_temperature_makes_mixtures_more_like_codes() -> None:
         difference = output.quantized - quantizer.lookup(output.indices)
         distances.append(difference.norm(dim=1).mean().item())
     assert distances[1] < 0.05 * distances[0]
-
-
-def test_it_holds_the_reference_models_projection_and_codebook(shared: Path) -> None:
-    # Their weights, recovered from what they compute: 128 latents of width 32 determine the
-    # projection, and the quantized latents are rows of the codebook.
-    folder = shared / "reference" / "compvis" / "vqgan_gumbel"
-    if not folder.is_dir():
-        pytest.skip(f"needs {folder}")
-    expected = load_file(folder / "expected.safetensors")
-    rows = as_rows(expected["latents"]).double()
-    logits = as_rows(expected["codebook_logits"]).double()
-    solution = torch.linalg.lstsq(torch.cat([rows, torch.ones(len(rows), 1)], 1), logits).solution
-    quantizer = GumbelQuantizer(codebook_size=64, codebook_dim=32, kl_weight=1.0).eval()
-    with torch.no_grad():
-        quantizer.projection.weight.copy_(solution[:-1].T)
-        quantizer.projection.bias.copy_(solution[-1])
-        quantizer.codebook[expected["indices"].flatten()] = as_rows(expected["quantized"])
-        output = quantizer(expected["latents"])
-        ours = quantizer.code_logits(as_rows(expected["latents"]))
-    torch.testing.assert_close(ours.double(), logits, rtol=0, atol=1e-5)
-    assert torch.equal(output.indices, expected["indices"])
-    assert torch.equal(output.quantized, expected["quantized"])
-    q = logits.softmax(1)
-    assert output.loss.item() == pytest.approx((q * (q * 64).log()).sum(1).mean().item(), rel=1e-4)

@@ -64,26 +64,6 @@ def test_each_loss_moves_its_own_side_only(cosine: bool) -> None:
         assert gradients[1] is None
 
 
-def test_the_commitment_gradient_is_twice_beta_times_the_mean_difference() -> None:
-    quantizer = make(commitment_weight=0.5)
-    z = latents().requires_grad_()
-    output = quantizer(z)
-    (gradient,) = torch.autograd.grad(output.losses["commitment_loss"], z)
-    expected = 2 * 0.5 * (z - quantizer.lookup(output.indices)) / z.numel()
-    torch.testing.assert_close(gradient, expected.detach())
-
-
-def test_the_gradient_goes_straight_through_to_the_latents() -> None:
-    quantizer = make()
-    z = latents().requires_grad_()
-    arriving = torch.randn(2, 4, 3, 5)
-    to_latents, to_codes = torch.autograd.grad(
-        quantizer(z).quantized, [z, quantizer.codebook], arriving, allow_unused=True
-    )
-    assert torch.equal(to_latents, arriving)
-    assert to_codes is None
-
-
 def test_the_search_is_in_float32_under_autocast() -> None:
     # two codes that bfloat16 cannot tell apart
     quantizer = make(codebook_size=2, codebook_dim=1)
@@ -140,15 +120,6 @@ def test_the_search_takes_a_bounded_number_of_distances_at_once(
     torch.testing.assert_close(output.loss, whole.loss)
 
 
-def test_a_codebook_larger_than_a_chunk_is_searched_latent_by_latent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows, codes = latents().reshape(-1, 4), make().codebook.detach()
-    expected = torch.cdist(rows, codes).argmin(1)
-    monkeypatch.setattr(search, "CHUNK_DISTANCES", 1)
-    assert torch.equal(search.nearest(rows, codes), expected)
-
-
 def test_the_first_batch_initialises_the_codebook_with_its_latents() -> None:
     quantizer = make(codebook_size=8, revive_after=5)
     z = latents()
@@ -157,16 +128,6 @@ def test_the_first_batch_initialises_the_codebook_with_its_latents() -> None:
     distances = torch.cdist(quantizer.codebook.detach(), rows)
     assert torch.equal(distances.min(1).values, torch.zeros(8))
     assert len(distances.argmin(1).unique()) == 8  # eight different latents
-
-
-def test_a_batch_smaller_than_the_codebook_leaves_the_rest_to_the_next() -> None:
-    quantizer = make(codebook_size=32, revive_after=5)
-    before = quantizer.codebook.detach().clone()
-    quantizer.train()(latents(1, 4, 3, 4))
-    changed = (quantizer.codebook != before).any(1)
-    assert changed.sum() == 12
-    quantizer(latents(2, 4, 4, 4))
-    assert (quantizer.codebook != before).any(1).all()
 
 
 def test_dead_codes_are_moved_to_latents_and_used_ones_left_alone() -> None:
@@ -183,17 +144,6 @@ def test_dead_codes_are_moved_to_latents_and_used_ones_left_alone() -> None:
     assert quantizer.codebook[:2].flatten().tolist() == [0.0, 1.0]
     assert quantizer.codebook[2].item() in z.flatten().tolist()
     assert quantizer.batches_unused[2] == 0  # chosen: it is its latent's nearest
-
-
-def test_the_revival_survives_saving() -> None:
-    quantizer = make(codebook_size=16, revive_after=3).train()
-    quantizer(latents())
-    other = make(codebook_size=16, revive_after=3)
-    other.load_state_dict(quantizer.state_dict())
-    assert torch.equal(other.batches_unused, quantizer.batches_unused)
-    assert other.batches_unused.max() < 3  # a loaded codebook is not initialised again
-    other.train()(latents())
-    assert torch.equal(other.codebook, quantizer.codebook)
 
 
 def looks(monkeypatch: pytest.MonkeyPatch, quantizer: VectorQuantizer, steps: int) -> list[int]:

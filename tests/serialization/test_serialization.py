@@ -2,7 +2,6 @@ import json
 import pickle
 import random
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,7 @@ def test_other_peoples_files_are_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("start", "path"),
-    [("model", "."), ("model", "../model"), ("model", "deep/.."), ("model/deep", "..")],
+    [("model", "."), ("model/deep", "..")],
 )
 def test_the_current_directory_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, path: str
@@ -149,17 +148,6 @@ def test_truncated_weights_are_named(tmp_path: Path, fraction: float) -> None:
         load_model_directory(path)
 
 
-def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.json is not the config\.json of a"):
-        load_model_directory(tmp_path)
-
-
-def test_kinds_are_checked() -> None:
-    assert saved().require("vqgan").kind == "vqgan"
-    with pytest.raises(UserError, match="here holds a vqgan, where a generator is needed"):
-        replace(saved(), source="here").require("generator")
-
-
 def test_fingerprints_tell_models_apart() -> None:
     reference = saved().fingerprint()
     assert saved().fingerprint() == reference
@@ -169,14 +157,6 @@ def test_fingerprints_tell_models_apart() -> None:
     changes[3].parts["transformer"].state["weight"][0] = 9
     changes[4].state["a"] = changes[4].state["a"].view(3, 2)
     assert len({reference, *(model.fingerprint() for model in changes)}) == 6
-
-
-def test_fingerprints_are_the_same_after_saving(tmp_path: Path) -> None:
-    model = saved()
-    model.state["half"] = torch.ones(3, dtype=torch.bfloat16)
-    model.state["scalar"] = torch.tensor(3)
-    path = save_model_directory(model, tmp_path / "model")
-    assert load_model_directory(path).fingerprint() == model.fingerprint()
 
 
 # --- training checkpoints -----------------------------------------------------------------------
@@ -218,32 +198,17 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, zipped: bool) -> No
     [
         {"state_dict": {"weight": torch.ones(2)}},
         {"model": {"weight": torch.ones(2)}},
-        {"model": torch.ones(2)},
+        {"state_dict": {"weight": torch.ones(2)}, "callbacks": {Path: Dangerous(Path("x"))}},
         [1, 2],
     ],
 )
-def test_checkpoints_of_other_programs_are_named(tmp_path: Path, content: Any) -> None:
+def test_how_checkpoints_of_other_programs_are_used_is_said(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "foreign.ckpt"
     torch.save(content, path)
-    with pytest.raises(
-        UserError, match=r"foreign\.ckpt is a checkpoint of another program"
-    ) as caught:
+    with pytest.raises(UserError, match=r"foreign\.ckpt .* of another program") as caught:
         load_saved_model(path)
     assert "are imported by scripts/import_checkpoint.py first" in str(caught.value)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_how_checkpoints_with_foreign_objects_are_used_is_said(
-    tmp_path: Path, zipped: bool
-) -> None:
-    """As Lightning's of CompVis have them: `weights_only` refuses to read these."""
-    path = tmp_path / "last.ckpt"
-    content = {"state_dict": {"weight": torch.ones(2)}, "callbacks": {Path: Dangerous(path)}}
-    torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UserError, match=r"are imported by scripts/import_checkpoint\.py") as caught:
-        load_saved_model(path)
-    assert str(caught.value).isprintable()  # torch's message has escapes
-    assert "trust" not in str(caught.value)  # and says how to run what is in the file
+    assert "trust" not in str(caught.value)  # torch's message says how to run what is in the file
 
 
 def test_checkpoints_of_another_version_are_named(tmp_path: Path) -> None:
@@ -308,9 +273,6 @@ def test_a_path_that_does_not_exist_is_no_hub_name(tmp_path: Path) -> None:
             find_model(path)
         assert "hf:owner/name" in str(caught.value)
         assert isinstance(caught.value, FileNotFoundError)
-
-
-def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"neither a model directory .* nor a run directory"):
         find_model(tmp_path)
 
