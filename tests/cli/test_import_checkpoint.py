@@ -153,7 +153,7 @@ def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
     write_compvis_checkpoint(tmp_path)
     fails(run("import_checkpoint"), "checkpoint, config, output, source")
     fails(call(run, source="compvis"), "'compvis' is unknown", "compvis_vqgan, compvis_tr")
-    fails(call(run, checkpoint="nowhere.ckpt"), "nowhere.ckpt is no file")
+    fails(call(run, checkpoint="nowhere.ckpt"), "nowhere.ckpt does not exist")
     fails(call(run, config="nowhere.yaml"), "config=nowhere.yaml does not exist")
     fails(call(run, config="f16-2048"), "neither a file nor a published size", "f16-1024")
     (tmp_path / "list.yaml").write_text("- 1\n")
