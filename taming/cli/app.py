@@ -48,7 +48,7 @@ RESOLVED_FILE = "config.yaml"  # in a run directory
 # what a run keeps when it is resumed: what its model is, and which images it is trained on
 FIXED = ("adversary", "data", "experiment", "run_dir", "size", "training.ema_decay",
     "data.resolution", "data.channels", "data.val_fraction", "data.source.labels",
-    "data.labels")  # fmt: skip
+    "data.num_classes", "data.condition")  # fmt: skip
 FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",
     "conditioning", "condition_", "size/", "~")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to

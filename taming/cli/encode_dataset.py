@@ -7,7 +7,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from taming.cli.app import device, program, resolved
-from taming.cli.encoding import ENCODING_TYPES, encode, open_images
+from taming.cli.data import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
 from taming.serialization import find_model
@@ -38,11 +38,12 @@ def main(config: DictConfig) -> None:
 
 def describe(cache: TokenDataset) -> str:
     """What is in a cache, and how large it is."""
-    parts = []
-    for name, array in cache.arrays.items():
-        _, _, height, width = array.shape
-        what = "condition codes" if name == "condition_indices" else "codes"
-        parts.append(f"{height}×{width} {what} each")
+    made = cache.description
+    text = f"{len(cache):,} images"
+    if made.num_views > 1:
+        text += f" in {made.num_views} views"
+    text += ", {}×{} codes each".format(*made.indices.grid_size)
+    if made.condition_indices is not None:
+        text += ", {}×{} condition codes each".format(*made.condition_indices.grid_size)
     size = sum(array.nbytes for array in cache.arrays.values())
-    views = f" in {cache.num_views} views" if cache.num_views > 1 else ""
-    return f"{len(cache):,} images{views}, {', '.join(parts)}, {size / 2**20:.1f} MiB"
+    return f"{text}, {size / 2**20:.1f} MiB"

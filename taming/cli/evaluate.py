@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, build, device, program, resolved
-from taming.cli.encoding import with_tokenizer_shape
-from taming.cli.hints import condition_settings, setting
+from taming.cli.data import build_data, condition_settings, with_tokenizer_shape
+from taming.cli.hints import setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator
@@ -36,7 +36,7 @@ def main(config: DictConfig) -> None:
     check_pictures(tokenizer)
     with_tokenizer_shape(config, tokenizer, resolution)
     warn_of_trained_images(config)
-    data = build(config.data)
+    data = build_data(config)
     data.setup()
     report = evaluate_model(
         model.to(where),

@@ -11,7 +11,8 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
 from taming.cli.app import build, device, program, resolved
-from taming.cli.hints import data_of_run, given_settings, setting
+from taming.cli.data import data_of_run
+from taming.cli.hints import given_settings, setting
 from taming.errors import UserError
 from taming.evaluation import load_classifier
 from taming.generation import ImageGenerator

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from taming.errors import UserError
@@ -36,9 +37,10 @@ def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -
 def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator[str]:
     annotations = _annotations(config.get("_target_"))
     for key in map(str, config):
-        if OmegaConf.is_missing(config, key):
+        try:
+            value, annotation = config[key], annotations.get(key)
+        except (MissingMandatoryValue, InterpolationToMissingValueError):
             continue
-        value, annotation = config[key], annotations.get(key)
         annotation = expected.get(str(config._get_full_key(key)), annotation)
         if annotation is not None and "_target_" not in str(value):  # which becomes an object
             yield from _wrong(config, key, annotation)

@@ -17,8 +17,8 @@ from taming.cli.app import (
     resume_config,
     write_config,
 )
-from taming.cli.encoding import ENCODING_TYPES, encode, open_images
-from taming.cli.hints import condition_settings, setting
+from taming.cli.data import ENCODING_TYPES, condition_settings, encode, open_images
+from taming.cli.hints import setting
 from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
 from taming.conditioning import (
@@ -28,7 +28,7 @@ from taming.conditioning import (
     ImageCondition,
     Unconditional,
 )
-from taming.data import ImageDataModule, PairedDataModule, TokenDataModule
+from taming.data import ImageDataModule, LabelMapReader, TokenDataModule
 from taming.errors import UserError
 from taming.serialization import find_model, load_training_checkpoint
 from taming.training import check_resume, train
@@ -87,13 +87,7 @@ def main(config: DictConfig) -> float | None:
     run_dir = begin_run(config)
     where = torch.device(trainer.device_kind())
     train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, where)
-    tokens = TokenDataModule(
-        train_tokens,
-        val_tokens,
-        batch_size=images.batch_size,
-        val_batch_size=images.val_batch_size,
-        seed=config.seed,
-    )
+    tokens = TokenDataModule(train_tokens, val_tokens, images.loader, seed=config.seed)
     result = train(
         module,
         tokens,
@@ -166,15 +160,17 @@ def build_conditioning(
             none of.
     """
     if condition_tokenizer is not None:
-        assert isinstance(images, PairedDataModule)
+        reader = images.condition_reader
+        settings: dict[str, Any] = {"unlabelled": None}
+        if isinstance(reader, LabelMapReader):
+            names = ("palette", "unlabelled", "unlabelled_class")
+            settings = {name: getattr(reader, name) for name in names}
         return ImageCondition(
             condition_tokenizer.codebook_size,
             condition_tokenizer.grid_size_for(images.condition_resolution),
             config.condition_dropout,
             as_context=config.condition_as == "context",
-            palette=images.palette,
-            unlabelled=images.unlabelled,
-            unlabelled_class=images.unlabelled_class,
+            **settings,
         )
     kind = config.conditioning
     if kind == "auto":
@@ -183,10 +179,9 @@ def build_conditioning(
     if kind == "none":
         return Unconditional()
     if images.num_classes is None:
-        pairs = isinstance(images, PairedDataModule)
         raise UserError(
             "conditioning=class needs images with classes: one folder a class in "
-            "data=image_folder, or a set that has them."
-            + (" Those of data=paired have none, but condition images." if pairs else "")
+            "data=image_folder, or a set that has them. Those of data=paired have none, but "
+            "condition images."
         )
     return ClassLabel(images.num_classes, config.condition_dropout, images.class_names)

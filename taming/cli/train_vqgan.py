@@ -18,7 +18,8 @@ from taming.cli.app import (
     set_seed,
     write_config,
 )
-from taming.cli.hints import data_settings, override, setting
+from taming.cli.data import build_data, data_settings
+from taming.cli.hints import override, setting
 from taming.cli.setting_types import check_types
 from taming.cli.training import finish, start_trackers
 from taming.errors import UserError
@@ -44,7 +45,7 @@ def main(config: DictConfig) -> float | None:
     if config.resume is not None:
         config = resume_config(config)
     resolved(config)  # missing values first
-    check_types(config, {"data.resolution": int | tuple[int, int]})
+    check_types(config, {"data.label_map.num_classes": int | None})
     trainer = build(config.trainer)
     trainer.lightning_trainer()  # a missing GPU is noticed now
     check_finetuning(config)
@@ -95,7 +96,7 @@ def main(config: DictConfig) -> float | None:
         gradient_clip=trainer.gradient_clip,
     )
     trainer.check_monitor(module)
-    data = build(config.data).images_alone()
+    data = build_data(config, conditions=False)
     if of_label_maps != data.of_label_maps:
         raise UserError(
             "training.reconstruction=cross_entropy and data=label_maps go together, and only one "

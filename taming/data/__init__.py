@@ -1,56 +1,46 @@
-"""Images, label maps and pairs for training and evaluation: sources, transforms, data modules.
+"""Images, label maps and pairs for training and evaluation: sources, transforms, data modules."""
 
-`taming.data.sets` holds one function for each data set a config can name.
-"""
-
-from taming.data.builtin import ArraySource
+from taming.data.arrays import CIFAR10, ArraySource, Digits, FashionMNIST
 from taming.data.dataset import ImageDataset, Source
-from taming.data.image_file import ImageFile, LabelMapFile, open_images, open_label_maps
 from taming.data.image_folder import ImageFolder
-from taming.data.images import BrokenImageError, load_image
+from taming.data.images import BrokenImageError, PictureReader, Reader
 from taming.data.inspection import InspectionImages
-from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform
-from taming.data.loading import EndlessDataModule
-from taming.data.lock import exclusive
-from taming.data.module import ImageDataModule, Part, hold_out
-from taming.data.paired_module import PairedDataModule
-from taming.data.pairs import Pair, PairFolder, PairTransform
+from taming.data.label_maps import LabelMapReader
+from taming.data.module import EndlessDataModule, ImageDataModule, LoaderOptions
 from taming.data.sampler import EndlessBatches
-from taming.data.split import held_out_split
+from taming.data.sources import DataSource, ImageFiles, ImagesOfPairs, PairFiles
+from taming.data.split import Part, held_out_split
 from taming.data.token_writer import TokenWriter
 from taming.data.tokens import CacheDescription, TokenDataModule, TokenDataset, TokenGrid
 from taming.data.transforms import ImageTransform
 
 __all__ = [
+    "CIFAR10",
     "ArraySource",
     "BrokenImageError",
     "CacheDescription",
+    "DataSource",
+    "Digits",
     "EndlessBatches",
     "EndlessDataModule",
+    "FashionMNIST",
     "ImageDataModule",
     "ImageDataset",
-    "ImageFile",
+    "ImageFiles",
     "ImageFolder",
     "ImageTransform",
+    "ImagesOfPairs",
     "InspectionImages",
-    "LabelMapFile",
-    "LabelMapFolder",
     "LabelMapReader",
-    "LabelMapTransform",
-    "Pair",
-    "PairFolder",
-    "PairTransform",
-    "PairedDataModule",
+    "LoaderOptions",
+    "PairFiles",
     "Part",
+    "PictureReader",
+    "Reader",
     "Source",
     "TokenDataModule",
     "TokenDataset",
     "TokenGrid",
     "TokenWriter",
-    "exclusive",
     "held_out_split",
-    "hold_out",
-    "load_image",
-    "open_images",
-    "open_label_maps",
 ]

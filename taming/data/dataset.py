@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
-from taming.data.images import BrokenImageError, Color
+from taming.data.images import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
@@ -20,11 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where decoded images come from: a folder, an archive, an array.
+    """A list of images, decoded when they are asked for: a folder, an archive, an array.
 
     Attributes:
         description: name for messages and summaries.
-        background: RGB behind transparent parts.
         class_names: empty if there are no classes.
         broken: (name, reason) of the files left out.
         sizes: (height, width) of each image, where known.
@@ -33,7 +33,6 @@ class Source(Protocol):
     """
 
     description: str
-    background: Color
     class_names: list[str]
     broken: list[tuple[str, str]]
     sizes: list[tuple[int, int]] | None
@@ -41,17 +40,13 @@ class Source(Protocol):
     max_broken_fraction: float
 
     @property
-    def channels(self) -> int:
-        """Of every image: 1, 3, or the number of classes of label maps."""
+    def reader(self) -> Reader:
+        """Turns what `load` returns into tensors."""
 
     def __len__(self) -> int: ...
 
-    def load(self, index: int) -> Any:
-        """What the transform's `item` takes: for `ImageTransform` a picture of mode `L` or `RGB`.
-
-        A label map's class numbers for `LabelMapTransform`, both for `PairTransform`. Raises
-        `BrokenImageError`.
-        """
+    def load(self, index: int) -> Image.Image:
+        """Decodes an image; raises `BrokenImageError`."""
 
     def label(self, index: int) -> int | None:
         """The class of an image, without loading it."""
@@ -69,8 +64,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
     float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is
-    its class number and missing if there are no classes; pairs have `conditions` too (see
-    `PairTransform`).
+    its class number and missing if there are no classes; `conditions`, of pairs, is the condition's
+    tensor in the same view.
 
     An image that cannot be loaded after all is replaced by the next one of its class, and reported
     once.
@@ -80,6 +75,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         transform: what is done with them.
         seed: of the augmentation, not negative.
         indices: the part of the source to take, in this order; None for all.
+        conditions: of pairs: the condition of image i of the source is its image i.
 
     Raises:
         UserError: if images have sizes that the transform cannot use; in `__getitem__`, if more
@@ -93,10 +89,12 @@ class ImageDataset(Dataset[dict[str, Any]]):
         *,
         seed: int,
         indices: Sequence[int] | None = None,
+        conditions: Source | None = None,
     ) -> None:
         self.source = source
         self.transform = transform
         self.seed = seed
+        self.conditions = conditions
         self._indices = np.arange(len(source)) if indices is None else np.asarray(indices)
         # in shared memory, so that what a loader's worker finds broken is known to all of them
         self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()
@@ -110,8 +108,18 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of {len(self)}")
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
-        loaded, index = self._load(index)
-        item: dict[str, Any] = self.transform.item(loaded, rng, self.name(index))
+        image, condition, index = self._load(index)
+        item: dict[str, Any]
+        if condition is None:
+            image = self.transform(image, rng, self.name(index))
+            item = {"images": self.source.reader.tensor(image)}
+        else:
+            assert self.conditions is not None
+            image, condition = self.transform.pair(image, condition, rng, self.name(index))
+            item = {
+                "images": self.source.reader.tensor(image),
+                "conditions": self.conditions.reader.tensor(condition),
+            }
         label = self.label(index)
         return item if label is None else {**item, "labels": label}
 
@@ -128,12 +136,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     @property
     def channels(self) -> int:
         """1, 3, or the number of classes of label maps."""
-        return self.source.channels
-
-    @property
-    def background(self) -> Color:
-        """RGB, 0 to 255, behind transparent parts."""
-        return self.source.background
+        return self.source.reader.channels
 
     @property
     def resolution(self) -> tuple[int, int]:
@@ -141,9 +144,14 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return self.transform.size
 
     @property
+    def in_memory(self) -> bool:
+        """Whether loading an image only copies it."""
+        return self.source.in_memory
+
+    @property
     def broken(self) -> list[tuple[str, str]]:
         """(name, reason) of the files that the whole source left out at the start."""
-        return self.source.broken
+        return self.source.broken + ([] if self.conditions is None else self.conditions.broken)
 
     @property
     def replaced(self) -> list[str]:
@@ -164,17 +172,23 @@ class ImageDataset(Dataset[dict[str, Any]]):
         Neither the seed nor where the files lie is part of it.
         """
         digest = hashlib.sha256(self.source.fingerprint().encode())
+        if self.conditions is not None:
+            digest.update(self.conditions.fingerprint().encode())
         digest.update(self._indices.astype(np.int64).tobytes())
         digest.update(repr(self.transform).encode())
         return digest.hexdigest()
 
-    def _load(self, index: int) -> tuple[Any, int]:
-        """What the source loads, and its index: another than asked for if that one is broken."""
+    def _load(self, index: int) -> tuple[Image.Image, Image.Image | None, int]:
+        """Image, condition and index of an item: another than `index` if that one is broken."""
         for candidate in self._with_stand_ins(index):
             if self._replaced[candidate]:
                 continue
+            number = int(self._indices[candidate])
             try:
-                return self.source.load(int(self._indices[candidate])), candidate
+                image = self.source.load(number)
+                if self.conditions is None:
+                    return image, None, candidate
+                return image, self.conditions.load(number), candidate
             except BrokenImageError as error:
                 self._note_broken(candidate, error)
         raise UserError(f"{self.source.description}: none of its {len(self)} images can be loaded.")
@@ -189,12 +203,13 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def _note_broken(self, index: int, error: BrokenImageError) -> None:
         self._replaced[index] = True
         num_broken = int(self._replaced.sum())
-        found = f"{self.source.description}: {self.name(index)} is broken ({error})"
+        what = "is broken" if self.conditions is None else "or its condition is broken"
+        found = f"{self.source.description}: {self.name(index)} {what} ({error})"
         if num_broken > self.source.max_broken_fraction * len(self):
             raise UserError(
                 f"{found}, as are {num_broken - 1} others that passed the check at the start: "
-                f"more than data.max_broken_fraction={self.source.max_broken_fraction:g} of "
-                f"{len(self)} allows. Remove them; data.check=full finds them at the start."
+                f"more than max_broken_fraction={self.source.max_broken_fraction:g} of "
+                f"{len(self)} allows. Remove them; check=full finds them at the start."
             )
         log.warning("%s and replaced by another image; %d so far", found, num_broken)
 
@@ -212,7 +227,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
                 misfits.append(str(error))
         if misfits:
             rest = (
-                f" So it is with {len(misfits)} images of {len(self)}." if len(misfits) > 1 else ""
+                f" The same is true of {len(misfits)} images of {len(self)}."
+                if len(misfits) > 1
+                else ""
             )
             raise UserError(f"{self.source.description}: {misfits[0]}{rest}")
         return num_magnified

@@ -1,4 +1,4 @@
-"""Image files in a folder or a zip archive, read the same way."""
+"""Image files in a folder, in a zip archive, or a single one, read the same way."""
 
 import os
 import re
@@ -9,9 +9,10 @@ from typing import IO, NamedTuple
 
 from taming.errors import MissingPathError, UserError
 
-__all__ = ["FileEntry", "FolderFiles", "ZipFiles", "natural_key", "open_files"]
+__all__ = ["FileEntry", "FileList", "describe_ignored", "natural_key", "open_files", "some"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
+NUM_NAMED = 10
 
 
 class FileEntry(NamedTuple):
@@ -28,18 +29,11 @@ class FileEntry(NamedTuple):
     stamp: int
 
 
-def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Sort key under which `image10` follows `image9`; ties go by the plain name."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
-
-
-class FolderFiles:
-    """The image files below a folder, in natural order; links are followed, hidden files left out.
-
-    Links that lead nowhere are among them, as in a git-annex or DVC checkout without its content.
+class FileList:
+    """Image files in natural order.
 
     Attributes:
+        path: the folder, archive or file.
         entries: the files.
         ignored: number of files with other suffixes, by suffix.
     """
@@ -47,74 +41,64 @@ class FolderFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ignored: Counter[str] = Counter()
-        found = []
-        for file in self._walk(path, frozenset()):
-            name = file.relative_to(path).as_posix()
-            if _is_image(name, self.ignored):
-                try:
-                    status = file.stat()
-                except OSError:  # a link to nothing: an image that cannot be read
-                    status = file.lstat()
-                found.append(FileEntry(name, status.st_size, status.st_mtime_ns))
-        self.entries = sorted(found, key=lambda entry: natural_key(entry.name))
+        self.entries = sorted(self._find(), key=lambda entry: natural_key(entry.name))
 
-    def read(self, name: str) -> bytes:
-        """The content of one file."""
-        return (self.path / name).read_bytes()
+    def _find(self) -> list[FileEntry]:
+        """Here the path itself, whatever its suffix."""
+        return [_entry(self.path.name, self.path)]
 
     def open(self, name: str) -> IO[bytes]:
-        """One file, to read some of."""
-        return (self.path / name).open("rb")
+        """Opens one of the files for reading."""
+        return self.path.open("rb")
 
-    def _walk(self, folder: Path, parents: frozenset[str]) -> list[Path]:
-        real = os.path.realpath(folder)
-        if real in parents:  # a link to a folder that contains it
-            return []
-        files = []
-        try:
-            with os.scandir(folder) as children:
-                for child in children:
-                    if child.is_dir() and not _is_hidden(child.name):
-                        files += self._walk(Path(child.path), parents | {real})
-                    elif child.is_file() or not Path(child.path).exists():
-                        files.append(Path(child.path))
-        except PermissionError as error:
-            raise UserError(f"{folder} cannot be read: permission denied.") from error
-        return files
+    def _is_image(self, name: str) -> bool:
+        path = PurePosixPath(name)
+        if any(_is_hidden(part) for part in path.parts):
+            return False
+        suffix = path.suffix.lower()
+        if suffix not in SUFFIXES:
+            self.ignored[suffix or "without suffix"] += 1
+        return suffix in SUFFIXES
 
 
-class ZipFiles:
-    """The image files in a zip archive, in natural order; each process opens it for itself.
+class FolderFiles(FileList):
+    """The image files below a folder; links are followed, hidden files left out.
 
-    Attributes: as for `FolderFiles`.
+    Links that lead nowhere are among them, as in a git-annex or DVC checkout without its content.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.ignored: Counter[str] = Counter()
+    def _find(self) -> list[FileEntry]:
+        names = [(f.relative_to(self.path).as_posix(), f) for f in _walk(self.path, frozenset())]
+        return [_entry(name, file) for name, file in names if self._is_image(name)]
+
+    def open(self, name: str) -> IO[bytes]:
+        """Opens one of the files for reading."""
+        return (self.path / name).open("rb")
+
+
+class ZipFiles(FileList):
+    """The image files in a zip archive; each process opens it for itself."""
+
+    def _find(self) -> list[FileEntry]:
         self._opened: tuple[int, zipfile.ZipFile] | None = None
+        self._members: dict[str, str] = {}  # names in the archive that differ from the entries'
         try:
             infos = [info for info in self._archive().infolist() if not info.is_dir()]
         except (zipfile.BadZipFile, OSError) as error:
-            raise UserError(f"{path} is not a readable zip archive: {error}.") from error
+            raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
         if any(info.flag_bits & 1 for info in infos):
-            raise UserError(f"{path} is encrypted: unpack it and give the folder instead.")
+            raise UserError(f"{self.path} is encrypted: unpack it and give the folder instead.")
         images = {}
-        self._members: dict[str, str] = {}  # names in the archive that differ from the entries'
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
             if name != info.filename:
                 self._members[name] = info.filename
-            if not name.endswith("/") and _is_image(name, self.ignored):
+            if not name.endswith("/") and self._is_image(name):
                 images[name] = FileEntry(name, info.file_size, info.CRC)
-        self.entries = sorted(images.values(), key=lambda entry: natural_key(entry.name))
-
-    def read(self, name: str) -> bytes:
-        """The content of one file."""
-        return self._archive().read(self._members.get(name, name))
+        return list(images.values())
 
     def open(self, name: str) -> IO[bytes]:
-        """One file, to read some of."""
+        """Opens one of the files for reading."""
         return self._archive().open(self._members.get(name, name))
 
     def _archive(self) -> zipfile.ZipFile:
@@ -127,70 +111,91 @@ class ZipFiles:
         return {**self.__dict__, "_opened": None}
 
 
-def open_files(
-    path: str | Path,
-    key: str = "data.path",
-    subfolder: str | None = None,
-    subfolder_key: str = "data.subfolder",
-) -> FolderFiles | ZipFiles:
-    """Lists the images in a folder or `.zip` file.
+def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
+    """Lists the images in a folder or `.zip` file; any other file is taken for an image.
 
     Args:
         path: where.
-        key: name of the setting `path` came from, for messages.
         subfolder: list only the images below this folder of it; None for all.
-        subfolder_key: name of the setting `subfolder` came from.
 
     Raises:
         MissingPathError: if nothing is there.
-        UserError: if it is neither of the two or holds no image files.
+        UserError: if there are no image files.
     """
     path = Path(path).expanduser()
     if not path.exists():
         raise MissingPathError(
-            f"{path} does not exist (looked from {Path.cwd()}). "
-            f"Give a folder of images or a .zip file as {key}."
+            f"{path} does not exist (looked from {Path.cwd()}). Give a folder of images, a .zip "
+            "file or an image."
         )
-    if path.is_file() and path.suffix.lower() != ".zip":
-        raise UserError(f"{path} is neither a folder nor a .zip file: {key} must be one of them.")
-    files = ZipFiles(path) if path.is_file() else FolderFiles(path)
+    files: FileList
+    if path.is_dir():
+        files = FolderFiles(path)
+    else:
+        files = ZipFiles(path) if path.suffix.lower() == ".zip" else FileList(path)
     if not files.entries:
         others = f" (but {describe_ignored(files.ignored)})" if files.ignored else ""
         raise UserError(
-            f"{path} holds no images{others}: {key} must lead to files that end in "
+            f"{path} holds no images{others}: they are files that end in "
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
     if subfolder is not None:
-        _keep_subfolder(files, str(subfolder).strip("/"), subfolder_key)
+        _keep_subfolder(files, str(subfolder).strip("/"))
     return files
 
 
-def _keep_subfolder(files: FolderFiles | ZipFiles, subfolder: str, key: str) -> None:
-    folders = {entry.name.rpartition("/")[0] for entry in files.entries}
-    files.entries = [entry for entry in files.entries if entry.name.startswith(f"{subfolder}/")]
-    if not files.entries:
-        found = sorted(folders - {""}, key=natural_key)
-        listed = ", ".join(found[:10]) + (", …" if len(found) > 10 else "")
-        raise UserError(
-            f"{files.path} holds no images in {key}={subfolder}; "
-            f"{f'its folders with images: {listed}' if found else 'none of its folders has any'}."
-        )
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Sort key under which `image10` follows `image9`; ties go by the plain name."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
 
 
 def describe_ignored(ignored: Counter[str]) -> str:
     """`3 .txt, 1 .gif`: most frequent first."""
-    return ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(10))
+    return ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(NUM_NAMED))
+
+
+def some(names: list[str], separator: str = ", ") -> str:
+    """The first ten names, and how many more there are."""
+    more = f"{separator}and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
+    return separator.join(names[:NUM_NAMED]) + more
+
+
+def _keep_subfolder(files: FileList, subfolder: str) -> None:
+    folders = {entry.name.rpartition("/")[0] for entry in files.entries}
+    files.entries = [entry for entry in files.entries if entry.name.startswith(f"{subfolder}/")]
+    if not files.entries:
+        found = some(sorted(folders - {""}, key=natural_key))
+        raise UserError(
+            f"{files.path} holds no images in the folder {subfolder}; "
+            f"{f'its folders with images: {found}' if found else 'none of its folders has any'}."
+        )
+
+
+def _entry(name: str, file: Path) -> FileEntry:
+    try:
+        status = file.stat()
+    except OSError:  # a link to nothing: an image that cannot be read
+        status = file.lstat()
+    return FileEntry(name, status.st_size, status.st_mtime_ns)
+
+
+def _walk(folder: Path, parents: frozenset[str]) -> list[Path]:
+    real = os.path.realpath(folder)
+    if real in parents:  # a link to a folder that contains it
+        return []
+    files = []
+    try:
+        with os.scandir(folder) as children:
+            for child in children:
+                if child.is_dir() and not _is_hidden(child.name):
+                    files += _walk(Path(child.path), parents | {real})
+                elif child.is_file() or not Path(child.path).exists():
+                    files.append(Path(child.path))
+    except PermissionError as error:
+        raise UserError(f"{folder} cannot be read: permission denied.") from error
+    return files
 
 
 def _is_hidden(part: str) -> bool:
     return part.startswith(".") or part == "__MACOSX"
-
-
-def _is_image(name: str, ignored: Counter[str]) -> bool:
-    path = PurePosixPath(name)
-    if any(_is_hidden(part) for part in path.parts):
-        return False
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        ignored[suffix or "without suffix"] += 1
-    return suffix in SUFFIXES

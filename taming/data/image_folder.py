@@ -1,4 +1,4 @@
-"""A folder or zip archive of images as a source: scanned, checked, labelled."""
+"""A folder or zip archive of images as a source: listed, checked, labelled."""
 
 import hashlib
 import io
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from PIL import Image
 from tqdm import tqdm
 
-from taming.data.files import FileEntry, describe_ignored, open_files
-from taming.data.images import BrokenImageError, Channels, Color, header_size, load_image, reason
+from taming.data.files import FileEntry, describe_ignored, open_files, some
+from taming.data.images import BrokenImageError, Reader, decoding, header_size
 from taming.data.labels import LabelMode, folder_labels
 from taming.errors import UserError
 
@@ -24,26 +24,22 @@ Check = Literal["auto", "full", "header", "none"]
 
 AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
 PROGRESS_FROM = 2000
-NUM_NAMED = 10
 
 log = logging.getLogger(__name__)
 
 
 class ImageFolder:
-    """The images of a folder or `.zip` file. A source for `ImageDataset`.
+    """The images of a folder or `.zip` file, or a single image. A source for `ImageDataset`.
 
     Opening one lists the files and finds the classes, and reads no image; `drop_broken` does that.
 
     Args:
-        path: the folder or archive; searched recursively, hidden files and `__MACOSX` left out.
-        channels: 1 or 3; all images are converted.
-        background: RGB behind transparent parts.
+        path: searched recursively, hidden files and `__MACOSX` left out.
+        reader: decodes the files.
         labels: see `taming.data.labels.folder_labels`.
-        max_broken_fraction: a larger share of broken files is an error.
         known_classes: for validation data: the training data's class names.
-        key: name of the setting `path` came from, for messages.
-        subfolder: take only the images below this folder of it; None for all.
-        subfolder_key: name of the setting `subfolder` came from.
+        subfolder: take only the images below this folder of `path`; None for all.
+        max_broken_fraction: a larger share of broken files is an error.
 
     Attributes:
         class_names: empty if there are no classes.
@@ -60,23 +56,16 @@ class ImageFolder:
     def __init__(
         self,
         path: str | Path,
+        reader: Reader,
         *,
-        channels: Channels,
-        background: Color,
-        labels: LabelMode,
-        max_broken_fraction: float,
+        labels: LabelMode = "none",
         known_classes: Sequence[str] | None = None,
-        key: str = "data.path",
         subfolder: str | None = None,
-        subfolder_key: str = "data.subfolder",
+        max_broken_fraction: float = 1.0,
     ) -> None:
-        if not 0 <= max_broken_fraction <= 1:
-            raise UserError(f"max_broken_fraction is {max_broken_fraction}: give a share, 0 to 1.")
-        self.channels: int = channels
-        self.background = background
+        self.reader = reader
         self.max_broken_fraction = max_broken_fraction
-        self._files = open_files(path, key, subfolder, subfolder_key)
-        self._load_picture = partial(load_image, channels=channels, background=background)
+        self._files = open_files(path, subfolder)
         self._entries: list[FileEntry] = self._files.entries
         self.description = str(self._files.path)
         self.broken: list[tuple[str, str]] = []
@@ -92,12 +81,8 @@ class ImageFolder:
         return len(self._entries)
 
     def load(self, index: int) -> Image.Image:
-        """Decodes an image, mode `L` or `RGB`; raises `BrokenImageError`."""
+        """Decodes an image; raises `BrokenImageError`."""
         return self._decode(self._entries[index])
-
-    def size(self, index: int) -> tuple[int, int]:
-        """(height, width) of an image by its header; raises `BrokenImageError`."""
-        return self._header_size(self._entries[index])
 
     def label(self, index: int) -> int | None:
         """The class of an image, without reading it."""
@@ -109,12 +94,12 @@ class ImageFolder:
 
     def fingerprint(self) -> str:
         """Hex digest of the files' names, sizes, stamps and labels, and of how they are read."""
-        digest = hashlib.sha256(repr((self.channels, self.background, self.class_names)).encode())
+        digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())
         for entry, label in zip(self._entries, self._labels, strict=True):
             digest.update(repr((*entry, label)).encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def drop_broken(self, check: Check) -> None:
+    def drop_broken(self, check: Check, first: int | None = None) -> None:
         """Reads every file and leaves the broken ones out; they are counted and named in the log.
 
         A file that turns out to be broken later is replaced and reported by `ImageDataset`.
@@ -123,33 +108,33 @@ class ImageFolder:
             check: `full` decodes each file; `header` reads its beginning (and a PNG's checksums),
                 which a cut-off JPEG passes; `auto` is `full` up to 2 GiB of files and `header`
                 above; `none` does nothing.
+            first: keep only the first so many whole files; None for all.
 
         Raises:
             UserError: if more than `max_broken_fraction` of the files are broken, or all.
         """
-        if check not in get_args(Check):
-            raise UserError(f"check is {check!r}: choose one of {', '.join(get_args(Check))}.")
         if check == "none":
             return
         size = sum(entry.size for entry in self._entries)
         full = check == "full" or (check == "auto" and size <= AUTO_FULL_BYTES)
+        results: list[tuple[int, int] | str] = []
+        num_whole = 0
         # in threads: Pillow decodes outside Python's lock
         with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-            results = list(
-                tqdm(
-                    pool.imap(
-                        partial(self._size_or_reason, full=full), self._entries, chunksize=16
-                    ),
-                    desc=f"checking {self._files.path.name}",
-                    total=len(self._entries),
-                    unit="image",
-                    disable=len(self._entries) <= PROGRESS_FROM,
-                )
-            )
-        broken = [(i, why) for i, why in enumerate(results) if isinstance(why, str)]
-        self.broken = [(self.name(i), why) for i, why in broken]
+            for result in tqdm(
+                pool.imap(partial(self._size_or_reason, full=full), self._entries, chunksize=16),
+                desc=f"checking {self._files.path.name}",
+                total=len(self._entries),
+                unit="image",
+                disable=len(self._entries) <= PROGRESS_FROM,
+            ):
+                results.append(result)
+                num_whole += not isinstance(result, str)
+                if num_whole == first:
+                    break
+        self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
         self._report_broken(len(results))
-        self.keep(sorted(set(range(len(results))).difference(i for i, _ in broken)))
+        self.keep([i for i, result in enumerate(results) if not isinstance(result, str)])
         self.sizes = [size for size in results if not isinstance(size, str)]
 
     def keep(self, indices: Sequence[int]) -> None:
@@ -160,40 +145,33 @@ class ImageFolder:
 
     def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:
         try:
-            if not full:
-                return self._header_size(entry)
-            image = self._decode(entry)
+            if full:
+                image = self._decode(entry)
+                return image.height, image.width
+            with decoding(), self._files.open(entry.name) as file:  # reads only the beginning
+                return header_size(file)
         except BrokenImageError as error:
             return str(error)
-        return image.height, image.width
 
-    def _header_size(self, entry: FileEntry) -> tuple[int, int]:
-        try:
-            with self._files.open(entry.name) as file:  # of a large file only the beginning is read
-                return header_size(file)
-        except Exception as error:
-            raise BrokenImageError(reason(error)) from error
-
+    @decoding()
     def _decode(self, entry: FileEntry) -> Image.Image:
-        return self._load_picture(self._open(entry))
-
-    def _open(self, entry: FileEntry) -> io.BytesIO:
-        try:
-            return io.BytesIO(self._files.read(entry.name))
-        except Exception as error:  # an unreadable file, or any of a zip member's damages
-            raise BrokenImageError(reason(error)) from error
+        with self._files.open(entry.name) as file:
+            content = io.BytesIO(file.read())
+        return self.reader.read(content, f"{self.description}: {entry.name}")
 
     def _report_broken(self, num_files: int) -> None:
         if not self.broken:
             return
-        listed = "; ".join(f"{name}: {why}" for name, why in self.broken[:NUM_NAMED])
-        more = f"; and {len(self.broken) - NUM_NAMED} more" if len(self.broken) > NUM_NAMED else ""
+        listed = some([f"{name}: {why}" for name, why in self.broken], "; ")
         found = f"{self.description}: {len(self.broken)} of {num_files} images are broken"
         if len(self.broken) == num_files:
-            raise UserError(f"{found}, so that none is left ({listed}{more}). Replace them.")
+            raise UserError(
+                f"{found}, so that none is left ({listed}). Give a folder, a .zip file or an image "
+                "in a format that Pillow reads."
+            )
         if len(self.broken) > self.max_broken_fraction * num_files:
             raise UserError(
-                f"{found}, more than data.max_broken_fraction={self.max_broken_fraction:g} allows "
-                f"({listed}{more}). Repair or remove them, or raise data.max_broken_fraction."
+                f"{found}, more than max_broken_fraction={self.max_broken_fraction:g} allows "
+                f"({listed}). Repair or remove them, or raise it."
             )
-        log.warning("%s and left out (%s%s)", found, listed, more)
+        log.warning("%s and left out (%s)", found, listed)

@@ -1,19 +1,23 @@
 """From an image file of any kind to 8-bit grey or RGB."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, Literal
+from typing import IO, ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 
 from taming.errors import UserError
 
-__all__ = ["BrokenImageError", "Channels", "Color", "load_image"]
+__all__ = ["BrokenImageError", "Channels", "Color", "PictureReader", "Reader", "decoding"]
 
 Channels = Literal[1, 3]
-Color = tuple[int, int, int]
+Color = tuple[int, int, int]  # red, green and blue, 0 to 255
+File = str | Path | IO[bytes]
 
-MODES = {1: "L", 3: "RGB"}
 ORIENTATION = 0x0112
 
 
@@ -21,60 +25,98 @@ class BrokenImageError(UserError):
     """A file that cannot be decoded as an image; the message is the reason alone."""
 
 
-def load_image(file: str | Path | BinaryIO, channels: Channels, background: Color) -> Image.Image:
-    """Decodes a file into the picture a viewer shows.
+class Reader(Protocol):
+    """Decodes image files of one kind, and turns the images into tensors."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of the tensors: 1, 3, or the number of classes of label maps."""
+
+    @property
+    def label_maps(self) -> bool:
+        """Whether pixel values are class numbers."""
+
+    def read(self, file: File, name: str) -> Image.Image:
+        """Decodes a file; `name` is what an error calls it. Raises `BrokenImageError`."""
+
+    def tensor(self, image: Image.Image) -> torch.Tensor:
+        """Turns an image of this kind into float32 `(c H W)`."""
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Turns what a decoder raises on a damaged file, nearly anything, into `BrokenImageError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise BrokenImageError("not an image of a known format") from error
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise BrokenImageError(reason) from error
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Reads a file as the picture a viewer shows.
 
     EXIF rotation is applied; palettes are resolved; transparent parts show `background`; 16-bit
     grey is scaled to 8 bit by 255/65535; CMYK is converted without its colour profile; of an
     animation or a many-page file the first picture is taken.
 
     Args:
-        file: path or open binary file.
         channels: 1 for grey, 3 for RGB.
         background: RGB, 0 to 255, behind transparent parts.
-
-    Returns:
-        An image of mode `L` or `RGB`.
-
-    Raises:
-        BrokenImageError: if the file cannot be decoded completely.
     """
-    # Decoders raise nearly every exception there is on damaged files.
-    try:
+
+    channels: Channels = 3
+    background: Color = (255, 255, 255)
+    label_maps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "background", tuple(self.background))
+        if self.channels not in (1, 3):
+            raise UserError(
+                f"channels is {self.channels}: of pictures it is 1, grey, or 3, RGB; only of label "
+                "maps (data=label_maps) is it the number of classes."
+            )
+
+    def __str__(self) -> str:
+        return {1: "grey", 3: "RGB"}[self.channels]
+
+    @decoding()
+    def read(self, file: File, name: str = "the image") -> Image.Image:
+        """Decodes a file to mode `L` or `RGB`; raises `BrokenImageError`."""
         with Image.open(file) as opened:
             opened.load()
             image = _to_eight_bit(_upright(opened))
             if image.has_transparency_data:
-                image = _over(background, image)
-            return image.convert(MODES[channels])
-    except Exception as error:
-        raise BrokenImageError(reason(error)) from error
+                canvas = Image.new("RGBA", image.size, (*self.background, 255))
+                image = Image.alpha_composite(canvas, image.convert("RGBA"))
+            return image.convert("L" if self.channels == 1 else "RGB")
+
+    def tensor(self, image: Image.Image) -> torch.Tensor:
+        """`(c H W)` in [-1, 1], black to white."""
+        pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
+        return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
 
 
-def header_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
+@decoding()
+def header_size(file: File) -> tuple[int, int]:
     """(height, width) in pixels after EXIF rotation, without decoding the picture.
 
     Raises:
         BrokenImageError: if the header is damaged.
     """
-    try:
-        with Image.open(file) as opened:
-            width, height = opened.size
-            # Orientation 5 to 8 swaps the sides. Of a PNG it cannot be had without decoding, and
-            # of a TIFF Pillow has swapped them.
-            has_it = opened.format not in ("PNG", "TIFF")
-            turned = has_it and opened.getexif().get(ORIENTATION, 1) >= 5
-            opened.verify()
-    except Exception as error:
-        raise BrokenImageError(reason(error)) from error
+    with Image.open(file) as opened:
+        width, height = opened.size
+        # Orientation 5 to 8 swaps the sides. Of a PNG it cannot be had without decoding, and of a
+        # TIFF Pillow has swapped them.
+        has_it = opened.format not in ("PNG", "TIFF")
+        turned = has_it and opened.getexif().get(ORIENTATION, 1) >= 5
+        opened.verify()
     return (width, height) if turned else (height, width)
-
-
-def reason(error: Exception) -> str:
-    """One line for a log: what a decoder complained about."""
-    if isinstance(error, Image.UnidentifiedImageError):
-        return "not an image of a known format"
-    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -97,8 +139,3 @@ def _to_eight_bit(image: Image.Image) -> Image.Image:
     if (transparent := image.info.get("transparency")) is not None:  # one of the 16-bit values
         grey.putalpha(Image.fromarray(samples != transparent).convert("L"))
     return grey
-
-
-def _over(background: Color, image: Image.Image) -> Image.Image:
-    canvas = Image.new("RGBA", image.size, (*background, 255))
-    return Image.alpha_composite(canvas, image.convert("RGBA"))

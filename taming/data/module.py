@@ -1,93 +1,179 @@
-"""The LightningDataModule around a training and a validation data set."""
+"""Data modules: endless training batches, ordered validation."""
 
 import logging
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from taming.data.dataset import ImageDataset, Source
-from taming.data.label_maps import LabelMapTransform
-from taming.data.loading import EndlessDataModule, num_cores
-from taming.data.split import held_out_split
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from taming.data.dataset import ImageDataset
+from taming.data.images import Reader
+from taming.data.sampler import EndlessBatches
+from taming.data.sources import DataSource
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["ImageDataModule", "NumWorkers", "Part", "hold_out"]
+__all__ = ["EndlessDataModule", "ImageDataModule", "LoaderOptions"]
 
-NumWorkers = int | Literal["auto"]
+Batches = DataLoader[dict[str, Any]]
 
 log = logging.getLogger(__name__)
 
 
-class Part(NamedTuple):
-    """Some of a source's images; all if `indices` is None."""
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are loaded.
 
-    source: Source
-    indices: list[int] | None = None
+    Args:
+        batch_size: training images a step and rank.
+        val_batch_size: validation images a batch and rank; None for `batch_size`.
+        num_workers: loader processes a rank and part; `auto` is one less than the cores, at most 8,
+            and 0 for data in memory.
+    """
+
+    batch_size: int
+    val_batch_size: int | None = None
+    num_workers: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or (self.val_batch_size is not None and self.val_batch_size < 1):
+            raise UserError("data.batch_size and data.loader.val_batch_size must be 1 or more.")
 
 
-def hold_out(source: Source, fraction: float) -> tuple[Part, Part]:
-    """Splits a source into training and validation (see `held_out_split`); warns if it cannot."""
-    names = [source.name(i) for i in range(len(source))]
-    labels = [source.label(i) for i in range(len(source))]
-    train, val = held_out_split(names, labels, fraction)
-    if train == val:
-        log.warning(
-            "note: no image can be held out (each is the last of its class), so validation is on "
-            "the training images: its numbers say nothing about new ones. Give more images, or a "
-            "data.val_path."
+class EndlessDataModule(L.LightningDataModule):
+    """Training batches that never end (see `EndlessBatches`), validation batches in order.
+
+    A training's length is a number of steps; a resumed one goes on with the batch that follows.
+    Under several ranks the trainer must not add its own sampler (`use_distributed_sampler=False`):
+    training batches are dealt out already, and of the validation data rank r of W takes every W-th
+    item from the r-th on, no item twice, so that one rank may get one item more than another.
+
+    Args:
+        loader: see there.
+        seed: of order and augmentation, not negative.
+
+    Attributes:
+        start_batch: number of the first training batch.
+    """
+
+    def __init__(self, loader: LoaderOptions, seed: int = 0) -> None:
+        super().__init__()
+        self.loader = loader
+        self.batch_size = loader.batch_size
+        self.val_batch_size = loader.val_batch_size or loader.batch_size
+        self.seed = seed
+        self.start_batch = 0
+
+    @property
+    def train_dataset(self) -> Dataset[dict[str, Any]]:
+        """The training items, by (index, draw)."""
+        raise NotImplementedError
+
+    @property
+    def val_dataset(self) -> Dataset[dict[str, Any]]:
+        """The validation items."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the next training batch."""
+        assert self.trainer is not None
+        return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on with that batch."""
+        self.start_batch = state_dict["next_batch"]
+
+    def train_dataloader(self) -> Batches:
+        """Endless augmented batches for this rank, from `start_batch` on."""
+        batches = EndlessBatches(
+            len(self.train_dataset),  # type: ignore[arg-type]
+            self.batch_size,
+            seed=self.seed,
+            rank=self._rank,
+            world_size=self._world_size,
+            start_batch=self.start_batch,
         )
-    return Part(source, train), Part(source, val)
+        return self._loader(self.train_dataset, batch_sampler=batches)
+
+    def val_dataloader(self) -> Batches:
+        """This rank's validation items in order, not augmented."""
+        num_items = len(self.val_dataset)  # type: ignore[arg-type]
+        if num_items < self._world_size:
+            raise UserError(
+                f"{num_items} validation images are too few for {self._world_size} processes: each "
+                "needs one."
+            )
+        indices = range(self._rank, num_items, self._world_size)
+        return self._loader(self.val_dataset, sampler=indices, batch_size=self.val_batch_size)
+
+    def num_workers_for(self, dataset: Any) -> int:
+        """How many processes load this data set."""
+        if self.loader.num_workers != "auto":
+            return self.loader.num_workers
+        return 0 if getattr(dataset, "in_memory", True) else min(8, num_cores() - 1)
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer is not None else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer is not None else 1
+
+    def _loader(self, dataset: Dataset[dict[str, Any]], **batching: Any) -> Batches:
+        num_workers = self.num_workers_for(dataset)
+        return DataLoader(
+            dataset,
+            num_workers=num_workers,
+            collate_fn=getattr(dataset, "collate", None),
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=num_workers > 0,
+            # its own, so that starting an iterator draws nothing from torch's global generator
+            generator=torch.Generator().manual_seed(self.seed),
+            **batching,
+        )
 
 
 class ImageDataModule(EndlessDataModule):
     """Images for training and validation.
 
-    Training batches never end (see `EndlessBatches`), so a training's length is a number of steps.
-    To resume, set `start_batch`. Under several ranks the trainer must not add its own sampler
-    (`use_distributed_sampler=False`): training batches are already dealt out, and of the validation
-    data rank r of W takes every W-th image from the r-th on, no image twice, so that one rank may
-    get one image more than another.
-
     A batch is a dictionary: `images` float32 `(b c H W)`, pictures in [-1, 1] or one-hot label maps
-    of 0 and 1, and, with classes, `labels` int64 `(b,)`.
+    of 0 and 1; with classes, `labels` int64 `(b,)`; of pairs, `conditions` float32 `(b c' H' W')`.
 
     Args:
-        open_parts: called once, by `setup`: finds and checks the data.
+        source: where the images are; opened once, by `setup`.
         transform: applied to both parts; validation images are not augmented.
-        channels: of the images: 1, 3, or the number of classes of label maps.
-        batch_size: training images a step and rank.
-        val_batch_size: validation images a batch and rank; None for `batch_size`.
-        num_workers: loader processes a rank and part; `auto` is one less than the cores, at most 8,
-            and 0 for data in memory.
+        loader: see there.
         seed: of order and augmentation, not negative.
+
+    Attributes:
+        channels: of the images: 1, 3, or the number of classes of label maps.
+        resolution: (height, width) of the images in pixels.
+        condition_reader: reads the conditions of pairs; None without.
     """
 
     def __init__(
         self,
-        open_parts: Callable[[], tuple[Part, Part]],
+        source: DataSource,
         transform: ImageTransform,
-        *,
-        channels: int,
-        batch_size: int,
-        val_batch_size: int | None = None,
-        num_workers: NumWorkers = "auto",
+        loader: LoaderOptions,
         seed: int = 0,
     ) -> None:
-        self._kind = transform.kind(channels)
-        if batch_size < 1 or (val_batch_size is not None and val_batch_size < 1):
-            raise UserError("data.batch_size and data.val_batch_size must be 1 or more.")
-        if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
-            raise UserError(
-                f"data.num_workers is {num_workers}: give a number, 0 or more, or auto."
-            )
-        if seed < 0:
-            raise UserError(f"seed is {seed}: it must not be negative.")
-        super().__init__(batch_size=batch_size, val_batch_size=val_batch_size, seed=seed)
+        super().__init__(loader, seed)
+        self.source = source
         self.transform = transform
         self.resolution = transform.size
-        self.channels = channels
-        self._open_parts = open_parts
-        self._num_workers = num_workers
+        self.channels = source.reader.channels
+        self.condition_reader: Reader | None = getattr(source, "condition_reader", None)
+        if (size := getattr(source, "image_size", None)) is not None:
+            transform.check_size(size, f"an image of {type(source).__name__}")
+        if (transform.pad or transform.random_shift) and (
+            source.reader.label_maps or self.condition_reader is not None
+        ):
+            raise UserError("label maps and pairs can be neither padded nor shifted.")
         self._datasets: tuple[ImageDataset, ImageDataset] | None = None
 
     def setup(self, stage: str | None = None) -> None:
@@ -95,8 +181,14 @@ class ImageDataModule(EndlessDataModule):
         if self._datasets is not None:
             return
         train, val = (
-            ImageDataset(part.source, self.transform, seed=self.seed, indices=part.indices)
-            for part in self._open_parts()
+            ImageDataset(
+                part.source,
+                self.transform,
+                seed=self.seed,
+                indices=part.indices,
+                conditions=part.conditions,
+            )
+            for part in self.source.open()
         )
         self._datasets = train, val
         log.info("%s", self.summary())
@@ -128,36 +220,41 @@ class ImageDataModule(EndlessDataModule):
     @property
     def of_label_maps(self) -> bool:
         """Whether the images are one-hot label maps."""
-        return isinstance(self.transform, LabelMapTransform)
+        return self.source.reader.label_maps
 
-    def images_alone(self) -> "ImageDataModule":
-        """The data without what belongs to images besides their classes; here all of it."""
-        return self
-
-    def num_workers_for(self, dataset: ImageDataset) -> int:
-        """How many processes load this data set."""
-        if self._num_workers != "auto":
-            return self._num_workers
-        return 0 if dataset.source.in_memory else min(8, num_cores() - 1)
+    @property
+    def condition_resolution(self) -> tuple[int, int]:
+        """(height, width) of the conditions in pixels."""
+        return self.transform.condition_size
 
     def summary(self) -> str:
         """How many images and classes; in a second line what was left out or enlarged, if any."""
         train, val = self.train_dataset, self.val_dataset
         height, width = self.resolution
-        sources = list({id(part.source): part.source for part in (train, val)}.values())
-        broken = [name for source in sources for name, _ in source.broken]
+        sources = list({id(part.source): part for part in (train, val)}.values())
+        broken = [name for part in sources for name, _ in part.broken]
         broken += train.replaced + val.replaced
+        noun, kind = "images", str(self.source.reader)
+        if self.condition_reader is not None:
+            noun, kind = "pairs", f"{kind} from {self.condition_reader}"
+            if self.condition_resolution != self.resolution:
+                kind += ", {}x{}".format(*self.condition_resolution)
         classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
-        noun = self.transform.noun
-        named = f" ({', '.join(broken[:10])}{', …' if len(broken) > 10 else ''})" if broken else ""
         line = (
-            f"{' and '.join(source.description for source in sources)}: {len(train):,} {noun} to "
-            f"train and {len(val):,} to validate, {classes}, {height}x{width}, "
-            f"{self._kind}"
+            f"{' and '.join(part.source.description for part in sources)}: {len(train):,} {noun} "
+            f"to train and {len(val):,} to validate, {classes}, {height}x{width}, {kind}"
         )
         remarks = []
         if broken:
-            remarks.append(f"{len(broken):,} broken files{named} left out")
+            named = f"{', '.join(broken[:10])}{', …' if len(broken) > 10 else ''}"
+            remarks.append(f"{len(broken):,} broken files ({named}) left out")
         if magnified := train.num_magnified + val.num_magnified:
             remarks.append(f"{magnified:,} {noun} smaller than that and enlarged")
         return "\n".join([line, *filter(None, ["; ".join(remarks)])])
+
+
+def num_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -14,20 +14,15 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
     The stream is one seeded permutation of the data after the other, so each pass holds every item
     once and no item is dropped. Of b items and W ranks, global batch k covers the stream's
     positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
-    position: unique in a training, it seeds the item's augmentation. A resumed training sets
-    `start_batch`. Has no length.
+    position: unique in a training, it seeds the item's augmentation. Has no length.
 
     Args:
         num_items: how many items the data set has.
         batch_size: b, items a batch and rank.
-        seed: of the permutations.
-        shuffle: whether to permute; else every pass is in order.
+        seed: of the permutations, not negative.
         rank: r, of this process.
         world_size: W, number of processes.
-        start_batch: number of the first batch to yield.
-
-    Raises:
-        ValueError: for sizes below 1, a negative seed or start, or a rank out of range.
+        start_batch: number of the first batch to yield, of a resumed training.
     """
 
     def __init__(
@@ -36,22 +31,14 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
         batch_size: int,
         *,
         seed: int,
-        shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
         start_batch: int = 0,
     ) -> None:
-        if num_items < 1 or batch_size < 1 or world_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(
-                f"cannot draw batches of {batch_size} from {num_items} items "
-                f"for rank {rank} of {world_size}"
-            )
-        if seed < 0 or start_batch < 0:
-            raise ValueError(f"seed ({seed}) and start_batch ({start_batch}) must not be negative")
+        assert num_items > 0 and batch_size > 0 and 0 <= rank < world_size
         self.num_items = num_items
         self.batch_size = batch_size
         self.seed = seed
-        self.shuffle = shuffle
         self.rank = rank
         self.world_size = world_size
         self.start_batch = start_batch
@@ -65,13 +52,10 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
             for position in range(start, start + self.batch_size):
                 if position // self.num_items != pass_number:
                     pass_number = position // self.num_items
-                    order = self._order(pass_number)
+                    # the last word keeps these streams apart from the augmentation's, seeded with
+                    # (seed, draw)
+                    rng = np.random.default_rng((self.seed, pass_number, 1))
+                    order = rng.permutation(self.num_items)
                 items.append((int(order[position % self.num_items]), position))
             yield items
             batch += 1
-
-    def _order(self, pass_number: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(self.num_items)
-        # the last word keeps these streams apart from the augmentation's, seeded with (seed, draw)
-        return np.random.default_rng((self.seed, pass_number, 1)).permutation(self.num_items)

@@ -1,11 +1,46 @@
-"""Which images are held out for validation."""
+"""Which images are for training and which are held out for validation."""
 
 import hashlib
+import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from taming.data.dataset import Source
 from taming.errors import UserError
 
-__all__ = ["check_fraction", "held_out_split"]
+__all__ = ["Part", "check_fraction", "held_out_split", "hold_out"]
+
+log = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """Images for training, or for validation.
+
+    Attributes:
+        source: where they are.
+        indices: which of them; None for all.
+        conditions: of pairs, in the order of `source`.
+    """
+
+    source: Source
+    indices: list[int] | None = None
+    conditions: Source | None = None
+
+
+def hold_out(
+    source: Source, fraction: float, conditions: Source | None = None
+) -> tuple[Part, Part]:
+    """Splits a source into training and validation (see `held_out_split`); warns if it cannot."""
+    names = [source.name(i) for i in range(len(source))]
+    labels = [source.label(i) for i in range(len(source))]
+    train, val = held_out_split(names, labels, fraction)
+    if train == val:
+        log.warning(
+            "note: no image can be held out (each is the last of its class), so validation is on "
+            "the training images: its numbers say nothing about new ones. Give more images, or a "
+            "data.val_path."
+        )
+    return Part(source, train, conditions), Part(source, val, conditions)
 
 
 def held_out_split(

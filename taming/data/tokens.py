@@ -1,6 +1,7 @@
 """Token caches: images, and their conditions, as code indices in memory-mapped files."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from taming.data.loading import EndlessDataModule
+from taming.data.module import EndlessDataModule, LoaderOptions
 from taming.errors import UserError
 
 __all__ = ["CacheDescription", "TokenDataModule", "TokenDataset", "TokenGrid"]
@@ -31,11 +32,6 @@ class TokenGrid:
     grid_size: tuple[int, int]
     codebook_size: int
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The smallest integer type that holds every index: unsigned, 8 to 32 bits."""
-        return np.min_scalar_type(self.codebook_size - 1)
-
 
 @dataclass(frozen=True)
 class CacheDescription:
@@ -49,6 +45,7 @@ class CacheDescription:
             and flip, which is also that of its condition.
         indices: of the images.
         condition_indices: of the conditions; None without.
+        num_classes: of the images; None without classes.
     """
 
     data: str
@@ -57,18 +54,24 @@ class CacheDescription:
     num_views: int
     indices: TokenGrid
     condition_indices: TokenGrid | None = None
+    num_classes: int | None = None
 
     @property
-    def grids(self) -> dict[str, TokenGrid]:
-        """By the name of the item's entry and, with the ending `.npy`, of the file."""
-        grids = {"indices": self.indices}
-        if self.condition_indices is not None:
-            grids["condition_indices"] = self.condition_indices
-        return grids
+    def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Type and shape of each file, by the name of an item's entry; `.npy` is added to it.
 
-    def shape(self, name: str) -> tuple[int, int, int, int]:
-        """Of a file of indices: images, views, height, width."""
-        return (self.num_images, self.num_views, *self.grids[name].grid_size)
+        The type is the smallest one that holds every number: unsigned, 8 to 32 bits. The shape is
+        images × views × height × width, or images × views for labels.
+        """
+        views = self.num_images, self.num_views
+        found = {}
+        for name in ("indices", "condition_indices"):
+            if (grid := getattr(self, name)) is not None:
+                dtype = np.min_scalar_type(grid.codebook_size - 1)
+                found[name] = dtype, (*views, *grid.grid_size)
+        if self.num_classes is not None:
+            found[LABELS] = np.min_scalar_type(self.num_classes - 1), views
+        return found
 
     def plain(self) -> dict[str, Any]:
         """As `meta.json` holds it."""
@@ -78,19 +81,17 @@ class CacheDescription:
 class TokenDataset(Dataset[dict[str, Any]]):
     """A token cache as a map-style data set.
 
-    An item is a dictionary: `indices` is int64 `(h w)`; `condition_indices` int64 `(h' w')`, where
-    there are conditions; `labels` the class number, missing without classes. `dataset[index, draw]`
-    is one of the image's views, chosen by (seed, draw) alone; `dataset[index]` is the unaugmented
-    one.
+    `dataset[keys]` is a batch: `indices` int64 `(b h w)`; with conditions, `condition_indices`
+    int64 `(b h' w')`; with classes, `labels` int64 `(b,)`. A key is (index, draw) for one of the
+    image's views, chosen by (seed, draw) alone, or an index for the unaugmented one.
 
     Args:
         directory: the cache's directory.
-        expected: what it must be a cache of.
+        description: what it must be a cache of.
 
     Attributes:
         directory: as given.
-        arrays: of indices, images × views × height × width, by the name of the item's entry.
-        labels: of the images; None without classes.
+        arrays: images × views × …, by the name of the item's entry.
         replaced: names of the images that could not be read when they were encoded, and for which
             others stand.
 
@@ -98,72 +99,66 @@ class TokenDataset(Dataset[dict[str, Any]]):
         UserError: if it is a cache of something else, or damaged.
     """
 
-    def __init__(self, directory: Path, expected: CacheDescription) -> None:
+    in_memory = True  # as far as processes that load ahead are concerned
+
+    def __init__(self, directory: Path, description: CacheDescription) -> None:
         try:
-            found = json.loads((directory / META_FILE).read_text())
+            meta = json.loads((directory / META_FILE).read_text())
             self.arrays = {
-                name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in expected.grids
+                name: np.load(directory / f"{name}.npy", mmap_mode="r")
+                for name in description.arrays
             }
-            labels_file = directory / f"{LABELS}.npy"
-            self.labels = np.load(labels_file) if labels_file.exists() else None
-        except (OSError, ValueError, EOFError) as error:
+            self.replaced: list[str] = meta.pop("replaced")
+            shapes = {name: (array.dtype, array.shape) for name, array in self.arrays.items()}
+            if meta != description.plain() or shapes != description.arrays:
+                raise ValueError("it is of other data than its name says")
+        except (OSError, ValueError, EOFError, KeyError) as error:
             raise UserError(
                 f"the token cache {directory} is damaged ({error}). Delete it: it will be made "
                 "anew."
             ) from error
-        differing = [name for name, value in expected.plain().items() if found.get(name) != value]
-        differing += [
-            f"shape of {name}"
-            for name, array in self.arrays.items()
-            if array.shape != expected.shape(name)
-        ]
-        if differing:
-            raise UserError(
-                f"the token cache {directory} is stale: it was made from another "
-                f"{', '.join(differing)}. Delete it, or give another cache_dir."
-            )
         self.directory = directory
-        self.replaced: list[str] = found.get("replaced", [])
-        self.seed = expected.seed
-        self.num_views = expected.num_views
+        self.description = description
 
     def __len__(self) -> int:
-        return len(self.arrays["indices"])
+        return self.description.num_images
 
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
-        index, draw = key if isinstance(key, tuple) else (key, None)
-        view = 0
-        if draw is not None:
-            view = int(np.random.default_rng((self.seed, draw)).integers(self.num_views))
-        item: dict[str, Any] = {
-            name: torch.from_numpy(array[index, view].astype(np.int64))
+    def __getitem__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, torch.Tensor]:
+        pairs = [key if isinstance(key, tuple) else (key, None) for key in keys]
+        indices, views = [index for index, _ in pairs], [self._view(draw) for _, draw in pairs]
+        return {
+            name: torch.from_numpy(array[indices, views].astype(np.int64))
             for name, array in self.arrays.items()
         }
-        return item if self.labels is None else {**item, "labels": int(self.labels[index])}
+
+    def _view(self, draw: int | None) -> int:
+        if draw is None:
+            return 0
+        rng = np.random.default_rng((self.description.seed, draw))
+        return int(rng.integers(self.description.num_views))
+
+    # a loader then takes whole batches
+    __getitems__ = __getitem__
+
+    @staticmethod
+    def collate(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Leaves a batch as it is."""
+        return batch
 
 
 class TokenDataModule(EndlessDataModule):
     """Token caches for training and validation.
 
-    A batch is a dictionary: `indices` int64 `(b h w)`; with conditions, `condition_indices` int64
-    `(b h' w')`; with classes, `labels` int64 `(b,)`.
-
     Args:
         train: the training images' cache.
         val: the validation images' cache.
-        batch_size, val_batch_size, seed: see `EndlessDataModule`.
+        loader, seed: see `EndlessDataModule`.
     """
 
     def __init__(
-        self,
-        train: TokenDataset,
-        val: TokenDataset,
-        *,
-        batch_size: int,
-        val_batch_size: int,
-        seed: int,
+        self, train: TokenDataset, val: TokenDataset, loader: LoaderOptions, seed: int = 0
     ) -> None:
-        super().__init__(batch_size=batch_size, val_batch_size=val_batch_size, seed=seed)
+        super().__init__(loader, seed)
         self._datasets = train, val
 
     @property
@@ -176,6 +171,6 @@ class TokenDataModule(EndlessDataModule):
         """The validation images' tokens."""
         return self._datasets[1]
 
-    def num_workers_for(self, dataset: TokenDataset) -> int:
+    def num_workers_for(self, dataset: Any) -> int:
         """None: reading a memory-mapped file costs nothing."""
         return 0

@@ -1,26 +1,25 @@
-"""From an 8-bit image of any size to a tensor of one size, with or without augmentation."""
+"""From an image of any size to one of one size, with or without augmentation."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 
 from taming.data.images import Color
 from taming.errors import UserError
 
-__all__ = ["Crop", "ImageTransform", "Resize", "View", "as_color"]
+__all__ = ["Crop", "ImageTransform", "Resize", "View"]
 
 Resize = Literal["shorter_side", "stretch", "enlarge", "none"]
 Crop = Literal["center", "random", "none"]
+Resolution = int | tuple[int, int]
 
 Window = tuple[float, float, float, float]
 
 
 class View(NamedTuple):
-    """What is shown of an image: drawn once, it serves an image and what belongs to it.
+    """What is shown of an image: drawn once, it serves an image and its condition.
 
     Attributes:
         window: (left, top, right, bottom) of the part that becomes the result, in pixels.
@@ -55,6 +54,8 @@ class ImageTransform:
     3. Training only: a mirror image every other time, if `horizontal_flip`.
     4. Training only: a move by up to `random_shift` result pixels along each axis; `fill` follows.
 
+    Of a label map, an image of mode `P`, pixels are picked and never mixed.
+
     Args:
         resolution: pixels of the result, a number (square) or (height, width).
         resize: see above.
@@ -62,37 +63,34 @@ class ImageTransform:
         crop_scale: smallest and largest factor for a random window; read only where
             `resize="shorter_side"` and `crop="random"`.
         horizontal_flip: whether to mirror.
-        random_shift: pixels.
+        random_shift: pixels; for pictures without conditions only, like `pad`.
         pad: pixels.
         fill: RGB, 0 to 255, for `pad` and `random_shift`; a grey image takes its luma.
+        condition_resolution: pixels of a condition, of the same shape; None for `resolution`.
 
     Raises:
         UserError: for values that make no sense together.
     """
 
-    resolution: int | Sequence[int]
+    resolution: Resolution
     resize: Resize
     crop: Crop
-    crop_scale: Sequence[float] = (1.0, 1.0)
+    crop_scale: tuple[float, float] = (1.0, 1.0)
     horizontal_flip: bool = False
     random_shift: int = 0
     pad: int = 0
-    fill: Sequence[int] = (0, 0, 0)
+    fill: Color = (0, 0, 0)
+    condition_resolution: Resolution | None = None
 
     def __post_init__(self) -> None:
-        given = self.resolution
-        pair = (given, given) if isinstance(given, int) else tuple(given)
-        if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-            raise UserError(f"resolution is {given}: give pixels, one number or [height, width].")
-        object.__setattr__(self, "resolution", pair)
-        object.__setattr__(self, "crop_scale", tuple(self.crop_scale))
-        object.__setattr__(self, "fill", as_color(self.fill, "fill"))
-        for name, value, allowed in (
-            ("resize", self.resize, get_args(Resize)),
-            ("crop", self.crop, get_args(Crop)),
-        ):
-            if value not in allowed:
-                raise UserError(f"{name} is {value!r}: choose one of {', '.join(allowed)}.")
+        for name in ("resolution", "condition_resolution", "crop_scale", "fill"):
+            value = getattr(self, name)
+            if isinstance(value, int):
+                value = value, value
+            object.__setattr__(self, name, None if value is None else tuple(value))
+        height, width = self.size
+        if min(height, width) < 1:
+            raise UserError(f"resolution is {height}x{width}: give pixels, 1 or more.")
         if self.resize in ("stretch", "enlarge") and self.crop != "none":
             raise UserError(
                 f"resize={self.resize} takes the whole image: set crop=none, not crop={self.crop}."
@@ -102,44 +100,74 @@ class ImageTransform:
                 "resize=shorter_side leaves the longer side too long: set crop=center or "
                 "crop=random, or resize=stretch to change the aspect."
             )
-        if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise UserError(
                 f"crop_scale is {list(self.crop_scale)}: give [smallest, largest], above 0 and "
                 "at most 1."
             )
-        if self.random_shift < 0 or self.pad < 0:
-            raise UserError("random_shift and pad are pixels: 0 or more.")
+        condition_height, condition_width = self.condition_size
+        if height * condition_width != width * condition_height:
+            raise UserError(
+                f"condition_resolution is {condition_height}x{condition_width} and resolution "
+                f"{height}x{width}: they must be of the same shape, so that image and condition "
+                "show the same."
+            )
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of the result in pixels."""
         return cast(tuple[int, int], self.resolution)
 
+    @property
+    def condition_size(self) -> tuple[int, int]:
+        """(height, width) of a condition in pixels."""
+        return cast(tuple[int, int], self.condition_resolution or self.resolution)
+
+    @property
+    def augments(self) -> bool:
+        """Whether anything is drawn in training: if not, each image has one view only."""
+        return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
+
     def __call__(
         self, image: Image.Image, rng: np.random.Generator | None = None, name: str = "the image"
-    ) -> torch.Tensor:
+    ) -> Image.Image:
         """Transforms one image.
 
         Args:
-            image: mode `L` or `RGB`.
+            image: of mode `L` or `RGB`, or `P` for a label map.
             rng: draws the augmentation; None for the deterministic version.
             name: what to call the image in an error.
-
-        Returns:
-            float32 `(c H W)` in [-1, 1], c is 1 or 3.
 
         Raises:
             UserError: if the image's size does not suit the settings.
         """
         size = image.height, image.width
         self.check_size(size, name)
-        return self.show(image, self.view(size, rng))
+        return self._show(image, self.view(size, rng), self.size)
 
-    def item(
-        self, loaded: Any, rng: np.random.Generator | None = None, name: str = "the image"
-    ) -> dict[str, torch.Tensor]:
-        """What a source loaded as an item of a data set: here `images`, the transformed image."""
-        return {"images": self(loaded, rng, name)}
+    def pair(
+        self,
+        image: Image.Image,
+        condition: Image.Image,
+        rng: np.random.Generator | None = None,
+        name: str = "the image",
+    ) -> tuple[Image.Image, Image.Image]:
+        """Transforms an image and its condition: the same window, mirrored alike.
+
+        The condition may have another size than the image if it is of the same shape. The other
+        arguments and errors are as for one image.
+        """
+        size, condition_size = (image.height, image.width), (condition.height, condition.width)
+        self.check_size(size, name)
+        check_same_shape(size, condition_size, name)
+        view = self.view(size, rng)
+        left, top, right, bottom = view.window
+        y, x = condition_size[0] / size[0], condition_size[1] / size[1]
+        scaled = view._replace(window=(left * x, top * y, right * x, bottom * y))
+        return (
+            self._show(image, view, self.size),
+            self._show(condition, scaled, self.condition_size),
+        )
 
     def view(self, size: tuple[int, int], rng: np.random.Generator | None = None) -> View:
         """What to show of an image of this (height, width); draws only with `rng`."""
@@ -151,24 +179,6 @@ class ImageTransform:
             return View(window, mirrored)
         right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
         return View(window, mirrored, (int(right), int(down)))
-
-    def show(self, image: Image.Image, view: View) -> torch.Tensor:
-        """A view of an image as a tensor, as `__call__` returns it."""
-        if self.pad:
-            image = ImageOps.expand(image, self.pad, self._fill(image))
-        height, width = self.size
-        if all(float(side).is_integer() for side in view.window):
-            left, top, right, bottom = (int(side) for side in view.window)
-            image = image.crop((left, top, right, bottom)).resize((width, height), self._resampling)
-        else:
-            image = image.resize((width, height), self._resampling, box=view.window)
-        if view.mirrored:
-            image = ImageOps.mirror(image)
-        if view.offset != (0, 0):
-            canvas = Image.new(image.mode, image.size, self._fill(image))
-            canvas.paste(image, view.offset)
-            image = canvas
-        return self._to_tensor(image)
 
     def check_size(self, size: tuple[int, int], name: str) -> None:
         """Raises a `UserError` naming the image if one of this (height, width) cannot be used."""
@@ -203,30 +213,24 @@ class ImageTransform:
         )
         return self.resize in ("shorter_side", "stretch") and too_small
 
-    @property
-    def augments(self) -> bool:
-        """Whether anything is drawn in training: if not, each image has one view only."""
-        return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
-
-    def kind(self, channels: int) -> str:
-        """What images of so many channels are, for people; a `UserError` if there are none."""
-        if channels not in (1, 3):
-            raise UserError(f"data.channels is {channels}: 1 for grey or 3 for RGB.")
-        return "RGB" if channels == 3 else "grey"
-
-    @property
-    def noun(self) -> str:
-        """What items of the data set are called, in the plural."""
-        return "images"
-
-    @property
-    def _resampling(self) -> Image.Resampling:
-        filtered = self.resize in ("shorter_side", "stretch")
-        return Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
-
-    def _to_tensor(self, image: Image.Image) -> torch.Tensor:
-        pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
-        return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
+    def _show(self, image: Image.Image, view: View, size: tuple[int, int]) -> Image.Image:
+        if self.pad:
+            image = ImageOps.expand(image, self.pad, self._fill(image))
+        filtered = self.resize in ("shorter_side", "stretch") and image.mode != "P"
+        resampling = Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
+        height, width = size
+        if all(float(side).is_integer() for side in view.window):
+            left, top, right, bottom = (int(side) for side in view.window)
+            image = image.crop((left, top, right, bottom)).resize((width, height), resampling)
+        else:
+            image = image.resize((width, height), resampling, box=view.window)
+        if view.mirrored:
+            image = ImageOps.mirror(image)
+        if view.offset != (0, 0):
+            canvas = Image.new(image.mode, image.size, self._fill(image))
+            canvas.paste(image, view.offset)
+            image = canvas
+        return image
 
     def _window(self, size: tuple[int, int], rng: np.random.Generator | None) -> Window:
         """(left, top, right, bottom) of the part of a padded image that becomes the result."""
@@ -247,15 +251,18 @@ class ImageTransform:
         return left, top, left + width, top + height
 
     def _fill(self, image: Image.Image) -> Color | int:
-        color = cast(Color, self.fill)
         if image.mode == "RGB":
-            return color
-        return cast(int, Image.new("RGB", (1, 1), color).convert("L").getpixel((0, 0)))
+            return self.fill
+        return cast(int, Image.new("RGB", (1, 1), self.fill).convert("L").getpixel((0, 0)))
 
 
-def as_color(value: Sequence[int], key: str) -> Color:
-    """Three numbers from 0 to 255 as a tuple; a `UserError` naming `key` for anything else."""
-    color = tuple(value) if isinstance(value, Sequence) else ()
-    if len(color) != 3 or not all(isinstance(n, int) and 0 <= n <= 255 for n in color):
-        raise UserError(f"{key} is {value}: give red, green and blue, each 0 to 255.")
-    return color[0], color[1], color[2]
+def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int], name: str) -> None:
+    """Raises a `UserError` unless two (height, width) have the same aspect, up to one pixel."""
+    (height, width), (condition_height, condition_width) = size, condition_size
+    scale = condition_width / width
+    if abs(condition_height - height * scale) > max(1.0, scale):
+        raise UserError(
+            f"{name} is {height}x{width} pixels (height x width) and its condition "
+            f"{condition_height}x{condition_width}: they must show the same, and so be of the same "
+            "shape."
+        )

@@ -2,7 +2,7 @@
 
 from taming.workflows.classifier_training import ClassifierTraining, train_classifier
 from taming.workflows.digits_report import DigitsReport, report_digits
-from taming.workflows.encode import encode_dataset
+from taming.workflows.encode_dataset import encode_dataset
 from taming.workflows.evaluate import EvaluationReport, evaluate_model
 from taming.workflows.evaluation_checks import check_pictures
 from taming.workflows.evaluation_settings import EvaluationSettings

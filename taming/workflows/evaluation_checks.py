@@ -3,7 +3,7 @@
 import torch
 
 from taming.conditioning import ImageCondition
-from taming.data import ImageDataModule, PairedDataModule
+from taming.data import ImageDataModule, LabelMapReader, Reader
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, ReconstructionMetrics
 from taming.generation import ImageGenerator
@@ -65,8 +65,8 @@ def _check_generator(
             "the generator makes images from condition images, and the data have none: give "
             "data=paired and the pairs it was trained on."
         )
-    if isinstance(data, PairedDataModule) and isinstance(conditioning, ImageCondition):
-        _check_conditions(generator, conditioning, data)
+    if data.condition_reader is not None and isinstance(conditioning, ImageCondition):
+        _check_conditions(generator, conditioning, data.condition_reader)
     if conditioning.num_classes is None:
         return
     if data.num_classes != conditioning.num_classes:
@@ -82,10 +82,10 @@ def _check_generator(
 
 
 def _check_conditions(
-    generator: ImageGenerator, conditioning: ImageCondition, data: PairedDataModule
+    generator: ImageGenerator, conditioning: ImageCondition, reader: Reader
 ) -> None:
     """The conditions must be of the model's kind, and label maps be read as in its training."""
-    tokenizer, are_maps = generator.condition_tokenizer, data.conditions_are_label_maps
+    tokenizer, are_maps = generator.condition_tokenizer, reader.label_maps
     if tokenizer is None:
         return
     if tokenizer.label_maps != are_maps:
@@ -94,17 +94,19 @@ def _check_conditions(
             f"the conditions of the data are {kinds[are_maps]}, and the generator was trained with "
             f"{kinds[not are_maps]}: give the pairs it was trained on."
         )
-    last = data.condition_channels - 1
-    if are_maps and _reading(conditioning, last) != _reading(data, last):
+    last = reader.channels - 1
+    if isinstance(reader, LabelMapReader) and _reading(conditioning, last) != _reading(
+        reader, last
+    ):
         trained = conditioning.unlabelled, conditioning.unlabelled_class
         unlabelled, its_class = ("null" if value is None else value for value in trained)
         raise UserError(
             "the label maps would be read in another way than in the generator's training: give "
-            f"data.unlabelled={unlabelled} data.unlabelled_class={its_class}."
+            f"data.label_map.unlabelled={unlabelled} data.label_map.unlabelled_class={its_class}."
         )
 
 
-def _reading(source: ImageCondition | PairedDataModule, last: int) -> tuple[int, int] | None:
+def _reading(source: ImageCondition | LabelMapReader, last: int) -> tuple[int, int] | None:
     """Which pixel value becomes which class, if one does."""
     if source.unlabelled is None:
         return None

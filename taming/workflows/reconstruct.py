@@ -13,8 +13,7 @@ from PIL import Image
 from torchmetrics import Metric
 from tqdm import tqdm
 
-from taming.data import InspectionImages, open_images
-from taming.data.transforms import as_color
+from taming.data import ImageFolder, InspectionImages, PictureReader
 from taming.errors import UserError
 from taming.evaluation import (
     CodebookUsage,
@@ -104,7 +103,6 @@ def reconstruct_images(
                     if number in first:
                         shown[number] = [_shrunk(x, max_side) for x in (image, reconstruction)]
                 bar.update(len(numbers))
-        images.check_any_left(metrics.num_images)
         report = _report(images, settings, metrics)
         report.written = [output_dir / "reconstructions.png", output_dir / "metrics.json"]
         if shown:
@@ -175,9 +173,10 @@ def _find_images(
             f"tile={settings.tile} does not divide by the model's downsample factor {factor}: give "
             f"a multiple of {factor}."
         )
-    background = as_color(settings.background, "background")
+    red, green, blue = settings.background
+    reader = PictureReader(1 if channels == 1 else 3, (red, green, blue))
     return InspectionImages(
-        open_images(path, channels=1 if channels == 1 else 3, background=background, key="input"),
+        ImageFolder(path, reader),
         factor=factor,
         resolution=settings.resolution,
         min_side=settings.min_side,

@@ -5,20 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import PurePosixPath
-from typing import Any
 
 import torch
 
 from taming.conditioning import ImageCondition, Tokenizer
 from taming.data import (
     BrokenImageError,
-    ImageFile,
     ImageFolder,
     ImageTransform,
     LabelMapReader,
-    LabelMapTransform,
-    open_images,
-    open_label_maps,
+    PictureReader,
+    Reader,
 )
 from taming.errors import UserError
 from taming.generation import ImageGenerator, check_guidance, check_keep_rows
@@ -29,7 +26,6 @@ from taming.workflows.sample_settings import GivenImages, SampleSettings
 __all__ = ["InputImages", "SampleInputs", "find_inputs"]
 
 NUM_IMAGES = 16  # where nothing says how many
-WHITE = (255, 255, 255)
 
 
 class InputImages:
@@ -41,7 +37,6 @@ class InputImages:
         tokenizer: gives the kind of images.
         grid_size: (height, width) in codes that they are cut to.
         given: where they are.
-        group: name of the settings that say so, for messages.
 
     Raises:
         MissingPathError: if there is nothing at the path.
@@ -53,41 +48,22 @@ class InputImages:
         tokenizer: Tokenizer,
         grid_size: Sequence[int],
         given: GivenImages,
-        group: str,
     ) -> None:
         assert given.path is not None
         self.path = given.path
         self.grid_size = tuple(grid_size)
-        self.source: ImageFolder | ImageFile
-        self.transform: ImageTransform
-        frame: dict[str, Any] = {
-            "resolution": [cells * tokenizer.downsample_factor for cells in grid_size],
-            "resize": "shorter_side",
-            "crop": "center",
-        }
-        where: dict[str, Any] = {
-            "key": f"{group}.path",
-            "subfolder": given.subfolder,
-            "subfolder_key": f"{group}.subfolder",
-        }
+        factor = tokenizer.downsample_factor
+        self.transform = ImageTransform(
+            resolution=(grid_size[0] * factor, grid_size[1] * factor),
+            resize="shorter_side",
+            crop="center",
+        )
         channels = tokenizer.image_channels
+        self.reader: Reader = PictureReader(1 if channels == 1 else 3)
         if tokenizer.label_maps:
             assert given.unlabelled != "auto" and given.unlabelled_class != "auto"  # read_as
-            reader = LabelMapReader(
-                num_classes=channels,
-                unlabelled=given.unlabelled,
-                unlabelled_class=given.unlabelled_class,
-                key=None,
-                folder_key=where["subfolder_key"],
-                group=group,
-            )
-            self.source = open_label_maps(given.path, reader=reader, **where)
-            self.transform = LabelMapTransform(**frame, num_classes=channels)
-        else:
-            self.source = open_images(
-                given.path, channels=1 if channels == 1 else 3, background=WHITE, **where
-            )
-            self.transform = ImageTransform(**frame)
+            self.reader = LabelMapReader(channels, given.unlabelled, given.unlabelled_class)
+        self.source = ImageFolder(given.path, self.reader, subfolder=given.subfolder)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -100,7 +76,8 @@ class InputImages:
         """
         index = number % len(self)
         try:
-            return self.transform(self.source.load(index), name=self.name(number))
+            image = self.transform(self.source.load(index), name=self.name(number))
+            return self.reader.tensor(image)
         except BrokenImageError as error:
             raise UserError(
                 f"{self.source.description}: {self.name(number)} cannot be read ({error}). Replace "
@@ -204,7 +181,7 @@ def find_inputs(generator: ImageGenerator, settings: SampleSettings) -> SampleIn
         keep_rows = height // 2 if chosen is None else chosen
         check_keep_rows(keep_rows, height, "complete.keep_rows")
         as_given = settings.complete.read_as(255, None)
-        complete = InputImages(tokenizer, (height, width), as_given, group="complete")
+        complete = InputImages(tokenizer, (height, width), as_given)
     given = [images for images in (conditions, complete) if images is not None]
     num_images = settings.num_images or max(map(len, given), default=NUM_IMAGES)
     if conditions is not None and complete is not None:
@@ -241,7 +218,6 @@ def _conditions(
         generator.require_condition_tokenizer(),
         generator.condition_grid_size(grid_size),
         given.read_as(conditioning.unlabelled, conditioning.unlabelled_class),
-        group="conditions",
     )
 
 

@@ -11,7 +11,11 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_imag
 
 from taming.cli.start import start
 
-FOLDER_OVERRIDES = ("data.resolution=16", "data.val_fraction=0.25", "data.crop_scale=[1.0,1.0]")
+FOLDER_OVERRIDES = (
+    "data.resolution=16",
+    "data.val_fraction=0.25",
+    "data.transform.crop_scale=[1.0,1.0]",
+)
 
 
 def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:

@@ -32,7 +32,7 @@ def data(pairs: Path, *more: str) -> list[str]:
     """Not square: 16×24 pixels, 2×3 codes."""
     return [
         "data=paired", f"data.path={pairs}", "data.num_classes=4", "data.val_fraction=0.25",
-        "data.unlabelled=null", "data.resolution=[16,24]", *more,
+        "data.label_map.unlabelled=null", "data.resolution=[16,24]", *more,
     ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_label_maps_by_their_cells(
     outcome = run(
         "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER,
         f"condition_as={condition_as}", f"model.positions={positions}", "condition_cell=4",
-        "condition_dropout=0.1", "data.unlabelled=3", "data.unlabelled_class=0",
+        "condition_dropout=0.1", "data.label_map.unlabelled=3", "data.label_map.unlabelled_class=0",
         "run_dir=scenes_gpt",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
@@ -119,7 +119,7 @@ def test_label_maps_by_a_tokenizer_of_their_own(
     outcome = run(
         "train_vqgan", "experiment=label_map", f"data.path={pairs}", "size=tiny",
         "trainer.max_steps=2",
-        "data.subfolder=label", "data.channels=4", "data.unlabelled=null",
+        "data.source.subfolder=label", "data.channels=4", "data.label_map.unlabelled=null",
         "data.resolution=[16,24]", "model.channel_multipliers=[1,2,2,2]", "data.val_fraction=0.25",
         "model.quantizer.codebook_size=16", "logger=csv", "run_dir=maps",
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_label_maps_by_a_tokenizer_of_their_own(
 
 def test_pictures_by_a_tokenizer_of_their_own(run: Run, pairs: Path, tokenizer: str) -> None:
     depths = data(
-        pairs, "data.condition=image", "data.condition_folder=depth", "data.num_classes=null"
+        pairs, "data.condition=image", "data.source.condition_folder=depth", "data.num_classes=null"
     )
     refused = run("train_transformer", tokenizer, *depths, *TINY_TRANSFORMER, "run_dir=x")
     assert refused.status != 0
@@ -153,8 +153,8 @@ def test_an_error_in_a_loaders_worker_is_told_in_a_line(
 ) -> None:
     Image.fromarray(np.full((24, 36), 9, dtype=np.uint8)).save(pairs / "label" / "3.png")
     outcome = run(
-        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "data.check=none",
-        "data.num_workers=1", "run_dir=scenes_gpt",
+        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "data.source.check=none",
+        "data.loader.num_workers=1", "run_dir=scenes_gpt",
     )  # fmt: skip
     fails(outcome, "scenes: label/3.png has a pixel of value 9")
     assert "DataLoader" not in outcome.err
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_said_before_any_work(
             "condition_dropout=0.1 leaves out the condition",
         ),
         (
-            [*folder_overrides, "data.labels=none", "condition_dropout=0.1"],
+            [*folder_overrides, "data.source.labels=none", "condition_dropout=0.1"],
             "condition_dropout=0.1 leaves out the condition",
         ),
         ([*data(pairs), "conditioning=class"], "data=paired have none, but condition images"),

@@ -191,7 +191,8 @@ def test_finetuning_and_its_resume(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], mode: str, tmp_path: Path
 ) -> None:
     started = run(
-        "train_vqgan", *folder_overrides, *TINY_TRAINER, "data.num_workers=0", "data.batch_size=4",
+        "train_vqgan", *folder_overrides, *TINY_TRAINER, "data.loader.num_workers=0",
+        "data.batch_size=4",
         "perceptual=none", "adversary.discriminator.base_channels=8", "adversary.start=0",
         "adversary.discriminator.num_layers=1", f"finetune.checkpoint={vqgan_run}",
         f"finetune.mode={mode}", "model.quantizer.codebook_size=24", "run_dir=tuned",

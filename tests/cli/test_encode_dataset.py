@@ -1,18 +1,17 @@
 """Images are encoded ahead, and a training with the same settings encodes none."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tiny_commands import TINY_TRANSFORMER, Run, fails_before_writing, write_pairs
-
-from taming.workflows import encode
 
 
 def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def encoded(*args: object) -> None:
         raise AssertionError("these images are encoded already")
 
-    monkeypatch.setattr(encode, "_encode", encoded)
+    monkeypatch.setattr(import_module("taming.workflows.encode_dataset"), "_encode", encoded)
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -24,16 +23,16 @@ def test_the_training_finds_the_tokens(
     paired: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    overrides = [f"vqgan={vqgan_run}", "data.num_workers=0", "tokens.num_views=3", "seed=5"]
+    overrides = [f"vqgan={vqgan_run}", "data.loader.num_workers=0", "tokens.num_views=3", "seed=5"]
     if paired:
         write_pairs(tmp_path / "scenes", 8)
         overrides += ["data=paired", "data.path=scenes", "data.num_classes=4", "condition_cell=4",
-            "data.val_fraction=0.25", "data.unlabelled=null"]  # fmt: skip
+            "data.val_fraction=0.25", "data.label_map.unlabelled=null"]  # fmt: skip
     else:
         overrides += folder_overrides
     outcome = run("encode_dataset", *overrides, "tokens.cache_dir=cache", "device=cpu")
     assert outcome.status == 0, outcome.err
-    train, val = sorted(Path("cache").iterdir(), key=lambda path: path.name in outcome.out)
+    train, val = sorted(Path("cache").glob("[!.]*"), key=lambda path: path.name in outcome.out)
     for path in (train, val):
         assert str(path) in outcome.out
         assert (path / "meta.json").is_file()
@@ -45,7 +44,7 @@ def test_the_training_finds_the_tokens(
     settings = (*overrides, *TINY_TRANSFORMER, "tokens.cache_dir=cache", "run_dir=gpt")
     outcome = run("train_transformer", *settings)
     assert outcome.status == 0, outcome.err
-    assert len(list(Path("cache").iterdir())) == 2
+    assert len(list(Path("cache").glob("[!.]*"))) == 2
 
 
 def test_the_validation_images_do_not_depend_on_the_seed(
@@ -54,23 +53,28 @@ def test_the_validation_images_do_not_depend_on_the_seed(
     overrides = (
         f"vqgan={vqgan_run}",
         *folder_overrides,
-        "data.num_workers=0",
+        "data.loader.num_workers=0",
         "tokens.num_views=2",
     )
     for seed, num_caches in ((0, 2), (1, 3)):  # the training images' crops do
         outcome = run("encode_dataset", *overrides, f"seed={seed}", "device=cpu")
         assert outcome.status == 0, outcome.err
-        assert len(list(Path("outputs/tokens").iterdir())) == num_caches
+        assert len(list(Path("outputs/tokens").glob("[!.]*"))) == num_caches
 
 
 def test_without_augmentation_there_is_one_view(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]
 ) -> None:
-    overrides = [f"vqgan={vqgan_run}", *folder_overrides, "data.num_workers=0", "data.crop=center"]
+    overrides = [
+        f"vqgan={vqgan_run}",
+        *folder_overrides,
+        "data.loader.num_workers=0",
+        "data.transform.crop=center",
+    ]
     for flip, views, noted in (("true", " in 2 views", False), ("false", "", True)):
         outcome = run(
-            "encode_dataset", *overrides, f"data.horizontal_flip={flip}", "tokens.num_views=2",
-            "device=cpu",
+            "encode_dataset", *overrides, f"data.transform.horizontal_flip={flip}",
+            "tokens.num_views=2", "device=cpu",
         )  # fmt: skip
         assert outcome.status == 0, outcome.err
         assert f"12 images{views}, 2×2 codes each" in outcome.out
@@ -83,9 +87,9 @@ def test_mistakes_are_one_line(run: Run, vqgan_run: Path) -> None:
         ((), ("vqgan=VALUE", "data.path=VALUE")),
         (("vqgan=nowhere", "data.path=x"), ("nowhere", "does not exist")),
         ((tokenizer, "data.path=nowhere"), ("nowhere", "does not exist")),
-        ((tokenizer, "data.path=x", "tokens.num_views=null"), ("tokens.num_views", "not null")),
-        ((tokenizer, "data.path=x", "tokens.batch_size=0"), ("tokens.batch_size", "at least 1")),
-        ((tokenizer, "data.path=x", "device=abacus"), ("device=abacus",)),
-        ((tokenizer, "data.path=x", "trainer.max_steps=3"), ("no setting trainer.max_steps",)),
+        ((tokenizer, "data.path=.", "tokens.num_views=null"), ("tokens.num_views", "not null")),
+        ((tokenizer, "data.path=.", "tokens.batch_size=0"), ("tokens.batch_size", "at least 1")),
+        ((tokenizer, "data.path=.", "device=abacus"), ("device=abacus",)),
+        ((tokenizer, "data.path=.", "trainer.max_steps=3"), ("no setting trainer.max_steps",)),
     ):
         fails_before_writing(run("encode_dataset", *overrides, "tokens.cache_dir=out"), *parts)

@@ -206,7 +206,7 @@ def test_resume_of_the_other_stage(run: Run, vqgan_run: Path, transformer_run: P
 
 def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path) -> None:
     for override in ("model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other",
-        "data.resolution=24", "data.channels=1", "data.val_fraction=0.5", "data.labels=none",
+        "data.resolution=24", "data.channels=1", "data.val_fraction=0.5", "data.source.labels=none",
         "data.val_path=x"):  # fmt: skip
         fails(run("train_vqgan", f"resume={vqgan_run}", override), override, "resume=")
 

@@ -21,19 +21,28 @@ from taming.conditioning import (
     ImageCondition,
     Unconditional,
 )
-from taming.data import sets
+from taming.data import (
+    ImageDataModule,
+    ImageFiles,
+    ImageTransform,
+    LabelMapReader,
+    LoaderOptions,
+    PairFiles,
+    PictureReader,
+)
 from taming.evaluation import ImageClassifier, load_classifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.sequence import to_tokens
 from taming.transformer import GPT, GPTConfig
 
+PLAIN = ImageTransform(resolution=16, resize="shorter_side", crop="center")
 SMALL = (
     "num_samples=6",
     "batch_size=4",
     "classifier_training.num_steps=2",
     "classifier_training.batch_size=4",
     "classifier_training.base_channels=4",
-    "data.num_workers=0",
+    "data.loader.num_workers=0",
     "data.batch_size=4",
     "output_dir=out",
 )
@@ -96,7 +105,9 @@ def test_a_generator_of_classes(
 
     # the likelihood is worked out anew, image by image
     generator = taming.ImageGenerator.from_pretrained(transformer_run)
-    data = sets.image_folder(images, resolution=16, batch_size=4, val_fraction=0.25)
+    data = ImageDataModule(
+        ImageFiles(path=images, reader=PictureReader(), val_fraction=0.25), PLAIN, LoaderOptions(4)
+    )
     nats = []
     for item in [data.val_dataset[number] for number in range(len(data.val_dataset))]:
         tokens = to_tokens(generator.tokenizer.encode(item["images"][None]))
@@ -200,13 +211,19 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
     generator = untrained(vqgan_run, conditioning, cells)
     arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
                  "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
-    paired = ("data=paired", "data.path=pairs", "data.num_classes=3", "data.unlabelled=null")
+    paired = (
+        "data=paired",
+        "data.path=pairs",
+        "data.num_classes=3",
+        "data.label_map.unlabelled=null",
+    )
     outcome = run(*arguments, *paired)
     found = good(outcome)
-    data = sets.paired(
-        tmp_path / "pairs", resolution=16, batch_size=4, num_classes=3, unlabelled=None,
-        val_fraction=0.5,
+    source = PairFiles(
+        path=tmp_path / "pairs", reader=PictureReader(), val_fraction=0.5,
+        condition_reader=LabelMapReader(3, unlabelled=None),
     )  # fmt: skip
+    data = ImageDataModule(source, PLAIN, LoaderOptions(4))
     items = [data.val_dataset[number] for number in range(4)]
     conditions = torch.stack([item["conditions"] for item in items])
     tokens = to_tokens(generator.tokenizer.encode(torch.stack([item["images"] for item in items])))
@@ -233,10 +250,18 @@ def test_conditions_must_be_read_as_in_training(run: Run, vqgan_run: Path, tmp_p
     arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", "data.val_fraction=0.5",
                  "max_images=2", *SMALL)  # fmt: skip
     paired = (*arguments, "data=paired", "data.num_classes=4")
-    for wrong in ("data.unlabelled=255", "data.unlabelled=null", "data.unlabelled_class=1"):
-        outcome = run(*paired, "data.unlabelled=0", wrong)
-        fails_before_writing(outcome, "read in another way", "unlabelled=0 data.unlabelled_class=n")
-    good(run(*paired, "data.unlabelled=0", "data.unlabelled_class=3"))  # the last, as by default
+    for wrong in (
+        "data.label_map.unlabelled=255",
+        "data.label_map.unlabelled=null",
+        "data.label_map.unlabelled_class=1",
+    ):
+        outcome = run(*paired, "data.label_map.unlabelled=0", wrong)
+        fails_before_writing(
+            outcome, "read in another way", "unlabelled=0 data.label_map.unlabelled_class=n"
+        )
+    good(
+        run(*paired, "data.label_map.unlabelled=0", "data.label_map.unlabelled_class=3")
+    )  # the last, as by default
 
 
 def test_pictures_and_label_maps_are_not_taken_for_each_other(
@@ -248,13 +273,14 @@ def test_pictures_and_label_maps_are_not_taken_for_each_other(
     conditioning = ImageCondition(tokenizer.codebook_size, tokenizer.grid_size)
     untrained(vqgan_run, conditioning, tokenizer)
     arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", *SMALL)
-    maps = ("data.unlabelled=3", "data.unlabelled_class=2")
+    maps = ("data.label_map.unlabelled=3", "data.label_map.unlabelled_class=2")
     fails_before_writing(
         run(*arguments, "data=paired", "data.num_classes=3", *maps),
         "the conditions of the data are label maps", "trained with pictures",
     )  # fmt: skip
     fails_before_writing(
-        run(*arguments, "data=label_maps", "data.subfolder=label", *maps), "the data are label maps"
+        run(*arguments, "data=label_maps", "data.source.subfolder=label", *maps),
+        "the data are label maps",
     )
 
 
@@ -300,7 +326,7 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
         "32×32",
         "data.resolution=[16,16], or leave it out",
     )
-    fails_before_writing(evaluate(checkpoint, "data.labels=none"), "no classes", "2")
+    fails_before_writing(evaluate(checkpoint, "data.source.labels=none"), "no classes", "2")
     fails_before_writing(evaluate(checkpoint, "temperature=0"), "temperature")
     fails_before_writing(evaluate(checkpoint, "num_samples=0"), "num_samples=0")
     fails_before_writing(evaluate(checkpoint, "guidance_scales=[2.0]"), "dropout")
@@ -321,7 +347,9 @@ def test_a_classifier_of_other_classes(evaluate: Run, vqgan_run: Path, images: P
         evaluate(*arguments),
         "the classifier's class 1 is 'owls', and the data's 'dogs': classifier=null trains",
     )
-    fails_before_writing(evaluate(*arguments, "data.labels=none"), "the data have no classes")
+    fails_before_writing(
+        evaluate(*arguments, "data.source.labels=none"), "the data have no classes"
+    )
     ImageClassifier(num_classes=3, **sizes).save_pretrained("other")
     fails_before_writing(evaluate(*arguments), "the classifier's classes are 3, and the data's 2")
 

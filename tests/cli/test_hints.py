@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images, write_pairs
 
 from taming.cli.app import config_directory
-from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
+from taming.cli.data import condition_settings, data_of_run, data_settings
+from taming.cli.hints import setting
 
 
 def pasted(outcome: Outcome) -> list[str]:
@@ -45,10 +46,10 @@ def data(*overrides: str) -> DictConfig:
 def test_data_are_named_by_what_is_not_default() -> None:
     assert data_settings(data("data.path=x")) == ["data.path=x"]
     found = data_settings(
-        data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "data.seed=4")
+        data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "seed=4")
     )
     assert "'data.path=\"x y\"'" in found and "data.val_path=z" in found
-    assert not any(name.split("=")[0] in ("data", "data.resolution", "data.seed") for name in found)
+    assert not any(name.split("=")[0] in ("data", "data.resolution", "seed") for name in found)
     assert data_settings(data("data=digits")) == ["data=digits"]
     assert data_settings(data("data=cifar10", "data.root=d")) == [
         "data=cifar10",
@@ -57,7 +58,12 @@ def test_data_are_named_by_what_is_not_default() -> None:
 
 
 def test_conditions_are_named_as_sample_takes_them() -> None:
-    maps = data("data=paired", "data.path=x", "data.condition_folder=map", "data.unlabelled=null")
+    maps = data(
+        "data=paired",
+        "data.path=x",
+        "data.source.condition_folder=map",
+        "data.label_map.unlabelled=null",
+    )
     assert condition_settings(maps) == ["conditions.path=x", "conditions.subfolder=map"]
     depths = data("data=paired", "data.path=x", "data.val_path=v", "data.condition=image")
     assert condition_settings(depths) == ["conditions.path=v", "conditions.subfolder=label"]
@@ -99,7 +105,7 @@ def test_conditions_by_pasting(run: Run, vqgan_run: Path, tmp_path: Path) -> Non
     write_pairs(tmp_path / "scenes", 8)
     overrides = (
         f"vqgan={vqgan_run}", "data=paired", "data.path=scenes", "data.num_classes=4",
-        "data.val_fraction=0.25", "data.unlabelled=null", "data.num_workers=0",
+        "data.val_fraction=0.25", "data.label_map.unlabelled=null", "data.loader.num_workers=0",
     )  # fmt: skip
     name, *arguments = pasted(run("encode_dataset", *overrides, "device=cpu"))
     assert (name, arguments) == ("train_transformer", [*overrides])

@@ -48,7 +48,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         if name == "sample":
             arguments.append("num_images=4")
         elif name == "encode_dataset":
-            arguments += ["data.num_workers=0", "data.val_fraction=0.25"]
+            arguments += ["data.loader.num_workers=0", "data.val_fraction=0.25"]
         elif name == "import_checkpoint":
             pass  # of the tiny checkpoint
         elif name == "evaluate":

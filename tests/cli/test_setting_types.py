@@ -30,7 +30,7 @@ STAGE_2 = ("data.path=.", "vqgan=.", *TINY_TRANSFORMER, "run_dir=out")
         ("training.optimizer.betas=0.9", "a valid array, not 0.9"),
         ("data.batch_size=null", "a valid integer, not null"),
         ("data.resolution=large", "a valid integer"),
-        ("data.num_workers=null", "not null"),
+        ("data.loader.num_workers=null", "not null"),
     ],
 )
 def test_both_stages(run: Run, override: str, should_be: str) -> None:

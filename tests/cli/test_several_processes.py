@@ -51,7 +51,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     for name, overrides in (
         ("one", ["data.batch_size=8", "trainer.devices=1"]),
         # 5 images to validate, in batches of 1: one process has a batch more than the other
-        ("two", ["data.batch_size=4", "trainer.devices=2", "data.val_batch_size=1"]),
+        ("two", ["data.batch_size=4", "trainer.devices=2", "data.loader.val_batch_size=1"]),
     ):
         arguments = ("data.path=few", *COMMON, *overrides, f"run_dir={name}")
         done = train(tmp_path, "train_vqgan", *arguments)
@@ -69,7 +69,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert last[0] == pytest.approx(last[1], rel=1e-3, abs=1e-4)
 
     stage_2 = (
-        "vqgan=two", "data.path=few", "data.num_workers=0", "data.batch_size=2",
+        "vqgan=two", "data.path=few", "data.loader.num_workers=0", "data.batch_size=2",
         "data.val_fraction=0.3", "model.num_layers=1", "model.num_heads=2", "model.embed_dim=16",
         "training.num_samples=2", "trainer=cpu", "trainer.devices=2", "trainer.max_steps=2",
         "trainer.val_every=1", "logger=csv", "run_dir=gpt",

@@ -18,7 +18,7 @@ TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_every=2", "lo
 TINY_VQGAN = (
     *TINY_TRAINER,
     "data.batch_size=4",
-    "data.num_workers=0",
+    "data.loader.num_workers=0",
     "model.base_channels=8",
     "model.num_residual_blocks=1",
     "model.latent_channels=8",
@@ -31,7 +31,7 @@ TINY_VQGAN = (
 TINY_TRANSFORMER = (
     *TINY_TRAINER,
     "data.batch_size=4",
-    "data.num_workers=0",
+    "data.loader.num_workers=0",
     "model.num_layers=1",
     "model.num_heads=2",
     "model.embed_dim=16",
@@ -39,7 +39,7 @@ TINY_TRANSFORMER = (
 )
 TINY_EVALUATION = (
     "data.val_fraction=0.25",
-    "data.num_workers=0",
+    "data.loader.num_workers=0",
     "data.batch_size=4",
     "num_samples=4",
     "batch_size=4",

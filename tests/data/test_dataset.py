@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from taming.data import ImageDataset, ImageFolder, ImageTransform
+from taming.data import ImageDataset, ImageFolder, ImageTransform, PictureReader
 from taming.errors import UserError
 
 AUGMENTED = ImageTransform(
@@ -19,9 +19,7 @@ AUGMENTED = ImageTransform(
 def dataset(
     root: Path, check: str = "none", transform: ImageTransform = AUGMENTED, **settings: Any
 ) -> ImageDataset:
-    source = ImageFolder(
-        root, channels=3, background=(9, 8, 7), labels="auto", max_broken_fraction=0.25
-    )
+    source = ImageFolder(root, PictureReader(), labels="auto", max_broken_fraction=0.25)
     source.drop_broken(check)  # type: ignore[arg-type]
     return ImageDataset(source, transform, **{"seed": 0, **settings})
 
@@ -36,7 +34,7 @@ def test_items(make_folder: Any) -> None:
     assert data.num_classes == 2
     assert data.class_names == ["cat", "dog"]
     assert data.name(2) == "dog/0.png"
-    assert (data.channels, data.background, data.resolution) == (3, (9, 8, 7), (16, 16))
+    assert (data.channels, data.resolution) == (3, (16, 16))
     with pytest.raises(IndexError):
         data[3]
 
@@ -125,7 +123,9 @@ def test_too_many_that_break_later_stop(make_folder: Any) -> None:
 def test_sizes_that_do_not_suit_are_an_error_at_once(make_folder: Any) -> None:
     root = make_folder({"": 3}, size=(24, 12))
     cut = ImageTransform(resolution=16, resize="none", crop="random")
-    with pytest.raises(UserError, match=r"photos: 0\.png is 24x12 .*too small.*3 images of 3"):
+    with pytest.raises(
+        UserError, match=r"photos: 0\.png is 24x12 .*too small.*true of 3 images of 3"
+    ):
         dataset(root, "full", cut)
     assert dataset(root, "full").num_magnified == 3
     assert dataset(make_folder({"": 3}, "large"), "header").num_magnified == 0

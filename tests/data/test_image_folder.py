@@ -8,18 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from taming.data import ImageFolder
+from taming.data import ImageFolder, PictureReader
 from taming.errors import MissingPathError, UserError
 
 
 def opened(path: Path, check: str = "full", **settings: Any) -> ImageFolder:
-    defaults = {
-        "channels": 3,
-        "background": (255, 255, 255),
-        "labels": "auto",
-        "max_broken_fraction": 0.2,
-    }
-    source = ImageFolder(path, **{**defaults, **settings})
+    reader = settings.pop("reader", PictureReader())
+    source = ImageFolder(path, reader, **{"labels": "auto", "max_broken_fraction": 0.2, **settings})
     source.drop_broken(check)  # type: ignore[arg-type]
     return source
 
@@ -99,7 +94,7 @@ def test_a_zip_with_backslashes_in_names(make_folder: Any) -> None:
     folder, odd = opened(root), opened(root.with_suffix(".zip"))
     assert names(odd) == names(folder) == ["cat/0.png", "dog/0.png", "dog/1.png"]
     assert odd.class_names == ["cat", "dog"]
-    assert odd.size(2) == (24, 24)
+    assert opened(root.with_suffix(".zip"), "header").sizes == [(24, 24)] * 3
     for i in range(3):
         assert np.array_equal(np.asarray(odd.load(i)), np.asarray(folder.load(i)))
 
@@ -149,10 +144,8 @@ def test_too_many_broken_files_stop(make_folder: Any) -> None:
     for i in (3, 7):
         cut_off(root / f"{i}.png")
     assert len(opened(root, max_broken_fraction=0.2)) == 8
-    with pytest.raises(UserError, match=r"2 of 10 .*=0\.19 .*3\.png.*7\.png.*max_broken_fraction"):
+    with pytest.raises(UserError, match=r"2 of 10 .*=0\.19 .*3\.png.*7\.png"):
         opened(root, max_broken_fraction=0.19)
-    with pytest.raises(UserError, match="max_broken_fraction=0 "):
-        opened(root, max_broken_fraction=0)
 
 
 def test_only_broken_files(make_folder: Any) -> None:
@@ -173,8 +166,6 @@ def test_what_the_checks_find(make_folder: Any) -> None:
     assert [n for n, _ in opened(root, "auto").broken] == ["0.png", "1.jpg"]  # a small set
     assert [n for n, _ in opened(root, "header").broken] == ["0.png"]
     assert opened(root, "none").broken == []
-    with pytest.raises(UserError, match="check is 'some'"):
-        opened(root, "some")
 
 
 @pytest.mark.parametrize("as_zip", [False, True])
@@ -215,13 +206,20 @@ def test_a_damaged_zip_member_is_a_broken_file(make_folder: Any) -> None:
     assert len(opened(archive).broken) == 1
 
 
+def test_a_single_image(tmp_path: Path) -> None:
+    path = tmp_path / "picture"  # no suffix
+    Image.new("RGBA", (12, 8), (0, 0, 0, 0)).save(path, format="PNG")
+    source = opened(path, reader=PictureReader(1))
+    assert (len(source), source.name(0), source.sizes) == (1, "picture", [(8, 12)])
+    image = source.load(0)
+    assert (image.mode, image.getpixel((0, 0))) == ("L", 255)
+
+
 def test_missing_path_and_wrong_paths(tmp_path: Path) -> None:
-    with pytest.raises(MissingPathError, match=r"nowhere does not exist.*data\.path"):
+    with pytest.raises(MissingPathError, match="nowhere does not exist"):
         opened(tmp_path / "nowhere")
-    with pytest.raises(MissingPathError, match=r"data\.val_path"):
-        opened(tmp_path / "nowhere", key="data.val_path")
     (tmp_path / "list.txt").write_text("a")
-    with pytest.raises(UserError, match="neither a folder nor"):
+    with pytest.raises(UserError, match=r"list\.txt: not an image .* a folder, a \.zip file or"):
         opened(tmp_path / "list.txt")
     (tmp_path / "no.zip").write_text("a")
     with pytest.raises(UserError, match="not a readable zip"):
@@ -242,8 +240,8 @@ def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -
     assert opened(root).fingerprint() == base
     assert opened(root, "none").fingerprint() == base
     assert opened(root, labels="none").fingerprint() != base
-    assert opened(root, channels=1).fingerprint() != base
-    assert opened(root, background=(0, 0, 0)).fingerprint() != base
+    assert opened(root, reader=PictureReader(1)).fingerprint() != base
+    assert opened(root, reader=PictureReader(3, (0, 0, 0))).fingerprint() != base
     os.utime(root / "cat" / "0.png", (2e9, 2e9))
     touched = opened(root).fingerprint()
     assert touched != base

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from taming.data.images import BrokenImageError, header_size, load_image
+from taming.data import BrokenImageError, PictureReader
+from taming.data.images import header_size
 
 GREEN = (0, 255, 0)
 
@@ -19,9 +21,9 @@ def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
 
 
 def pixels(
-    image: Image.Image, kind: str = "PNG", channels: int = 3, **options: object
+    image: Image.Image, kind: str = "PNG", channels: Any = 3, **options: object
 ) -> np.ndarray:
-    loaded = load_image(saved(image, kind, **options), channels, GREEN)
+    loaded = PictureReader(channels, GREEN).read(saved(image, kind, **options))
     assert loaded.mode == {1: "L", 3: "RGB"}[channels]
     return np.asarray(loaded)
 
@@ -83,7 +85,7 @@ def test_sixteen_bit_grey_with_a_transparent_value() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_lab_tiff(channels: int) -> None:
+def test_lab_tiff(channels: Any) -> None:
     assert pixels(solid("LAB", (255, 128, 128)), "TIFF", channels).min() >= 254  # white
 
 
@@ -110,10 +112,19 @@ def test_exif_rotation_is_applied(kind: str, options: dict[str, Any]) -> None:
     exif[0x0112] = 6  # turn clockwise to view: the top comes to the right
     file = saved(image, kind, exif=exif, **options)
     assert header_size(file) == (6, 4)
-    upright = np.asarray(load_image(file, 1, GREEN))
+    upright = np.asarray(PictureReader(1, GREEN).read(file))
     assert upright.shape == (6, 4)
     assert upright[:, 2:].min() > 250
     assert upright[:, :2].max() < 5
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tensors_are_black_to_white(channels: Any) -> None:
+    reader = PictureReader(channels)
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+    found = reader.tensor(reader.read(saved(ramp, "PNG")))
+    assert (found.shape, found.dtype) == ((channels, 16, 16), torch.float32)
+    assert torch.equal(found[0].flatten(), torch.arange(256) / 127.5 - 1)
 
 
 def test_broken_files_say_why(tmp_path: Path) -> None:
@@ -121,9 +132,9 @@ def test_broken_files_say_why(tmp_path: Path) -> None:
     half = io.BytesIO(whole[: len(whole) // 2])
     assert header_size(half) == (64, 64)  # a header alone does not show it
     with pytest.raises(BrokenImageError, match="truncated"):
-        load_image(half, 3, GREEN)
+        PictureReader(3, GREEN).read(half)
     for content in (b"", b"not an image at all"):
         with pytest.raises(BrokenImageError, match=r"^not an image of a known format$"):
-            load_image(io.BytesIO(content), 3, GREEN)
+            PictureReader(3, GREEN).read(io.BytesIO(content))
         with pytest.raises(BrokenImageError, match=r"^not an image of a known format$"):
             header_size(io.BytesIO(content))

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_data import FRAME, data_module, label_map_files
 
-from taming.data import ImageDataModule, ImageTransform, open_label_maps
-from taming.data.images import BrokenImageError
-from taming.data.label_maps import LabelMapFolder, LabelMapReader, LabelMapTransform, one_hot
-from taming.data.sets import label_maps
+from taming.data import (
+    BrokenImageError,
+    ImageDataModule,
+    ImageFolder,
+    ImageTransform,
+    LabelMapReader,
+)
+from taming.data.label_maps import one_hot
 from taming.errors import UserError
 
 
@@ -21,7 +26,7 @@ def read(image: Image.Image, kind: str = "PNG", **settings: Any) -> np.ndarray:
     buffer = io.BytesIO()
     image.save(buffer, kind)
     reader = LabelMapReader(**{"num_classes": 12, **settings})
-    return np.asarray(reader(buffer, "a.png"))
+    return np.asarray(reader.read(buffer, "a.png"))
 
 
 def grey(*rows: list[int]) -> Image.Image:
@@ -55,7 +60,7 @@ def test_unlabelled_pixels() -> None:
     assert read(grey([0, 9, 4]), unlabelled=9).tolist() == [[0, 11, 4]]
     assert read(grey([0, 11, 4]), unlabelled=11).tolist() == [[0, 11, 4]]  # already the last
     assert read(grey([0, 11, 4]), unlabelled=None).tolist() == [[0, 11, 4]]
-    with pytest.raises(UserError, match=r"value 255, .*channels=12 .*0 to 11.*unlabelled=255"):
+    with pytest.raises(UserError, match=r"value 255, .*12 classes, 0 to 11: .*unlabelled=255"):
         read(image, unlabelled=None)
 
 
@@ -69,7 +74,7 @@ def test_unlabelled_pixels_share_no_class_unasked() -> None:
 
 @pytest.mark.parametrize(("mode", "kind"), [("RGB", "PNG"), ("LA", "PNG"), ("L", "JPEG")])
 def test_a_picture_is_no_label_map(mode: str, kind: str) -> None:
-    message = rf"a\.png is a {kind} picture of mode {mode}.*data\.subfolder"
+    message = rf"a\.png is a {kind} picture of mode {mode}.*subfolder"
     with pytest.raises(UserError, match=message) as caught:
         read(Image.new(mode, (2, 2)), kind)
     assert not isinstance(caught.value, BrokenImageError)  # a mistake, not a file to leave out
@@ -78,10 +83,10 @@ def test_a_picture_is_no_label_map(mode: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_classes": 1}, "channels is 1: .* 2 to 256"),
-        ({"num_classes": 257}, "channels is 257"),
-        ({"unlabelled": -1}, "unlabelled is -1"),
+        ({"num_classes": 1}, "label maps is 1: give 2 to 256"),
+        ({"num_classes": 257}, "label maps is 257"),
         ({"unlabelled_class": 12}, "unlabelled_class is 12.*0 to 11"),
+        ({"palette": [[0, 0, 0]] * 11}, "11 colours for 12 classes"),
     ],
 )
 def test_settings_that_make_no_sense_for_classes(settings: Any, message: str) -> None:
@@ -99,45 +104,18 @@ def test_one_hot() -> None:
     assert torch.equal(encoded.argmax(1), classes.long())
 
 
-FRAME: dict[str, Any] = {
-    "resolution": (12, 16),
-    "resize": "shorter_side",
-    "crop": "random",
-    "crop_scale": (0.5, 1.0),
-    "horizontal_flip": True,
-}
-
-
 def test_resizing_picks_pixels() -> None:
+    def shown(image: Image.Image, **settings: Any) -> torch.Tensor:
+        image = Image.frombytes("P", image.size, image.tobytes())
+        return torch.from_numpy(np.array(ImageTransform(**settings)(image)))
+
     image = grey(*[[0] * 10 + [9] * 10] * 20)  # an antialiased edge would give 1 to 8
     for frame in ({"resize": "shorter_side", "crop": "center"}, {"resize": "stretch"}):
-        transform = LabelMapTransform(**{"crop": "none", **frame}, resolution=7, num_classes=10)
-        row = transform(image).argmax(0)[3].tolist()
+        row = shown(image, **{"crop": "none", **frame}, resolution=7)[3].tolist()
         assert row in ([0] * 3 + [9] * 4, [0] * 4 + [9] * 3)
-    half = LabelMapTransform(resolution=(2, 3), resize="stretch", crop="none", num_classes=10)
-    found = half(grey([0, 1, 2, 3, 4, 5], [9] * 6, [6, 7, 8, 6, 7, 8], [9] * 6)).argmax(0)
-    assert found.shape == (2, 3)  # height, width
+    image = grey([0, 1, 2, 3, 4, 5], [9] * 6, [6, 7, 8, 6, 7, 8], [9] * 6)
+    found = shown(image, resolution=(2, 3), resize="stretch", crop="none")
     assert found.tolist() in ([[0, 2, 4], [6, 8, 7]], [[9] * 3] * 2)
-
-
-def test_a_label_map_takes_the_window_of_its_picture() -> None:
-    # a picture without detail finer than a pixel of the result, so that filtering changes little
-    coarse = np.random.default_rng(0).integers(0, 2, (5, 6), dtype=np.uint8)
-    classes = coarse.repeat(16, 0).repeat(16, 1)
-    picture = ImageTransform(**FRAME)
-    label_map = LabelMapTransform(**FRAME, num_classes=2)
-    for draw in range(20):
-        shown = picture(Image.fromarray(classes * 255), np.random.default_rng(draw))[0]
-        found = label_map(Image.fromarray(classes), np.random.default_rng(draw)).argmax(0)
-        sure = shown.abs() > 0.9  # away from edges
-        assert sure.float().mean() > 0.4
-        assert torch.equal((shown > 0)[sure], found.bool()[sure])
-
-
-def test_label_maps_are_not_padded() -> None:
-    for settings in ({"pad": 1}, {"random_shift": 1}):
-        with pytest.raises(UserError, match="neither padded nor shifted"):
-            LabelMapTransform(**FRAME, **settings, num_classes=3)
 
 
 def write_label_maps(folder: Path, count: int, size: tuple[int, int] = (12, 16)) -> None:
@@ -157,13 +135,12 @@ def pairs(tmp_path: Path) -> Path:
     return tmp_path / "pairs"
 
 
-def module(path: Path, **settings: Any) -> ImageDataModule:
-    defaults = {**FRAME, "subfolder": "label", "channels": 5, "batch_size": 3, "num_workers": 0}
-    return label_maps(path, **{**defaults, "val_fraction": 0.25, **settings})
+def module(path: Path, num_classes: int = 5, **settings: Any) -> ImageDataModule:
+    frame = {**FRAME, **{n: settings.pop(n) for n in (*FRAME, "num_workers") if n in settings}}
+    return data_module(label_map_files(path, num_classes, **settings), **frame)
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("kind", "num_workers"), [("folder", 0), ("zip", 1)])
 def test_batches_of_a_subfolder(pairs: Path, kind: str, num_workers: int) -> None:
     path = pairs if kind == "folder" else Path(shutil.make_archive(str(pairs), "zip", pairs))
     data = module(path, num_workers=num_workers)
@@ -181,11 +158,11 @@ def test_batches_of_a_subfolder(pairs: Path, kind: str, num_workers: int) -> Non
 
 
 def test_the_first_wrong_file_is_named_before_training(pairs: Path) -> None:
-    with pytest.raises(UserError, match=r"label/0\.png has a pixel of value 4, .*channels=4 "):
-        module(pairs, channels=4).setup()
-    with pytest.raises(UserError, match=r"image/0\.jpg is a JPEG picture .*data\.subfolder"):
+    with pytest.raises(UserError, match=r"label/0\.png has a pixel of value 4, .*4 classes"):
+        module(pairs, 4).setup()
+    with pytest.raises(UserError, match=r"image/0\.jpg is a JPEG picture .*subfolder"):
         module(pairs, subfolder=None).setup()
-    with pytest.raises(UserError, match=r"subfolder=labels; .*images: image, label\."):
+    with pytest.raises(UserError, match=r"folder labels; .*images: image, label\."):
         module(pairs, subfolder="labels").setup()
 
 
@@ -204,25 +181,16 @@ def test_validation_label_maps_of_their_own(pairs: Path, tmp_path: Path) -> None
     assert data.val_dataset[0]["images"].shape == (5, 12, 16)
 
 
-def test_label_maps_of_a_folder_and_a_single_one_for_a_model(pairs: Path) -> None:
-    reader = LabelMapReader(
-        num_classes=3, key=None, group="conditions", folder_key="conditions.subfolder"
-    )
-    where: dict[str, Any] = {"key": "conditions.path", "subfolder_key": "conditions.subfolder"}
-    folder = open_label_maps(pairs, reader=reader, subfolder="label", **where)
-    single = open_label_maps(pairs / folder.name(0), reader=reader, **where)
-    assert (len(single), single.name(0)) == (1, folder.name(0).removeprefix("label/"))
-    for source in (folder, single):  # of five classes: nothing says that a model has others
-        with pytest.raises(UserError, match=r"the model has .* 0 to 2: if .*conditions\.unl"):
-            source.load(0)
-    with pytest.raises(UserError, match=r"a single file.*conditions\.subfolder=label"):
-        open_label_maps(pairs / folder.name(0), reader=reader, subfolder="label", **where)
+def test_a_single_label_map(pairs: Path) -> None:
+    single = ImageFolder(pairs / "label" / "3.png", LabelMapReader(5))
+    assert (len(single), single.name(0)) == (1, "3.png")
+    assert np.array_equal(single.load(0), Image.open(pairs / "label" / "3.png"))
 
 
 def test_the_fingerprint_follows_how_label_maps_are_read(pairs: Path) -> None:
     def fingerprint(**settings: Any) -> str:
         reader = LabelMapReader(**{"num_classes": 5, **settings})
-        return LabelMapFolder(pairs / "label", reader=reader, max_broken_fraction=0.0).fingerprint()
+        return ImageFolder(pairs / "label", reader).fingerprint()
 
     assert fingerprint() == fingerprint()
     changes: list[dict[str, Any]] = [{}, {"num_classes": 6}, {"unlabelled": 0}]
@@ -234,8 +202,8 @@ def test_camvid(shared: Path) -> None:
     path = shared / "data" / "camvid256x192_val.zip"
     if not path.is_file():
         pytest.skip(f"needs {path}")
-    settings: dict[str, Any] = {"channels": 12, "unlabelled": 11, "crop": "center"}
-    data = module(path, **settings, resolution=[192, 256], val_fraction=0.5)
+    settings: dict[str, Any] = {"unlabelled": 11, "crop": "center", "val_fraction": 0.5}
+    data = module(path, 12, **settings, resolution=(192, 256))
     assert len(data.train_dataset) + len(data.val_dataset) == 101
     with zipfile.ZipFile(path) as archive:
         for index in range(3):
@@ -244,6 +212,3 @@ def test_camvid(shared: Path) -> None:
             assert (image.sum(0) == 1).all()
             with archive.open(data.val_dataset.name(index)) as file:
                 assert np.array_equal(image.argmax(0), np.asarray(Image.open(file)))
-    half = module(path, **settings, resolution=[96, 128], check="none").val_dataset[0]["images"]
-    assert half.shape == (12, 96, 128)
-    assert (half.sum(0) == 1).all()

@@ -66,8 +66,3 @@ def test_natural_order() -> None:
         "b9",
         "b10",
     ]
-
-
-def test_unknown_mode() -> None:
-    with pytest.raises(UserError, match="labels is 'yes'"):
-        folder_labels(["a/1.png"], "yes", "x")  # type: ignore[arg-type]

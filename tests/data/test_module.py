@@ -1,4 +1,3 @@
-import inspect
 import logging
 import shutil
 from itertools import islice
@@ -6,28 +5,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from tiny_data import data_module, files, pair_files
 
-from taming.data import ImageDataModule, sets
-from taming.data.sets import digits, image_folder
+from taming.data import Digits, ImageDataModule, LoaderOptions, PictureReader
 from taming.errors import MissingPathError, UserError
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "data"
 
 
 def module(path: Path, **settings: Any) -> ImageDataModule:
-    defaults = {
-        "resolution": 16,
-        "batch_size": 4,
-        "val_fraction": 0.25,
-        "crop": "random",
-        "crop_scale": (0.5, 1.0),
-        "num_workers": 0,
-    }
-    return image_folder(path, **{**defaults, **settings})
+    of_source = ("val_path", "labels")
+    source = files(path, **{name: settings.pop(name) for name in of_source if name in settings})
+    defaults = {"batch_size": 4, "crop": "random", "crop_scale": (0.5, 1.0)}
+    return data_module(source, **{**defaults, **settings})
 
 
 def train_batches(data: ImageDataModule, count: int) -> list[dict[str, torch.Tensor]]:
@@ -46,10 +37,9 @@ def test_batches(make_folder: Any) -> None:
     (batch,) = train_batches(data, 1)
     assert batch["images"].shape == (4, 3, 16, 16)
     assert batch["labels"].dtype == torch.int64
-    val = list(data.val_dataloader())
-    assert [len(b["images"]) for b in val] == [4]
-    assert torch.cat([b["labels"] for b in val]).tolist() == [0, 0, 1, 1]
-    assert torch.equal(val[0]["images"][2], data.val_dataset[2]["images"])
+    (val,) = data.val_dataloader()
+    assert val["labels"].tolist() == [0, 0, 1, 1]
+    assert torch.equal(val["images"][2], data.val_dataset[2]["images"])
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])
@@ -62,14 +52,61 @@ def test_workers_change_nothing(make_folder: Any, kind: str) -> None:
     assert equal(list(alone.val_dataloader()), list(helped.val_dataloader()))
 
 
-def test_same_seed_same_batches_and_a_later_start(make_folder: Any) -> None:
+def test_the_seed_decides_the_batches(make_folder: Any) -> None:
     root = make_folder({"": 12})
     reference = train_batches(module(root), 6)
     assert equal(train_batches(module(root), 6), reference)
     assert not equal(train_batches(module(root, seed=1), 6), reference)
-    resumed = module(root)
-    resumed.start_batch = 4
-    assert equal(train_batches(resumed, 2), reference[4:])
+
+
+class Watcher(L.LightningModule):
+    """Trains a number, and keeps the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[dict[str, torch.Tensor]] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+        self.seen.append(batch)
+        return self.weight
+
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+        """Lightning warns of a model without one."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # in Lightning
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_resumed_training_goes_on_with_the_next_batch(
+    make_folder: Any, tmp_path: Path, accumulated: int
+) -> None:
+    """Five steps at once, and three and then two, in the middle of a pass over the images."""
+    root = make_folder({"": 20})
+
+    def trained(max_steps: int, resumed: bool = False) -> list[dict[str, torch.Tensor]]:
+        watcher = Watcher()
+        trainer = L.Trainer(
+            max_steps=max_steps, accumulate_grad_batches=accumulated, accelerator="cpu",
+            use_distributed_sampler=False, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        )  # fmt: skip
+        checkpoint = str(tmp_path / "last.ckpt")
+        trainer.fit(
+            watcher,
+            train_dataloaders=None,
+            datamodule=module(root),
+            ckpt_path=checkpoint if resumed else None,
+        )
+        if max_steps == 3:
+            trainer.save_checkpoint(checkpoint)
+        return watcher.seen
+
+    whole = trained(5)
+    assert len(whole) == 5 * accumulated
+    assert equal(trained(3) + trained(5, resumed=True), whole)
 
 
 def test_loading_leaves_torchs_random_numbers_alone(make_folder: Any) -> None:
@@ -106,7 +143,7 @@ def test_val_path(make_folder: Any) -> None:
     assert data.val_dataset.class_names == ["cat", "dog"]
     with pytest.raises(UserError, match="fox is not a class of the training data, which has cat"):
         module(train, val_path=make_folder({"fox": 2}, "odd")).setup()
-    with pytest.raises(MissingPathError, match=r"data\.val_path"):
+    with pytest.raises(MissingPathError, match="nowhere does not exist"):
         module(train, val_path=train / "nowhere").setup()
 
 
@@ -134,34 +171,19 @@ def test_validation_pairs_may_lie_beside_the_folders_that_are_read(make_folder: 
     root = make_folder({"image": 3, "val/image": 2})
     for folder in ("", "val"):
         shutil.copytree(root / folder / "image", root / folder / "label")
-    data = sets.paired(
-        root, val_path=root / "val", condition="image", resolution=16, batch_size=2, num_workers=0
-    )
+    data = data_module(pair_files(root, PictureReader(), val_path=root / "val"))
     assert (len(data.train_dataset), len(data.val_dataset)) == (3, 2)
 
 
+@pytest.mark.parametrize("alone", [True, False])
 def test_a_single_image_is_trained_and_validated_on(
-    make_folder: Any, caplog: pytest.LogCaptureFixture
+    make_folder: Any, caplog: pytest.LogCaptureFixture, alone: bool
 ) -> None:
-    data = module(make_folder({"": 1}))
+    root = make_folder({"": 1})
+    data = module(root / "0.png" if alone else root)
     data.setup()
     assert (len(data.train_dataset), len(data.val_dataset)) == (1, 1)
     assert "its numbers say nothing about new ones" in caplog.text
-
-
-def test_mistakes_are_found_at_set_up(make_folder: Any, tmp_path: Path) -> None:
-    root = make_folder({"": 4})
-    with pytest.raises(MissingPathError, match="does not exist"):
-        module(tmp_path / "nowhere").setup()
-    for settings, message in (
-        ({"channels": 4}, "channels is 4"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"num_workers": "many"}, "num_workers is many"),
-        ({"seed": -1}, "seed is -1"),
-        ({"background": [0, 0]}, "background is"),
-    ):
-        with pytest.raises(UserError, match=message):
-            module(root, **settings)
 
 
 def test_set_up_happens_once_and_reports(
@@ -190,23 +212,14 @@ def test_automatic_workers(
     monkeypatch.setattr("taming.data.module.num_cores", lambda: cores)
     data = module(make_folder({"": 8}), num_workers="auto")
     assert data.num_workers_for(data.train_dataset) == workers
-    in_memory = digits(batch_size=4)
-    assert in_memory.train_dataloader().num_workers == 0
+    in_memory = data_module(Digits(), resize="enlarge", crop="none", num_workers="auto")
+    assert in_memory.num_workers_for(in_memory.train_dataset) == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["image_folder", "label_maps", "digits", "fashion_mnist", "cifar10"]
-)
-def test_configs_build_and_name_every_setting(name: str, tmp_path: Path) -> None:
-    config = OmegaConf.create({"seed": 3, "data": OmegaConf.load(CONFIGS / f"{name}.yaml")})
-    missing = {"image_folder": {"path": str(tmp_path)}}
-    missing["label_maps"] = {"path": str(tmp_path), "channels": 12}
-    assert OmegaConf.missing_keys(config) == {f"data.{key}" for key in missing.get(name, {})}
-    config.data.update(missing.get(name, {}))
-    built = instantiate(config.data, _convert_="all")
-    assert isinstance(built, ImageDataModule)
-    assert built.seed == 3
-    settings = inspect.signature(getattr(sets, name)).parameters
-    assert set(settings) == set(config.data) - {"_target_"}
-    with pytest.raises(Exception, match="unexpected keyword argument 'horizontal_flop'"):
-        instantiate({**config.data, "horizontal_flop": True}, _convert_="all")
+def test_settings_that_make_no_sense(make_folder: Any) -> None:
+    with pytest.raises(UserError, match="batch_size"):
+        LoaderOptions(0)
+    with pytest.raises(UserError, match="channels is 4"):
+        PictureReader(4)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="neither padded nor shifted"):
+        data_module(pair_files(make_folder({"": 1})), pad=1)

@@ -1,7 +1,5 @@
 from itertools import islice
 
-import pytest
-
 from taming.data import EndlessBatches
 
 
@@ -42,21 +40,3 @@ def test_batches_larger_than_the_data() -> None:
     (batch,) = first(1, num_items=3, batch_size=8)
     assert len(batch) == 8
     assert sorted(index for index, _ in batch[:6]) == [0, 0, 1, 1, 2, 2]
-
-
-def test_in_order_without_shuffling() -> None:
-    assert first(1, shuffle=False, num_items=3) == [[(0, 0), (1, 1), (2, 2), (0, 3)]]
-
-
-def test_it_has_no_length() -> None:
-    with pytest.raises(TypeError):
-        len(EndlessBatches(10, 4, seed=0))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"num_items": 0}, {"batch_size": 0}, {"rank": 2, "world_size": 2}, {"seed": -1}],
-)
-def test_impossible_arguments(settings: dict[str, int]) -> None:
-    with pytest.raises(ValueError):
-        first(1, **settings)

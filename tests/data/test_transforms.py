@@ -2,10 +2,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from taming.data.transforms import ImageTransform, as_color
+from taming.data import ImageTransform
 from taming.errors import UserError
 
 
@@ -14,20 +13,11 @@ def ramp(height: int, width: int) -> Image.Image:
     return Image.fromarray(np.tile(np.arange(width, dtype=np.uint8), (height, 1)))
 
 
-def levels(images: torch.Tensor) -> np.ndarray:
-    """(c H W) in [-1, 1] back to 0..255."""
-    return ((images + 1) * 127.5).round().to(torch.int64).numpy()
-
-
-def test_range_shape_and_type() -> None:
-    transform = ImageTransform(resolution=(2, 3), resize="none", crop="none")
-    black_white = Image.new("RGB", (3, 2), (0, 255, 0))
-    images = transform(black_white)
-    assert images.shape == (3, 2, 3)
-    assert images.dtype == torch.float32
-    assert images[0].unique().tolist() == [-1.0]
-    assert images[1].unique().tolist() == [1.0]
-    assert transform(black_white.convert("L")).shape == (1, 2, 3)
+def levels(image: Image.Image) -> np.ndarray:
+    """`(c H W)`, 0 to 255."""
+    return (
+        np.asarray(image).astype(np.int64).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+    )
 
 
 def test_shorter_side_takes_the_middle_and_keeps_the_aspect() -> None:
@@ -47,7 +37,7 @@ def test_an_image_of_the_right_size_is_not_resampled() -> None:
 def test_resizing_down_is_antialiased() -> None:
     stripes = Image.fromarray(np.tile(np.array([0, 255], dtype=np.uint8), (64, 32)))
     smooth = ImageTransform(resolution=16, resize="stretch", crop="none")(stripes)
-    assert smooth.abs().max() < 0.2  # stripes too fine to show become grey
+    assert np.abs(levels(smooth) - 127.5).max() < 25  # stripes too fine to show become grey
 
 
 def test_stretch_uses_the_whole_image() -> None:
@@ -116,15 +106,15 @@ def test_augmentation_depends_on_the_random_numbers_alone() -> None:
     image = ramp(20, 20)
     first = [transform(image, np.random.default_rng(seed)) for seed in range(20)]
     again = [transform(image, np.random.default_rng(seed)) for seed in range(20)]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert len({a.numpy().tobytes() for a in first}) == 20
-    assert torch.equal(transform(image), transform(image))
+    assert first == again
+    assert len({a.tobytes() for a in first}) == 20
+    assert transform(image) == transform(image)
 
 
 def test_flip_is_even() -> None:
     transform = ImageTransform(resolution=8, resize="none", crop="none", horizontal_flip=True)
     rng = np.random.default_rng(0)
-    flipped = sum(bool(transform(ramp(8, 8), rng)[0, 0, 0] > -0.97) for _ in range(200))
+    flipped = sum(int(levels(transform(ramp(8, 8), rng))[0, 0, 0]) == 7 for _ in range(200))
     assert 75 < flipped < 125
 
 
@@ -156,31 +146,21 @@ def test_whether_there_is_more_than_one_view(settings: dict[str, Any], augments:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8))
     if settings.get("crop") == "random":
         image = image.resize((16, 16))
-    views = {transform(image, np.random.default_rng(seed)).numpy().tobytes() for seed in range(16)}
+    views = {transform(image, np.random.default_rng(seed)).tobytes() for seed in range(16)}
     assert (len(views) > 1) is augments
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resolution": 0}, "resolution is 0"),
-        ({"resolution": (8, 8, 3)}, "resolution is"),
-        ({"resize": "longer_side"}, "choose one of shorter_side, stretch"),
-        ({"crop": "top"}, "crop is 'top'"),
+        ({"resolution": 0}, "resolution is 0x0"),
+        ({"condition_resolution": (8, 4)}, "condition_resolution is 8x4 and resolution 8x8"),
         ({"resize": "stretch"}, "set crop=none"),
         ({"crop": "none"}, "longer side"),
         ({"crop_scale": (0.0, 1.0)}, "crop_scale"),
         ({"crop_scale": (0.9, 0.5)}, "crop_scale"),
-        ({"pad": -1}, "pad"),
-        ({"fill": (0, 0, 256)}, "fill is"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ImageTransform(**{"resolution": 8, "resize": "shorter_side", "crop": "center", **settings})
-
-
-def test_as_color() -> None:
-    assert as_color([1, 2, 3], "background") == (1, 2, 3)
-    with pytest.raises(UserError, match="background is white"):
-        as_color("white", "background")

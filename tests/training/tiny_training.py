@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning
-from taming.data import EndlessDataModule
+from taming.data import EndlessDataModule, LoaderOptions
 from taming.discriminators import PatchDiscriminator
 from taming.training import (
     Adversary,
@@ -47,7 +47,7 @@ class Items(Dataset[dict[str, Any]]):
 
 class FakeData(EndlessDataModule):
     def __init__(self, items: Items, val_items: Items, batch_size: int) -> None:
-        super().__init__(batch_size=batch_size, val_batch_size=3, seed=0)
+        super().__init__(LoaderOptions(batch_size, val_batch_size=3))
         self.items = items
         self.val_items = val_items
 

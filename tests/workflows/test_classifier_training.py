@@ -4,8 +4,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from taming.data import ArraySource, ImageDataset, ImageTransform
-from taming.data.sets import digits
+from taming.data import (
+    ArraySource,
+    Digits,
+    ImageDataModule,
+    ImageDataset,
+    ImageTransform,
+    LoaderOptions,
+)
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier
 from taming.workflows import ClassifierTraining, train_classifier
@@ -18,8 +24,13 @@ def accuracy(classifier: ImageClassifier, dataset: ImageDataset) -> float:
     return (named == batch["labels"]).double().mean().item()
 
 
+def digits(resolution: int) -> ImageDataModule:
+    transform = ImageTransform(resolution=resolution, resize="enlarge", crop="none")
+    return ImageDataModule(Digits(), transform, LoaderOptions(64))
+
+
 def test_digits_are_recognised() -> None:
-    data = digits(resolution=16, batch_size=64)
+    data = digits(16)
     settings = ClassifierTraining(num_steps=70, batch_size=64)
     before = torch.get_rng_state()
     classifier = train_classifier(data.train_dataset, settings)
@@ -30,7 +41,7 @@ def test_digits_are_recognised() -> None:
 
 
 def test_the_same_seed_gives_the_same_classifier() -> None:
-    data = digits(resolution=8, batch_size=64)
+    data = digits(8)
     weights = []
     for seed in (0, 0, 1):
         torch.manual_seed(len(weights))  # what the program drew before does not matter

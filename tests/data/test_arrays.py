@@ -3,20 +3,36 @@ import pickle
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits as sklearn_digits
-from torchvision.datasets import CIFAR10, FashionMNIST
+from tiny_data import data_module
+from torchvision import datasets
 
-from taming.data.sets import cifar10, digits, fashion_mnist
+from taming.data import CIFAR10, Digits, FashionMNIST, ImageDataModule
 from taming.errors import UserError
+
+ENLARGED: dict[str, Any] = {"resolution": 32, "resize": "enlarge", "crop": "none"}
+
+
+def digits(channels: Any = 1, **settings: Any) -> ImageDataModule:
+    return data_module(Digits(channels=channels), **{**ENLARGED, **settings})
+
+
+def fashion_mnist(root: Path, **settings: Any) -> ImageDataModule:
+    return data_module(FashionMNIST(root=root), **{**ENLARGED, "pad": 2, **settings})
+
+
+def cifar10(root: Path, **settings: Any) -> ImageDataModule:
+    return data_module(CIFAR10(root=root), **{**ENLARGED, **settings})
 
 
 def test_digits_facts() -> None:
-    module = digits(resolution=32, batch_size=8)
+    module = digits(resolution=32)
     train, val = module.train_dataset, module.val_dataset
     assert len(train) + len(val) == 1797
     assert len(val) == 359  # a fifth
@@ -33,7 +49,7 @@ def test_digits_facts() -> None:
 
 def test_digits_are_enlarged_exactly() -> None:
     original = sklearn_digits()
-    data = digits(resolution=24, batch_size=8).train_dataset
+    data = digits(resolution=24).train_dataset
     assert data.name(0).startswith("all/0")
     for item in range(20):
         number = int(data.name(item).split("/")[1])
@@ -43,12 +59,12 @@ def test_digits_are_enlarged_exactly() -> None:
 
 
 def test_digits_want_a_multiple_of_eight() -> None:
-    with pytest.raises(UserError, match="resolution is 28: digits are 8x8"):
-        digits(resolution=28, batch_size=8)
+    with pytest.raises(UserError, match=r"Digits is 8x8 .* resolution is 28x28: .*multiple of 8x8"):
+        digits(resolution=28)
 
 
 def test_digits_in_color_and_shifted() -> None:
-    module = digits(resolution=16, batch_size=8, channels=3, random_shift=2)
+    module = digits(resolution=16, channels=3, random_shift=2)
     data = module.train_dataset
     assert data[0]["images"].shape == (3, 16, 16)
     assert torch.equal(data[0]["images"][0], data[0]["images"][2])
@@ -56,18 +72,18 @@ def test_digits_in_color_and_shifted() -> None:
 
 
 def test_digits_fingerprint_and_split_do_not_depend_on_the_seed() -> None:
-    first, second = (digits(batch_size=8, seed=seed) for seed in (0, 1))
+    first, second = (digits(seed=seed) for seed in (0, 1))
     assert first.train_dataset.fingerprint() == second.train_dataset.fingerprint()
     assert first.train_dataset.fingerprint() != first.val_dataset.fingerprint()
 
 
 def test_fashion_mnist(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FashionMNIST, "mirrors", ["http://unreachable.invalid/"])
+    monkeypatch.setattr(datasets.FashionMNIST, "mirrors", ["http://unreachable.invalid/"])
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     for file in (shared / "data" / "FashionMNIST" / "raw").glob("*.gz"):
         shutil.copy(file, raw)
-    module = fashion_mnist(tmp_path, batch_size=8)
+    module = fashion_mnist(tmp_path)
     train, val = module.train_dataset, module.val_dataset
     assert (len(train), len(val)) == (60000, 10000)
     assert module.class_names[9] == "Ankle boot"
@@ -78,14 +94,14 @@ def test_fashion_mnist(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert image.shape == (1, 32, 32)
     assert image[0, :2].max() == -1  # padding
     assert image.max() > 0.9
-    unpadded = fashion_mnist(tmp_path, batch_size=8, pad=0, resolution=28).train_dataset
+    unpadded = fashion_mnist(tmp_path, pad=0, resolution=28).train_dataset
     assert torch.equal(unpadded[0]["images"], image[:, 2:30, 2:30])
     (raw / "train-images-idx3-ubyte").write_bytes(b"damaged")
     with pytest.raises(UserError, match="Delete train-images-idx3-ubyte, ") as error:
-        fashion_mnist(tmp_path, batch_size=8).setup()
+        fashion_mnist(tmp_path).setup()
     for name in re.findall(r"[\w-]+-ubyte", str(error.value)):
         (raw / name).unlink()
-    assert len(fashion_mnist(tmp_path, batch_size=8).train_dataset) == 60000
+    assert len(fashion_mnist(tmp_path).train_dataset) == 60000
 
 
 def no_network(*args: object, **kwargs: object) -> None:
@@ -96,11 +112,11 @@ def test_absent_sets_say_what_to_put_where(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", no_network)
     monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", no_network)
     with pytest.raises(UserError) as error:
-        cifar10(tmp_path, batch_size=8).setup()
+        cifar10(tmp_path).setup()
     for part in (str(tmp_path), "cifar-10-python.tar.gz", "https://www.cs.toronto", "no network"):
         assert part in str(error.value)
     with pytest.raises(UserError) as error:
-        fashion_mnist(tmp_path, batch_size=8).setup()
+        fashion_mnist(tmp_path).setup()
     for part in (str(tmp_path / "FashionMNIST" / "raw"), "t10k-labels-idx1-ubyte.gz", "no network"):
         assert part in str(error.value)
 
@@ -108,20 +124,20 @@ def test_absent_sets_say_what_to_put_where(tmp_path: Path, monkeypatch: pytest.M
 def test_damaged_unpacked_files_are_named(tmp_path: Path) -> None:
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
-    for name, _ in FashionMNIST.resources:
+    for name, _ in datasets.FashionMNIST.resources:
         (raw / name.removesuffix(".gz")).write_bytes(b"cut off")
     with pytest.raises(UserError) as error:
-        fashion_mnist(tmp_path, batch_size=8).setup()
+        fashion_mnist(tmp_path).setup()
     for part in (str(raw), "Delete train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images"):
         assert part in str(error.value)
     assert "could not be downloaded" not in str(error.value)
 
 
 def test_built_in_sizes_are_checked_before_any_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="Fashion-MNIST image is 28x28"):
-        fashion_mnist(tmp_path / "nowhere", batch_size=8, pad=0, resolution=32)
-    with pytest.raises(UserError, match="CIFAR-10 image is 32x32"):
-        cifar10(tmp_path / "nowhere", batch_size=8, resolution=48)
+    with pytest.raises(UserError, match="FashionMNIST is 28x28"):
+        fashion_mnist(tmp_path / "nowhere", pad=0, resolution=32)
+    with pytest.raises(UserError, match="CIFAR10 is 32x32"):
+        cifar10(tmp_path / "nowhere", resolution=48)
 
 
 def test_cifar10_files_are_verified_and_read(
@@ -129,7 +145,7 @@ def test_cifar10_files_are_verified_and_read(
 ) -> None:
     """With small files of the real layout, as the real ones are not at hand."""
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", no_network)
-    folder = tmp_path / CIFAR10.base_folder
+    folder = tmp_path / datasets.CIFAR10.base_folder
     folder.mkdir()
 
     def write(name: str, content: dict[str, object]) -> str:
@@ -143,11 +159,13 @@ def test_cifar10_files_are_verified_and_read(
         return [name, write(name, {"data": pixels, "labels": [0, 9]})]
 
     names = [f"class{n}" for n in range(10)]
-    monkeypatch.setattr(CIFAR10, "train_list", [batch("data_batch_1"), batch("data_batch_2")])
-    monkeypatch.setattr(CIFAR10, "test_list", [batch("test_batch")])
+    monkeypatch.setattr(
+        datasets.CIFAR10, "train_list", [batch("data_batch_1"), batch("data_batch_2")]
+    )
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [batch("test_batch")])
     md5 = write("batches.meta", {"label_names": names})
-    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5})
-    module = cifar10(tmp_path, batch_size=2)
+    monkeypatch.setattr(datasets.CIFAR10, "meta", {**datasets.CIFAR10.meta, "md5": md5})
+    module = cifar10(tmp_path)
     assert (len(module.train_dataset), len(module.val_dataset)) == (4, 2)
     assert module.class_names == names
     item = module.train_dataset[1]
@@ -155,4 +173,4 @@ def test_cifar10_files_are_verified_and_read(
     assert item["images"].mean(dim=(1, 2)).tolist() == [1, -1, -1]
     (folder / "test_batch").write_bytes(b"damaged")
     with pytest.raises(UserError, match="CIFAR-10 is not complete"):
-        cifar10(tmp_path, batch_size=2).setup()
+        cifar10(tmp_path).setup()

@@ -5,25 +5,15 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from taming.conditioning import CellClasses
-from taming.data import (
-    CacheDescription,
-    ImageDataset,
-    LabelMapTransform,
-    PairTransform,
-    TokenDataset,
-    TokenGrid,
-    TokenWriter,
-    exclusive,
-)
+from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.errors import UserError
 from taming.vqgan import VQGAN
 
@@ -32,7 +22,6 @@ __all__ = ["encode_dataset"]
 log = logging.getLogger(__name__)
 
 RECORD_SECONDS = 10.0  # what a kill may cost
-ENCODED = {"indices": "images", "condition_indices": "conditions"}
 
 
 def encode_dataset(
@@ -45,7 +34,6 @@ def encode_dataset(
     batch_size: int,
     num_workers: int,
     device: torch.device,
-    name: str,
 ) -> TokenDataset:
     """The data set's token cache under `cache_dir`: the valid one there, else made now.
 
@@ -64,42 +52,33 @@ def encode_dataset(
         batch_size: images at once.
         num_workers: processes that load images.
         device: where to encode.
-        name: of the data set, for messages.
 
     Raises:
         UserError: if the cache cannot be written, or the conditions do not fit their tokenizer.
     """
-    condition_grid = None
+    tokenizers: dict[str, VQGAN | CellClasses] = {"images": tokenizer}
     if condition_tokenizer is not None:
-        resolution = _check_conditions(dataset, condition_tokenizer)
-        condition_grid = _grid(condition_tokenizer, resolution)
-    description = CacheDescription(
-        data=dataset.fingerprint(),
-        seed=dataset.seed if num_views > 1 else 0,  # the first view is unaugmented
-        num_images=len(dataset),
-        num_views=num_views,
-        indices=_grid(tokenizer, dataset.resolution),
-        condition_indices=condition_grid,
-    )
+        _check_conditions(dataset, condition_tokenizer)
+        tokenizers["conditions"] = condition_tokenizer
+    description = _describe(tokenizers, dataset, num_views)
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
+    images = f"{len(dataset)} images of {dataset.source.description}"
     if directory.exists():
-        log.info("tokens of the %s: already in %s", name, directory)
+        log.info("tokens of %s: already in %s", images, directory)
     else:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
-            with exclusive(cache_dir / f"{digest}.lock", f"the tokens of the {name}"):
+            with _locked(cache_dir / f".{digest}.lock", f"the tokens of {images}"):
                 if not directory.exists():
-                    writer = TokenWriter(
-                        cache_dir / f"{digest}.unfinished",
-                        description,
-                        with_labels=dataset.label(0) is not None,
+                    writer = TokenWriter(cache_dir / f"{digest}.unfinished", description)
+                    loader = DataLoader(
+                        dataset,
+                        batch_sampler=writer.remaining(batch_size),
+                        num_workers=num_workers,
+                        generator=torch.Generator(),  # a run with a cache draws the same numbers
                     )
-                    tokenizers: dict[str, VQGAN | CellClasses] = {"indices": tokenizer}
-                    if condition_tokenizer is not None:
-                        tokenizers["condition_indices"] = condition_tokenizer
-                    loader = _loader(dataset, writer.remaining(batch_size), num_workers)
-                    _encode(tokenizers, dataset, loader, writer, device, name)
+                    _encode(tokenizers, loader, writer, device)
                     writer.finish(directory)
         except OSError as error:
             raise UserError(
@@ -109,9 +88,9 @@ def encode_dataset(
     tokens = TokenDataset(directory, description)
     if tokens.replaced:
         log.warning(
-            "tokens of the %s: %d images could not be read when they were encoded (%s%s), "
-            "and others stand for them. If they can be read now, delete %s: all are encoded again.",
-            name,
+            "tokens of %s: %d images could not be read when they were encoded (%s%s), and others "
+            "stand for them. If they can be read now, delete %s: all are encoded again.",
+            images,
             len(tokens.replaced),
             tokens.replaced[0],
             ", …" if len(tokens.replaced) > 1 else "",
@@ -120,32 +99,55 @@ def encode_dataset(
     return tokens
 
 
-def _loader(
-    dataset: ImageDataset, batches: Iterable[list[Any]], num_workers: int
-) -> DataLoader[dict[str, torch.Tensor]]:
-    return DataLoader(
-        dataset,
-        batch_sampler=batches,
-        num_workers=num_workers,
-        generator=torch.Generator(),  # its own: a run with a cache draws the same numbers
+def _describe(
+    tokenizers: dict[str, VQGAN | CellClasses], dataset: ImageDataset, num_views: int
+) -> CacheDescription:
+    sizes = {"images": dataset.resolution, "conditions": dataset.transform.condition_size}
+    grids = {
+        name: TokenGrid(
+            tokenizer=tokenizer.to_saved().fingerprint(),
+            grid_size=tokenizer.grid_size_for(sizes[name]),
+            codebook_size=tokenizer.codebook_size,
+        )
+        for name, tokenizer in tokenizers.items()
+    }
+    return CacheDescription(
+        data=dataset.fingerprint(),
+        seed=dataset.seed if num_views > 1 else 0,  # the first view is unaugmented
+        num_images=len(dataset),
+        num_views=num_views,
+        indices=grids["images"],
+        condition_indices=grids.get("conditions"),
+        num_classes=dataset.num_classes,
     )
+
+
+def _locked(path: Path, what: str) -> AcquireReturnProxy:
+    """Holds a lock between processes; the log says so if another process has it first."""
+    lock = FileLock(path)
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        log.info("another process is at work on %s: waiting for it", what)
+        return lock.acquire()
 
 
 def _encode(
     tokenizers: dict[str, VQGAN | CellClasses],
-    dataset: ImageDataset,
     loader: DataLoader[dict[str, torch.Tensor]],
     writer: TokenWriter,
     device: torch.device,
-    name: str,
 ) -> None:
+    dataset = loader.dataset
+    assert isinstance(dataset, ImageDataset)
     for tokenizer in tokenizers.values():
         tokenizer.to(device)
+    entries = {"indices": "images", "condition_indices": "conditions"}
     bar = tqdm(
         total=writer.total,
         initial=writer.done,
         unit="image",
-        desc=f"encoding {name}",
+        desc=f"encoding {Path(dataset.source.description).name}",
         file=sys.stderr,
         mininterval=1,
     )
@@ -153,13 +155,14 @@ def _encode(
     try:
         with torch.inference_mode(), bar:
             for batch in loader:
-                codes = {
-                    key: tokenizer.encode(batch[ENCODED[key]].to(device)).cpu().numpy()
-                    for key, tokenizer in tokenizers.items()
+                tokens = {
+                    entry: tokenizers[name].encode(batch[name].to(device)).cpu().numpy()
+                    for entry, name in entries.items()
+                    if name in tokenizers
                 }
-                # a broken image's stand-in may be of another class than the image
-                labels = batch.get("labels")
-                writer.write(codes, None if labels is None else labels.numpy())
+                if "labels" in batch:
+                    tokens["labels"] = batch["labels"].numpy()
+                writer.write(tokens)
                 bar.update(len(batch["images"]))
                 if time.monotonic() - recorded > RECORD_SECONDS:
                     writer.record(dataset.replaced)
@@ -168,30 +171,20 @@ def _encode(
         writer.record(dataset.replaced)
 
 
-def _grid(tokenizer: VQGAN | CellClasses, resolution: tuple[int, int]) -> TokenGrid:
-    return TokenGrid(
-        tokenizer=tokenizer.to_saved().fingerprint(),
-        grid_size=tokenizer.grid_size_for(resolution),
-        codebook_size=tokenizer.codebook_size,
-    )
-
-
-def _check_conditions(dataset: ImageDataset, tokenizer: VQGAN | CellClasses) -> tuple[int, int]:
-    """The conditions' resolution; a `UserError` if there are none, or none for this tokenizer."""
-    transform = dataset.transform
-    if not isinstance(transform, PairTransform):
+def _check_conditions(dataset: ImageDataset, tokenizer: VQGAN | CellClasses) -> None:
+    """Raises a `UserError` if the data set has no conditions, or others than the tokenizer's."""
+    if dataset.conditions is None:
         raise UserError(
             "the images have no conditions to encode: use data=paired, or leave the condition "
             "tokenizer out."
         )
-    label_maps = isinstance(transform.condition, LabelMapTransform)
-    found, wanted = (
+    reader = dataset.conditions.reader
+    found, expected = (
         f"label maps of {channels} classes" if of_maps else f"pictures of {channels} channels"
         for of_maps, channels in (
-            (label_maps, transform.condition_channels),
+            (reader.label_maps, reader.channels),
             (tokenizer.label_maps, tokenizer.image_channels),
         )
     )
-    if found != wanted:
-        raise UserError(f"the conditions are {found}, and their tokenizer takes {wanted}.")
-    return transform.condition.size
+    if found != expected:
+        raise UserError(f"the conditions are {found}, and their tokenizer takes {expected}.")

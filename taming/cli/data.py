@@ -1,0 +1,273 @@
+"""The data settings of the commands: built, filled in, encoded, and named for the next command."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from taming.cli.app import RESOLVED_FILE, build, set_seed
+from taming.cli.hints import given_settings, setting
+from taming.cli.mistakes import config_directory
+from taming.conditioning import CellClasses
+from taming.data import ImageDataModule, ImagesOfPairs, PairFiles, TokenDataset
+from taming.errors import UserError
+from taming.generation import load_condition_tokenizer
+from taming.serialization import SavedModel
+from taming.vqgan import VQGAN
+from taming.workflows import GivenImages, encode_dataset
+
+__all__ = [
+    "ENCODING_TYPES",
+    "build_data",
+    "condition_settings",
+    "data_of_run",
+    "data_settings",
+    "encode",
+    "open_images",
+    "with_tokenizer_shape",
+]
+
+log = logging.getLogger("taming")
+
+KINDS = "pictures", "label maps"
+OF_THE_TRAINING = ("resolution", "channels", "batch_size", "loader")
+
+RESOLUTION = int | tuple[int, int] | None  # None: the tokenizer's
+ENCODING_TYPES = {
+    "data.resolution": RESOLUTION,
+    "data.transform.resolution": RESOLUTION,
+    "data.transform.condition_resolution": RESOLUTION,
+    "data.channels": int | None,
+    "data.source.channels": int | None,
+    "data.source.reader.channels": int | None,
+    "data.source.reader.num_classes": int | None,
+    "data.label_map.num_classes": int | None,
+    "condition_cell": int | None,
+    "tokens.cache_dir": Path,
+    "tokens.num_views": int,
+    "tokens.batch_size": int,
+}
+
+
+def build_data(config: DictConfig, conditions: bool = True) -> ImageDataModule:
+    """Makes the data module that `config.data` describes; one with a `_target_` is its own.
+
+    Args:
+        config: of the command, with its `seed`.
+        conditions: whether pairs are taken with their conditions.
+    """
+    if config.data.get("_target_") is not None:
+        return build(config.data)
+    source = build(config.data.source)
+    if (kind := config.data.get("condition")) is not None:
+        if kind not in ("label_map", "image"):
+            raise UserError(f"data.condition is {kind}: choose label_map or image.")
+        source = source(condition_reader=build(config.data[kind]))
+    if isinstance(source, PairFiles) and not conditions:
+        source = ImagesOfPairs(source)
+    transform, loader = build(config.data.transform), build(config.data.loader)
+    return ImageDataModule(source, transform, loader, seed=config.seed)
+
+
+def with_tokenizer_shape(
+    config: DictConfig, tokenizer: VQGAN, resolution: tuple[int, int] | None = None
+) -> None:
+    """Fills in the tokenizer's resolution and channels where `config.data` leaves them open.
+
+    A generator's `resolution` may be another, and takes the place of its tokenizer's.
+    """
+    if config.data.resolution is None:
+        height, width = resolution or tokenizer.resolution
+        config.data.resolution = height if height == width else [height, width]
+    elif resolution is None and _size(config.data.resolution) != tokenizer.resolution:
+        log.warning(
+            "note: the tokenizer was trained at %d×%d, and data.resolution is %s: leave it out for "
+            "the tokenizer's.",
+            *tokenizer.resolution,
+            config.data.resolution,
+        )
+    if config.data.channels is None:
+        config.data.channels = tokenizer.image_channels
+
+
+def open_images(
+    config: DictConfig, tokenizer: VQGAN, saved: SavedModel | None = None
+) -> tuple[ImageDataModule, VQGAN | CellClasses | None]:
+    """The images, ready to be encoded, and what makes tokens of their conditions, if any.
+
+    Args:
+        config: of the command; the tokenizer's shape is filled in.
+        tokenizer: of the images.
+        saved: the run that goes on.
+
+    Raises:
+        UserError: for settings that do not fit each other, the tokenizer or the data.
+    """
+    if config.conditioning not in ("auto", "class", "image", "none"):
+        raise UserError(f"conditioning is auto, class, image or none, not {config.conditioning!r}.")
+    for name in ("num_views", "batch_size"):
+        if config.tokens[name] < 1:
+            raise UserError(f"tokens.{name} must be at least 1, not {config.tokens[name]}.")
+    set_seed(config.seed)
+    with_tokenizer_shape(config, tokenizer)
+    images = build_data(config, conditions=config.conditioning in ("auto", "image"))
+    if images.of_label_maps != tokenizer.label_maps:
+        kinds = KINDS[tokenizer.label_maps], KINDS[images.of_label_maps]
+        raise UserError(
+            f"the tokenizer was trained on {kinds[0]}, and the data are {kinds[1]}: give a "
+            f"tokenizer of {kinds[1]}, or other data (data=label_maps, with data.source.subfolder, "
+            "are label maps; all others are pictures)."
+        )
+    if images.channels != tokenizer.image_channels:
+        raise UserError(
+            f"data.channels={images.channels}, but the tokenizer was trained on images of "
+            f"{tokenizer.image_channels} channels."
+        )
+    condition_tokenizer = _condition_tokenizer(config, images, tokenizer, saved)
+    images.setup()
+    return images, condition_tokenizer
+
+
+def _condition_tokenizer(
+    config: DictConfig, images: ImageDataModule, tokenizer: VQGAN, saved: SavedModel | None
+) -> VQGAN | CellClasses | None:
+    """What makes tokens of condition images; None where there are none.
+
+    Raises:
+        UserError: if it does not fit the conditions, or there is none that could.
+    """
+    reader, resolution = images.condition_reader, images.condition_resolution
+    if reader is None:
+        if config.conditioning == "image":
+            raise UserError("conditioning=image needs images with condition images: data=paired.")
+        for name in ("condition_tokenizer", "condition_cell"):
+            if config[name] is not None:
+                raise UserError(
+                    f"{name}={config[name]} is for condition images, and here are none: they need "
+                    "data=paired and conditioning=image."
+                )
+        return None
+    if config.condition_tokenizer is not None and config.condition_cell is not None:
+        raise UserError("give a condition_tokenizer or a condition_cell, not both.")
+    if saved is not None:
+        return load_condition_tokenizer(saved)
+    if config.condition_tokenizer is not None:
+        chosen = VQGAN.from_pretrained(config.condition_tokenizer)
+        if chosen.label_maps != reader.label_maps:
+            raise UserError(
+                f"condition_tokenizer={config.condition_tokenizer} is of "
+                f"{KINDS[chosen.label_maps]}, and the conditions of the data are "
+                f"{KINDS[reader.label_maps]}: give one trained on such conditions."
+            )
+        if chosen.image_channels != reader.channels:
+            raise UserError(
+                f"condition_tokenizer={config.condition_tokenizer} takes {chosen.image_channels} "
+                f"channels or classes, and the conditions of the data have {reader.channels}."
+            )
+        chosen.grid_size_for(resolution)
+        return chosen
+    if not reader.label_maps:
+        raise UserError(
+            "condition images that are pictures need a condition_tokenizer: a stage-1 run on them. "
+            "Only label maps can do without."
+        )
+    cell = config.condition_cell
+    cell = tokenizer.downsample_factor if cell is None else cell
+    return CellClasses(reader.channels, cell, resolution)
+
+
+def encode(
+    config: DictConfig,
+    tokenizer: VQGAN,
+    condition_tokenizer: VQGAN | CellClasses | None,
+    images: ImageDataModule,
+    device: torch.device,
+) -> tuple[TokenDataset, TokenDataset]:
+    """Training and validation images, and their conditions, as tokens: cached, or encoded now."""
+    train_views = config.tokens.num_views
+    if train_views > 1 and not images.transform.augments:
+        log.warning(
+            "note: nothing of the data is augmented (crop, horizontal_flip, random_shift): one "
+            "view of each image is encoded, not tokens.num_views=%d alike.",
+            train_views,
+        )
+        train_views = 1
+    train, val = (
+        encode_dataset(
+            tokenizer,
+            dataset,
+            Path(config.tokens.cache_dir).expanduser(),
+            num_views=num_views,
+            batch_size=config.tokens.batch_size,
+            num_workers=images.num_workers_for(dataset),
+            device=device,
+            condition_tokenizer=condition_tokenizer,
+        )
+        for dataset, num_views in ((images.train_dataset, train_views), (images.val_dataset, 1))
+    )
+    tokenizer.cpu()
+    return train, val
+
+
+def data_settings(data: DictConfig) -> list[str]:
+    """The `data=` option of a configuration's data, and their values that are not its defaults.
+
+    What a training of its own chooses, or takes from its tokenizer, is not among them.
+
+    Args:
+        data: the data settings of a run, composed or resolved.
+    """
+    found = dict(_leaves(OmegaConf.to_container(data, resolve=True)))
+    for path in (config_directory() / "data").glob("*.yaml"):
+        defaults = dict(_leaves(OmegaConf.to_container(OmegaConf.load(path))))
+        if all(found.get(n) == v for n, v in defaults.items() if n.endswith("_target_")):
+            option = [] if path.stem == "image_folder" else [setting("data", path.stem)]
+            return option + [
+                setting(f"data.{name}", found[name])
+                for name, default in defaults.items()
+                if name in found
+                and name.split(".")[0] not in OF_THE_TRAINING
+                and not str(default).startswith("${")
+                and found[name] != default
+            ]
+    return []  # a set of the user's own
+
+
+def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
+    """The data a run was trained on, as settings; of other models a name to put one's own at.
+
+    The images' size is named where it is not the `resolution` of the model.
+    """
+    path = Path(checkpoint).expanduser() / RESOLVED_FILE
+    settings = []
+    if path.is_file():
+        data = OmegaConf.load(path).data
+        settings = data_settings(data)
+        if settings and _size(data.resolution) != resolution:
+            settings.append(setting("data.resolution", data.resolution))
+    return settings or ["data.path=MY_IMAGES"]
+
+
+def condition_settings(data: DictConfig) -> list[str]:
+    """How `sample` is given some of the condition images of paired data."""
+    if OmegaConf.select(data, "source.condition_folder") is None:  # a set of the user's own
+        return given_settings(GivenImages("MY_CONDITIONS"))
+    path = data.path if data.val_path is None else data.val_path
+    return given_settings(GivenImages(path, data.source.condition_folder))
+
+
+def _size(resolution: int | ListConfig) -> tuple[int, int]:
+    """(height, width) of a `data.resolution`."""
+    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
+    return height, width

@@ -1,0 +1,53 @@
+"""Short ways to small data for the tests beside this file."""
+
+from pathlib import Path
+from typing import Any
+
+from taming.data import (
+    ImageDataModule,
+    ImageFiles,
+    ImageTransform,
+    LabelMapReader,
+    LoaderOptions,
+    PairFiles,
+    PictureReader,
+)
+
+# crops and flips, not square
+FRAME: dict[str, Any] = {
+    "resolution": (12, 16),
+    "resize": "shorter_side",
+    "crop": "random",
+    "crop_scale": (0.5, 1.0),
+    "horizontal_flip": True,
+}
+
+
+def data_module(source: Any, **settings: Any) -> ImageDataModule:
+    """A data module with these settings of its transform, its loader and its seed."""
+    loader = {"batch_size": 3, "num_workers": 0}
+    loader |= {name: settings.pop(name) for name in loader if name in settings}
+    seed = settings.pop("seed", 0)
+    transform = {"resolution": 16, "resize": "shorter_side", "crop": "center", **settings}
+    return ImageDataModule(source, ImageTransform(**transform), LoaderOptions(**loader), seed)
+
+
+def files(path: Path, **settings: Any) -> ImageFiles:
+    """Pictures, of which a quarter are held out."""
+    return ImageFiles(path=path, **{"reader": PictureReader(), "val_fraction": 0.25, **settings})
+
+
+def label_map_files(path: Path, num_classes: int = 5, **settings: Any) -> ImageFiles:
+    """Label maps, of which a quarter are held out."""
+    reader = LabelMapReader(num_classes, settings.pop("unlabelled", 255))
+    return files(path, **{"reader": reader, "subfolder": "label", "labels": "none", **settings})
+
+
+def pair_files(path: Path, condition_reader: Any = None, **settings: Any) -> PairFiles:
+    """Pairs with label maps of five classes, of which a quarter are held out."""
+    return PairFiles(
+        path=path,
+        reader=settings.pop("reader", PictureReader()),
+        condition_reader=condition_reader or LabelMapReader(5, unlabelled=None),
+        **{"val_fraction": 0.25, **settings},
+    )
