@@ -1,10 +1,9 @@
 """Times stage 1: training steps, encoding and decoding, beside CompVis' VQGAN and diffusers'."""
 
-from benchmarks.command import Preset, run
+from benchmarks.command import Preset, main
 
 MEASUREMENTS = ("step", "step_before_start", "autoencoder_step", "encode", "decode")
-# the paper's f16 model of 72 million parameters
-F16 = {
+F16 = {  # the paper's model of 72 million parameters
     "batch_size": 16,
     "resolution": 256,
     "base_channels": 128,
@@ -26,39 +25,32 @@ SMALL = F16 | {
     "latent_channels": 128,
     "codebook_dim": 128,
 }
-OURS = (None, None)  # a peer's dtype and tf32: as ours
-PRESETS = {
-    "cpu": Preset(  # float32: a small model on small images, and the paper's on one image
-        cases={
-            "ch32": SMALL,
-            "f16": F16 | {"batch_size": 1, "resolution": 128, "attention_resolutions": [8]},
-        },
-        peers={
-            "compvis": {"script": "compvis", "precision": OURS},
-            "diffusers": {"script": "diffusers_vqmodel", "precision": OURS},
-        },
-    ),
-    "gpu": Preset(  # one GPU, ours in bf16
-        cases={"f16": F16},
-        peers={
-            "compvis_float32": {"script": "compvis", "precision": ("float32", False)},  # as it was
-            "compvis_tf32": {"script": "compvis", "precision": ("float32", True)},
-            "compvis_bf16": {"script": "compvis", "precision": ("bf16", True)},
-            "diffusers_bf16": {"script": "diffusers_vqmodel", "precision": ("bf16", True)},
-        },
-        options={
-            "device": "cuda",
-            "dtype": "bf16",
-            "tf32": True,
-            "compile": True,
-            "channels_last": True,
-            "warmup": 5,
-            "steps": 5,
-            "turn_seconds": 2.0,
-            "peak_tflops": 989.0,  # an H100 SXM's dense bf16
-        },
-    ),
+CPU = {  # float32: a small model on small images, and the paper's on one
+    "cases": {
+        "ch32": SMALL,
+        "f16": F16 | {"batch_size": 1, "resolution": 128, "attention_resolutions": [8]},
+    },
+    "peers": {"compvis": ("compvis", None, None), "diffusers": ("diffusers_vqmodel", None, None)},
 }
+GPU = {  # ours in bf16
+    "cases": {"f16": F16},
+    "peers": {
+        "compvis_float32": ("compvis", "float32", False),  # as it was
+        "compvis_tf32": ("compvis", "float32", True),
+        "compvis_bf16": ("compvis", "bf16", True),
+        "diffusers_bf16": ("diffusers_vqmodel", "bf16", True),
+    },
+    "device": "cuda",
+    "dtype": "bf16",
+    "tf32": True,
+    "compile": True,
+    "channels_last": True,
+    "warmup": 5,
+    "steps": 5,
+    "turn_seconds": 2.0,
+    "peak_tflops": 989.0,  # an H100 SXM's dense bf16
+}
+PRESETS: dict[str, Preset] = {"cpu": CPU, "gpu": GPU}
 
 if __name__ == "__main__":
-    run(PRESETS, MEASUREMENTS, __doc__)
+    main(PRESETS, MEASUREMENTS, __doc__)

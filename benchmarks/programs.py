@@ -1,4 +1,4 @@
-"""The programs that are compared, each a process and possibly a Python of its own."""
+"""The programs that are compared, each in a process and possibly a Python of its own."""
 
 import contextlib
 import json
@@ -11,14 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["Process", "Program", "ProgramError", "how_to_install", "our_program"]
+__all__ = ["PEERS", "ROOT", "Process", "Program", "ProgramError"]
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = Path(__file__).resolve().parent / "peers"
+PEERS = ROOT / "benchmarks" / "peers"
 
 
 class ProgramError(Exception):
-    """A program cannot be timed: its name, and the reason."""
+    """A program that cannot be timed, and the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} is left out: {reason}")
@@ -32,43 +32,27 @@ class Program:
     name: str
     build: Path  # see `peers/serve.py`
     python: Path = Path(sys.executable)
-    dtype: str | None = None  # None: as the run's settings say
+    dtype: str | None = None  # None: the run's
     tf32: bool | None = None
-    checkout: Path | None = None  # of this program, which it imports; None: a foreign program
-
-
-def our_program(
-    name: str = "taming", checkout: Path = ROOT, adapter: Path | None = None
-) -> Program:
-    """This program, or another checkout of it.
-
-    Args:
-        name: of the program in the table.
-        checkout: directory with `taming/`.
-        adapter: file that builds its measurements; None: its own `benchmarks/ours.py`.
-    """
-    build = adapter or checkout / "benchmarks" / "ours.py"
-    return Program(name, build.resolve(), checkout=checkout.resolve())
+    checkout: Path | None = None  # of this program; None: another program
 
 
 class Process:
     """A program that waits for its turns, asleep between them; used in a `with` statement.
 
-    It answers as `Session` of `peers/serve.py` does, or raises a `ProgramError`.
+    It starts with the first question, answers as `Session` of `peers/serve.py` does, and raises
+    `ProgramError`.
     """
 
     def __init__(self, program: Program) -> None:
         self.program, self.name = program, program.name
         self._process: subprocess.Popen[str] | None = None
-        self._messages = tempfile.TemporaryFile(  # noqa: SIM115  open as long as the process
-            "w+", encoding="utf-8", errors="replace"
-        )
+        self._messages = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends the process."""
         if self._process is not None:
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
                 self._process.communicate(timeout=30)
@@ -79,10 +63,9 @@ class Process:
     def begin(self, settings: dict[str, Any], measurement: str) -> dict[str, Any] | None:
         """Builds a measurement; returns facts about it, None if the program does no such thing."""
         own = {"dtype": self.program.dtype, "tf32": self.program.tf32}
-        settings = {**settings, **{key: value for key, value in own.items() if value is not None}}
-        facts = self._ask({"begin": measurement, "settings": settings})["facts"]
-        described = {key: settings[key] for key in ("device", "threads", "dtype", "tf32")}
-        return None if facts is None else {**described, **facts}
+        own = {key: settings[key] if value is None else value for key, value in own.items()}
+        facts = self._ask({"begin": measurement, "settings": settings | own})["facts"]
+        return None if facts is None else own | facts
 
     def run(self, steps: int) -> dict[str, Any]:
         """Calls what was built `steps` times; returns `seconds` and `peak_memory_gib`."""
@@ -97,9 +80,7 @@ class Process:
         if not program.python.is_file():
             hint = how_to_install(program.python)
             raise ProgramError(self.name, f"there is no Python at {program.python}. {hint}")
-        if not program.build.is_file():
-            raise ProgramError(self.name, f"there is no {program.build}; see --adapter")
-        # a foreign program must not find our package, which has the name of CompVis'
+        # another program must not find our package, whose name CompVis' has too
         flags = ["-E", "-s"] if program.checkout is None else ["-s"]
         return subprocess.Popen(
             [str(program.python), *flags, str(PEERS / "serve.py"), str(program.build)],

@@ -1,14 +1,14 @@
-"""Records as a table: python -m benchmarks.table RESULTS.jsonl."""
+"""Records as a table; `python -m benchmarks.table RESULTS.jsonl` prints it again."""
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import Record
 
-__all__ = ["TITLES", "table"]
+__all__ = ["aligned", "spread_text", "table"]
 
 TITLES = {
     "step": "training step, discriminator on",
@@ -29,15 +29,14 @@ def table(records: Sequence[Record]) -> str:
         records: one or more, of one run; see `timing.compare`.
     """
     first = records[0]["ours"]
-    sides = {"taming": first}
-    sides |= {r["peer_name"]: r["peer"] for r in records if r["peer"] is not None}
-    width = max(len(name) for name in sides)
+    sides = {"taming": first} | {r["peer_name"]: r["peer"] for r in records if r["peer"]}
+    width = max(map(len, sides))
     lines = [
-        f"on {first['device']}: {first['device_name']}",
-        f"processor: {first['processor']}; {first['threads']} threads",
+        f"on {first.get('gpu', first['device'])}; processor {first['processor']}; "
+        f"{first['threads']} threads",
         f"ms a call, median of {len(first['seconds']['rounds'])} rounds (least–greatest);",
         "ratio: the peer's time over ours round by round, above 1 ours is faster",
-        *(f"  {name:{width}s}  {described(side)}" for name, side in sides.items()),
+        *(f"  {name:{width}s}  {description(side)}" for name, side in sides.items()),
     ]
     for name in dict.fromkeys(r["case"]["name"] for r in records):
         of_case = [r for r in records if r["case"]["name"] == name]
@@ -45,92 +44,80 @@ def table(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def described(side: dict[str, Any]) -> str:
+def description(side: dict[str, Any]) -> str:
     """A program's precision and versions, and how it computes attention where it is a choice."""
     precision = "float32" + (" with TF32" if side["tf32"] else "")
     if side["dtype"] == "bf16":
-        precision = "bf16, autocast; the weights' in sampling"
+        precision = "bf16: autocast, in sampling the weights"
     named = {"torch": side["torch"], **side["versions"]}
-    if "attention" in side:
-        named["attention"] = side["attention"]
-    return "; ".join([precision, ", ".join(f"{name} {v}" for name, v in named.items())])
+    named |= {key: side[key] for key in ("attention",) if key in side}
+    return f"{precision}; " + ", ".join(f"{name} {version}" for name, version in named.items())
 
 
 def title(records: Sequence[Record]) -> str:
     """A case in words."""
     case = records[0]["case"]
-    size, resolution = case["batch_size"], case.get("resolution")
-    shape = f"images {size}×3×{resolution}×{resolution}"
     if "num_tokens" in case:
-        guidance = case["guidance_scale"]
-        guided = "" if guidance == 1 else f", guidance {guidance:g}"
-        shape = f"tokens {size}×{case['num_tokens']}{guided}"
+        shape = f"tokens {case['batch_size']}×{case['num_tokens']}"
+        shape += "" if case["guidance_scale"] == 1 else f", guidance {case['guidance_scale']:g}"
+    else:
+        shape = f"images {case['batch_size']}×3×{case['resolution']}×{case['resolution']}"
     parameters: dict[str, int] = {}
     for record in records:
         parameters |= record["ours"]["parameters"]
     numbers = ", ".join(f"{part} {number:,}" for part, number in parameters.items())
-    total = f" ({sum(parameters.values()):,})" if len(parameters) > 1 else ""
-    return f"{case['name']}: {shape}; parameters{total}: {numbers}"
+    return f"{case['name']}: {shape}; {sum(parameters.values()):,} parameters: {numbers}"
 
 
 def cells(record: Record) -> dict[str, str]:
     """A row, by heading."""
-    ours, peer = record["ours"], record["peer"]
+    sides = [record[side] for side in ("ours", "peer") if record[side]]
 
-    def both(text: Callable[[dict[str, Any]], str]) -> str:
-        return text(ours) if peer is None else f"{text(ours)} : {text(peer)}"
+    def each(key: str, form: str) -> str:
+        return " : ".join(format(side[key], form) for side in sides if side.get(key) is not None)
 
-    on_gpu = ours["peak_memory_gib"] is not None
+    def share(key: str) -> str:
+        return "" if record[key] is None else f"{record[key]:.1%}"
+
     pays = record["break_even"] or {}
-    if "never" in pays.values():
-        pays_after = "never"
-    else:
-        pays_after = ", ".join(f"{number:,} {unit}" for unit, number in pays.items())
-    units = [unit for unit in ("images", "steps", "tokens") if f"{unit}_per_second" in ours]
+    after = (
+        "never" if "never" in pays.values() else ", ".join(f"{n:,} {u}" for u, n in pays.items())
+    )
     return {
         "": TITLES[record["measurement"]],
         "peer": record["peer_name"] or "",
-        "taming ms": milliseconds(ours["seconds"]),
-        "peer ms": "" if peer is None else milliseconds(peer["seconds"]),
-        "ratio": "" if peer is None else spread_text(record["ratio"], 2),
+        "taming ms": milliseconds(record["ours"]["seconds"]),
+        "peer ms": milliseconds(record["peer"]["seconds"]) if record["peer"] else "",
+        "ratio": spread_text(record["ratio"], 2) if record["peer"] else "",
         **{
-            f"{unit}/s": both(lambda side, u=unit: f"{side[f'{u}_per_second']:.4g}")
-            for unit in units
+            f"{unit}/s": each(f"{unit}_per_second", ".4g") for unit in ("images", "steps", "tokens")
         },
-        "first call s": both(lambda side: f"{side['first_seconds']:.2f}"),
-        "peak GiB": both(lambda side: f"{side['peak_memory_gib']:.1f}") if on_gpu else "",
-        "pays after": pays_after,
-        "of peak": percent(record["share_of_peak"]),
-        "of bandwidth": percent(record["share_of_bandwidth"]),
+        "first call s": each("first_seconds", ".2f"),
+        "peak GiB": each("peak_memory_gib", ".1f"),
+        "pays after": after,
+        "of peak": share("share_of_peak"),
+        "of bandwidth": share("share_of_bandwidth"),
     }
-
-
-def percent(share: float | None) -> str:
-    """With a decimal; nothing for None."""
-    return "" if share is None else f"{share:.1%}"
 
 
 def milliseconds(seconds: dict[str, float]) -> str:
     """A spread of seconds, with a decimal where it is small."""
-    in_ms = {key: 1000 * seconds[key] for key in ("median", "least", "greatest")}
-    return spread_text(in_ms, 1 if in_ms["median"] < 100 else 0)
+    return spread_text(seconds, 1 if seconds["median"] < 0.1 else 0, 1000)
 
 
-def spread_text(values: dict[str, float], decimals: int) -> str:
+def spread_text(values: dict[str, float], decimals: int, factor: int = 1) -> str:
     """`median (least–greatest)`."""
-    median, least, greatest = (
-        f"{values[key]:.{decimals}f}" for key in ("median", "least", "greatest")
-    )
+    keys = ("median", "least", "greatest")
+    median, least, greatest = (f"{factor * values[key]:.{decimals}f}" for key in keys)
     return f"{median} ({least}–{greatest})"
 
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
     """Rows of cells as lines, headings first, without the columns that are empty in all."""
-    names = max(rows, key=len)
-    used = [name for name in names if any(row.get(name) for row in rows)]
-    lines = [dict(zip(used, used, strict=True)), *rows]
-    widths = {name: max(len(row.get(name, "")) for row in lines) for name in used}
-    return ["  ".join(f"{row.get(n, ''):{widths[n]}s}" for n in used).rstrip() for row in lines]
+    used = [name for name in rows[0] if any(row[name] for row in rows)]
+    lines = [{name: name for name in used}, *rows]
+    widths = {name: max(len(line[name]) for line in lines) for name in used}
+    return ["  ".join(f"{line[n]:{widths[n]}s}" for n in used).rstrip() for line in lines]
 
 
 if __name__ == "__main__":

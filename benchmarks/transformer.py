@@ -6,10 +6,11 @@ each image is two sequences for our transformer; programs that know no guidance 
 sequences instead: the same work, and only the images' tokens count.
 """
 
-from benchmarks.command import Preset, run
+from benchmarks.command import Preset, main
 
 MEASUREMENTS = ("gpt_step", "sample", "sample_compiled")
-SAMPLING, TRAINING = ["sample", "sample_compiled"], ["gpt_step"]
+TRAINING = {"measurements": ["gpt_step"]}
+SAMPLING = {"measurements": ["sample", "sample_compiled"]}
 SMALL = {  # 26 million weights
     "batch_size": 1,
     "num_tokens": 256,
@@ -26,16 +27,18 @@ LARGE = SMALL | {  # the size of LlamaGen's 343M model
     "embed_dim": 1024,
     "codebook_size": 16384,
 }
-CPU_PEERS = {
-    "compvis": {"script": "compvis", "precision": (None, None)},  # dtype and tf32: as ours
-    "generate": {"script": "transformers_gpt2", "precision": (None, None)},
+GUIDED = LARGE | SAMPLING | {"guidance_scale": 2.0}
+LENGTHS = (256, 1024, 4096)
+ON_CPU = {
+    "peers": {"compvis": ("compvis", None, None), "generate": ("transformers_gpt2", None, None)},
+    "steps": 1,
 }
-GPU_PEERS = {
-    "compvis_float32": {"script": "compvis", "precision": ("float32", False)},  # as it was
-    "compvis_bf16": {"script": "compvis", "precision": ("bf16", True)},
-    "generate_bf16": {"script": "transformers_gpt2", "precision": ("bf16", True)},
-}
-GPU = {
+ON_GPU = {
+    "peers": {
+        "compvis_float32": ("compvis", "float32", False),  # as it was
+        "compvis_bf16": ("compvis", "bf16", True),
+        "generate_bf16": ("transformers_gpt2", "bf16", True),
+    },
     "device": "cuda",
     "dtype": "bf16",
     "tf32": True,
@@ -43,47 +46,33 @@ GPU = {
     "peak_tflops": 989.0,  # an H100 SXM's dense bf16
     "peak_bandwidth_gbs": 3350.0,  # and its memory; an H200's: 4800
 }
-
-
-def sampling(case: dict, **changes: int | float) -> dict:
-    """A case for sampling."""
-    return {**case, "measurements": SAMPLING, **changes}
-
-
-PRESETS = {
-    "cpu": Preset(
-        cases={
-            **{f"sample_{size}": sampling(SMALL, batch_size=size) for size in (1, 2, 16)},
-            **{
-                f"step_{size}": SMALL | {"measurements": TRAINING, "batch_size": size}
-                for size in (2, 8)
-            },
-        },
-        peers=CPU_PEERS,
-        options={"warmup": 1, "steps": 1},
-    ),
-    "cpu_sequence_length": Preset(  # the longest takes minutes a call
-        cases={f"tokens_{n}": sampling(SMALL, num_tokens=n) for n in (256, 1024, 4096)},
-        peers=CPU_PEERS,
-        options={"rounds": 3, "warmup": 0, "steps": 1},
-    ),
-    "gpu": Preset(
-        cases={
-            **{
-                f"sample_{size}": sampling(LARGE, batch_size=size, guidance_scale=2.0)
-                for size in (1, 2, 16, 64)
-            },
-            "step_64": LARGE | {"measurements": TRAINING, "batch_size": 64},
-        },
-        peers=GPU_PEERS,
-        options=GPU | {"compile": True, "warmup": 2, "turn_seconds": 2.0},
-    ),
-    "gpu_sequence_length": Preset(
-        cases={f"tokens_{n}": sampling(LARGE, num_tokens=n) for n in (256, 1024, 4096)},
-        peers=GPU_PEERS,
-        options=GPU | {"rounds": 3, "warmup": 1},
-    ),
+PRESETS: dict[str, Preset] = {
+    "cpu": ON_CPU
+    | {
+        "cases": {f"sample_{b}": SMALL | SAMPLING | {"batch_size": b} for b in (1, 2, 16)}
+        | {f"step_{b}": SMALL | TRAINING | {"batch_size": b} for b in (2, 8)},
+        "warmup": 1,
+    },
+    "cpu_sequence_length": ON_CPU  # the longest takes minutes a call
+    | {
+        "cases": {f"tokens_{n}": SMALL | SAMPLING | {"num_tokens": n} for n in LENGTHS},
+        "rounds": 3,
+        "warmup": 0,
+    },
+    "gpu": ON_GPU
+    | {
+        "cases": {f"sample_{b}": GUIDED | {"batch_size": b} for b in (1, 2, 16, 64)}
+        | {"step_64": LARGE | TRAINING | {"batch_size": 64}},
+        "compile": True,
+        "turn_seconds": 2.0,
+    },
+    "gpu_sequence_length": ON_GPU
+    | {
+        "cases": {f"tokens_{n}": LARGE | SAMPLING | {"num_tokens": n} for n in LENGTHS},
+        "rounds": 3,
+        "warmup": 1,
+    },
 }
 
 if __name__ == "__main__":
-    run(PRESETS, MEASUREMENTS, __doc__)
+    main(PRESETS, MEASUREMENTS, __doc__)

@@ -14,44 +14,26 @@ from typing import Any
 
 import torch
 import torchvision
-from serve import autocast  # the file that runs this one
+from serve import Call, Settings, autocast, inference, num_parameters, training_step
 from torch import nn
 
 DISCRIMINATOR_START = 1
 
 
-def build(settings: dict[str, Any], measurement: str, inputs: torch.Tensor) -> Any:
+def build(settings: Settings, measurement: str, inputs: torch.Tensor) -> Any:
     """What is timed, and facts about it; see `serve.py`."""
-    training = measurement in ("step", "step_before_start")
-    if training or measurement in ("encode", "decode"):
-        model = vqgan(settings, training).to(inputs.device)
-        parts = {"autoencoder": [p for n, p in model.named_parameters() if n[:5] != "loss."]}
-        if training:
-            parts["discriminator"] = list(model.loss.discriminator.parameters())
-            parts["perceptual"] = list(model.loss.perceptual_loss.parameters())
-            call = vqgan_step(model, settings, inputs, measurement)
-        else:
-            call = inference(model.eval(), settings, inputs, measurement)
-    elif measurement in ("gpt_step", "sample", "sample_compiled"):
-        model = transformer(settings).to(inputs.device)
-        gpt = model.transformer
-        parts = {
-            "blocks": list(gpt.blocks.parameters()),
-            "embeddings": [*gpt.tok_emb.parameters(), gpt.pos_emb],
-            "head": [*gpt.ln_f.parameters(), *gpt.head.parameters()],
-        }
-        step = measurement == "gpt_step"
-        call = gpt_step(model, settings, inputs) if step else sampling(gpt, settings, inputs)
-    else:
+    if measurement in ("gpt_step", "sample", "sample_compiled"):
+        call, parameters = transformer_call(settings, measurement, inputs)
+    elif measurement == "autoencoder_step":
         return None
+    else:
+        call, parameters = vqgan_call(settings, measurement, inputs)
     packages = ("taming-transformers-rom1504", "pytorch-lightning")
-    return call, {
-        "versions": {name: version(name) for name in packages},
-        "parameters": {name: sum(p.numel() for p in part) for name, part in parts.items()},
-    }
+    versions = {name: version(name) for name in packages}
+    return call, {"versions": versions, "parameters": parameters}
 
 
-def module(name: str) -> Any:
+def compvis_module(name: str) -> Any:
     """Imports a module of its package `taming`, with what newer libraries have moved or removed."""
     import pytorch_lightning
 
@@ -65,29 +47,30 @@ def module(name: str) -> Any:
 
 def top_k_filtering(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """What transformers 4.3 did with a `top_p` of 1: -∞ below the k-th of logits `(b v)`."""
-    assert top_p == 1
     kth = torch.topk(logits, min(top_k, logits.shape[-1])).values[..., -1, None]
     logits[logits < kth] = -torch.inf
     return logits
 
 
-def vqgan(settings: dict[str, Any], training: bool) -> Any:
-    """Its VQGAN, with losses if it is to be trained."""
-    lpips = module("modules.losses.lpips")
-    lpips.models = types.SimpleNamespace(
-        vgg16=lambda pretrained: torchvision.models.vgg16(weights=None)
-    )
+class Unlogged:
+    """A LightningModule without a trainer: what it logs is computed and not kept."""
+
+    global_step = 0
+
+    def log(self, *args: Any, **kwargs: Any) -> None: ...
+
+    log_dict = log
+
+
+def vqgan_call(
+    settings: Settings, measurement: str, images: torch.Tensor
+) -> tuple[Call, dict[str, int]]:
+    """Stage 1: what is timed, and numbers of parameters."""
+    lpips = compvis_module("modules.losses.lpips")
+    lpips.models = types.SimpleNamespace(vgg16=lambda pretrained: torchvision.models.vgg16())
     lpips.LPIPS.load_from_pretrained = lambda self: None
-
-    class Model(module("models.vqgan").VQModel):
-        global_step = 0
-
-        def log(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def log_dict(self, *args: Any, **kwargs: Any) -> None: ...
-
     loss: dict[str, Any] = {"target": "taming.modules.losses.DummyLoss"}
-    if training:
+    if measurement.startswith("step"):
         loss = {
             "target": "taming.modules.losses.vqperceptual.VQLPIPSWithDiscriminator",
             "params": {
@@ -109,13 +92,31 @@ def vqgan(settings: dict[str, Any], training: bool) -> Any:
         "attn_resolutions": settings["attention_resolutions"],
         "dropout": 0.0,
     }
-    return Model(network, loss, settings["codebook_size"], settings["codebook_dim"])
+    Model = type("Model", (Unlogged, compvis_module("models.vqgan").VQModel), {})  # noqa: N806
+    codes, width = settings["codebook_size"], settings["codebook_dim"]
+    model: Any = Model(network, loss, codes, width).to(images.device)
+    parts = {"autoencoder": [p for n, p in model.named_parameters() if n[:5] != "loss."]}
+    if measurement.startswith("step"):
+        parts["discriminator"] = [model.loss.discriminator]
+        parts["perceptual"] = [model.loss.perceptual_loss]
+        model.global_step = DISCRIMINATOR_START - (measurement == "step_before_start")
+        return vqgan_step(model.train(), settings, images), num_parameters(**parts)
+    model.eval()
+    encode = inference(settings, lambda: model.encode(images)[2][2])
+    indices = encode()
+    side = settings["resolution"] // 2 ** (len(settings["channel_multipliers"]) - 1)
+    shape = (len(images), side, side, width)
+    decode = inference(
+        settings, lambda: model.decode(model.quantize.get_codebook_entry(indices, shape))
+    )
+    return encode if measurement == "encode" else decode, num_parameters(**parts)
 
 
-def vqgan_step(model: Any, settings: dict[str, Any], images: torch.Tensor, name: str) -> Any:
-    """Once for each optimizer: only its weights have gradients, `training_step`, backward, Adam."""
-    model.train()  # its LPIPS too, whose dropout is therefore on, as it was in its training
-    model.global_step = DISCRIMINATOR_START - (name == "step_before_start")
+def vqgan_step(model: Any, settings: Settings, images: torch.Tensor) -> Call:
+    """Once for each optimizer: only its weights have gradients, `training_step`, backward, Adam.
+
+    Its LPIPS is in training mode too, and the dropout there on, as it was in its training.
+    """
     model.learning_rate = 4.5e-6 * len(images)
     optimizers, _ = model.configure_optimizers()
     weights = [[p for g in optimizer.param_groups for p in g["params"]] for optimizer in optimizers]
@@ -136,26 +137,6 @@ def vqgan_step(model: Any, settings: dict[str, Any], images: torch.Tensor, name:
     return step
 
 
-def inference(model: Any, settings: dict[str, Any], images: torch.Tensor, name: str) -> Any:
-    """Its `encode`, or its `decode` of what that gives."""
-
-    @torch.inference_mode()
-    def encode() -> torch.Tensor:
-        with autocast(settings):
-            return model.encode(images)[2][2]
-
-    indices = encode()
-    side = settings["resolution"] // 2 ** (len(settings["channel_multipliers"]) - 1)
-    shape = (len(images), side, side, settings["codebook_dim"])
-
-    @torch.inference_mode()
-    def decode() -> torch.Tensor:
-        with autocast(settings):
-            return model.decode(model.quantize.get_codebook_entry(indices, shape))
-
-    return encode if name == "encode" else decode
-
-
 class Tokens(nn.Module):
     """A tokenizer whose images are the tokens already."""
 
@@ -164,15 +145,10 @@ class Tokens(nn.Module):
         return tokens, None, (None, None, tokens)
 
 
-def transformer(settings: dict[str, Any]) -> Any:
-    """Its transformer, unconditional."""
-
-    class Model(module("models.cond_transformer").Net2NetTransformer):
-        def init_first_stage_from_ckpt(self, config: Any) -> None:
-            self.first_stage_model = Tokens()
-
-        def log(self, *args: Any, **kwargs: Any) -> None: ...
-
+def transformer_call(
+    settings: Settings, measurement: str, tokens: torch.Tensor
+) -> tuple[Call, dict[str, int]]:
+    """Stage 2: what is timed, and numbers of parameters."""
     network = {
         "vocab_size": settings["codebook_size"],
         "block_size": settings["num_tokens"],
@@ -180,35 +156,28 @@ def transformer(settings: dict[str, Any]) -> Any:
         "n_head": settings["num_heads"],
         "n_embd": settings["embed_dim"],
     }
-    gpt = {"target": "taming.modules.transformer.mingpt.GPT", "params": network}
-    return Model(gpt, None, "__is_unconditional__", sos_token=0)
-
-
-def gpt_step(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
-    """Its training step."""
-    model.train()
-    model.learning_rate = 4.5e-6 * len(tokens)
-    optimizer = model.configure_optimizers()
-    batch = {"image": tokens[:, None, :]}  # (b 1 n), as a grid
-
-    def step() -> torch.Tensor:
-        with autocast(settings):
-            loss = model.training_step(batch, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
-
-
-def sampling(gpt: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
-    """Its `sample_with_past`, called as its scripts do."""
-    sample_with_past = module("modules.transformer.mingpt").sample_with_past
+    transformer = compvis_module("models.cond_transformer").Net2NetTransformer
+    without_checkpoint = {
+        "init_first_stage_from_ckpt": lambda self, config: setattr(
+            self, "first_stage_model", Tokens()
+        )
+    }
+    Model = type("Model", (Unlogged, transformer), without_checkpoint)  # noqa: N806
+    config = {"target": "taming.modules.transformer.mingpt.GPT", "params": network}
+    model: Any = Model(config, None, "__is_unconditional__", sos_token=0).to(tokens.device)
+    gpt = model.transformer
+    parameters = num_parameters(
+        blocks=[gpt.blocks], embeddings=[gpt.tok_emb, gpt.pos_emb], head=[gpt.ln_f, gpt.head]
+    )
+    if measurement == "gpt_step":
+        model.train().learning_rate = 4.5e-6 * len(tokens)
+        batch = {"image": tokens[:, None, :]}  # (b 1 n), as a grid
+        optimizer = model.configure_optimizers()
+        return training_step(settings, lambda: model.training_step(batch, 0), optimizer), parameters
+    sample_with_past = compvis_module("modules.transformer.mingpt").sample_with_past
     if settings["dtype"] == "bf16":
         gpt.to(torch.bfloat16)
     gpt.eval()
-    sequences = len(tokens) * (1 if settings["guidance_scale"] == 1 else 2)
-    start = tokens.new_zeros(sequences, 1)
+    start = tokens.new_zeros(len(tokens) * (1 if settings["guidance_scale"] == 1 else 2), 1)
     options = {"temperature": 1.0, "sample_logits": True, "top_k": settings["top_k"], "top_p": 1.0}
-    return lambda: sample_with_past(start, gpt, steps=settings["num_tokens"], **options)
+    return lambda: sample_with_past(start, gpt, settings["num_tokens"], **options), parameters

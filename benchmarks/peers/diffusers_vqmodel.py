@@ -8,25 +8,11 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from serve import autocast  # the file that runs this one
+from serve import Settings, inference, num_parameters, training_step
 
 
-def build(settings: dict[str, Any], measurement: str, images: torch.Tensor) -> Any:
+def build(settings: Settings, measurement: str, images: torch.Tensor) -> Any:
     """What is timed, and facts about it; see `serve.py`."""
-    if measurement not in ("encode", "decode", "autoencoder_step"):
-        return None
-    model = vqmodel(settings).to(images.device)
-    facts = {
-        "versions": {"diffusers": version("diffusers")},
-        "parameters": {"autoencoder": sum(p.numel() for p in model.parameters())},
-    }
-    if measurement == "autoencoder_step":
-        return autoencoder_step(model.train(), settings, images), facts
-    return inference(model.eval(), settings, images, measurement), facts
-
-
-def vqmodel(settings: dict[str, Any]) -> Any:
-    """The model with attention at the resolutions that the settings name."""
     import diffusers
 
     multipliers, resolution = settings["channel_multipliers"], settings["resolution"]
@@ -34,7 +20,7 @@ def vqmodel(settings: dict[str, Any]) -> Any:
         "Attn" if resolution >> level in settings["attention_resolutions"] else ""
         for level in range(len(multipliers))
     ]
-    return diffusers.VQModel(
+    model = diffusers.VQModel(
         down_block_types=[f"{kind}DownEncoderBlock2D" for kind in kinds],
         up_block_types=[f"{kind}UpDecoderBlock2D" for kind in reversed(kinds)],
         block_out_channels=[settings["base_channels"] * multiplier for multiplier in multipliers],
@@ -44,40 +30,30 @@ def vqmodel(settings: dict[str, Any]) -> Any:
         num_vq_embeddings=settings["codebook_size"],
         vq_embed_dim=settings["codebook_dim"],
         lookup_from_codebook=True,
-    )
+    ).to(images.device)
+    facts = {
+        "versions": {"diffusers": version("diffusers")},
+        "parameters": num_parameters(autoencoder=[model]),
+    }
+    if measurement == "autoencoder_step":
+        model.train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, betas=(0.5, 0.9))
 
-
-def inference(model: Any, settings: dict[str, Any], images: torch.Tensor, name: str) -> Any:
-    """Encoding, or decoding of what that gives."""
-
-    @torch.inference_mode()
-    def encode() -> torch.Tensor:
-        with autocast(settings):
-            return model.quantize(model.encode(images).latents)[2][2]
-
-    indices = encode()
-    side = settings["resolution"] // 2 ** (len(settings["channel_multipliers"]) - 1)
-    shape = (len(images), side, side, settings["codebook_dim"])
-
-    @torch.inference_mode()
-    def decode() -> torch.Tensor:
-        with autocast(settings):
-            return model.decode(indices, force_not_quantize=True, shape=shape).sample
-
-    return encode if name == "encode" else decode
-
-
-def autoencoder_step(model: Any, settings: dict[str, Any], images: torch.Tensor) -> Any:
-    """Forward, L1 and commitment loss, backward, Adam."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, betas=(0.5, 0.9))
-
-    def step() -> torch.Tensor:
-        with autocast(settings):
+        def loss() -> torch.Tensor:
             output = model(images)
-            loss = (output.sample - images).abs().mean() + output.commit_loss.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+            return (output.sample - images).abs().mean() + output.commit_loss.mean()
 
-    return step
+        return training_step(settings, loss, optimizer), facts
+    model.eval()
+    encode = inference(settings, lambda: model.quantize(model.encode(images).latents)[2][2])
+    if measurement == "encode":
+        return encode, facts
+    if measurement != "decode":
+        return None
+    indices = encode()
+    side = resolution // 2 ** (len(multipliers) - 1)
+    options = {
+        "force_not_quantize": True,
+        "shape": (len(images), side, side, model.config.vq_embed_dim),
+    }
+    return inference(settings, lambda: model.decode(indices, **options).sample), facts

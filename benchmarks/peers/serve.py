@@ -22,29 +22,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
 
 Settings = dict[str, Any]
-Build = Callable[[Settings, str, torch.Tensor], tuple[Callable[[], torch.Tensor], dict] | None]
+Call = Callable[[], torch.Tensor]
+Build = Callable[[Settings, str, torch.Tensor], tuple[Call, dict[str, Any]] | None]
 
 
 class Session:
-    """Times one program's measurements, one after the other.
-
-    Args:
-        build: makes what is timed.
-    """
+    """Times the measurements of the program that `build` is of, one after the other."""
 
     def __init__(self, build: Build) -> None:
         self.build = build
-        self.call: Callable[[], torch.Tensor] | None = None
+        self.call: Call | None = None
 
     def begin(self, settings: Settings, measurement: str) -> dict[str, Any] | None:
         """Builds a measurement; returns facts about it, None if the program does no such thing."""
         self.call = None
         gc.collect()
         self.device = torch.device(settings["device"])
-        if self.device.type == "cuda":
+        self.on_gpu = self.device.type == "cuda"
+        if self.on_gpu:
             torch.cuda.empty_cache()
         torch.set_num_threads(settings["threads"])
         torch.set_float32_matmul_precision("high" if settings["tf32"] else "highest")
@@ -54,14 +52,8 @@ class Session:
         if built is None:
             return None
         self.call, facts = built
-        on_gpu = self.device.type == "cuda"
-        return {
-            "device_name": torch.cuda.get_device_name(self.device) if on_gpu else processor(),
-            "processor": processor(),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            **facts,
-        }
+        gpu = {"gpu": torch.cuda.get_device_name(self.device)} if self.on_gpu else {}
+        return {"processor": processor(), **gpu, "torch": torch.__version__, **facts}
 
     def run(self, steps: int) -> dict[str, Any]:
         """Calls it `steps` times; returns the seconds of all together and the peak memory.
@@ -70,19 +62,18 @@ class Session:
             FloatingPointError: if the result is not finite, which makes its time meaningless.
         """
         assert self.call is not None
-        on_gpu = self.device.type == "cuda"
-        if on_gpu:
+        if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
             torch.cuda.synchronize(self.device)
         started = time.perf_counter()
         for _ in range(steps):
             result = self.call()
-        if on_gpu:
+        if self.on_gpu:
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - started
         if not bool(result.isfinite().all()):
             raise FloatingPointError("it gave NaN or infinite numbers")
-        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if on_gpu else None
+        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.on_gpu else None
         return {"seconds": seconds, "peak_memory_gib": peak}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -101,54 +92,25 @@ class Session:
 def random_inputs(settings: Settings) -> torch.Tensor:
     """Images `(b 3 H W)` in [-1, 1], or for a transformer tokens `(b n)`; always the same ones."""
     generator = torch.Generator().manual_seed(0)
-    batch_size = settings["batch_size"]
+    b = settings["batch_size"]
     if "num_tokens" in settings:
-        shape = (batch_size, settings["num_tokens"])
+        shape = (b, settings["num_tokens"])
         return torch.randint(settings["codebook_size"], shape, generator=generator)
-    resolution = settings["resolution"]
-    return torch.rand(batch_size, 3, resolution, resolution, generator=generator) * 2 - 1
-
-
-def autocast(settings: Settings) -> torch.autocast:
-    """A new context of the settings' `dtype`, `"float32"` or `"bf16"` (mixed precision)."""
-    device = torch.device(settings["device"])
-    return torch.autocast(device.type, torch.bfloat16, enabled=settings["dtype"] == "bf16")
+    size = settings["resolution"]
+    return torch.rand(b, 3, size, size, generator=generator) * 2 - 1
 
 
 def processor() -> str:
     """The CPU's name, and whether it multiplies bfloat16 in hardware."""
-    try:
+    found: dict[str, str] = {}
+    if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            lines = [line.partition(":") for line in file]
-    except OSError:
-        lines = []
-    found = {key.strip(): value.strip() for key, _, value in lines}
+            lines = (line.partition(":") for line in file)
+            found = {key.strip(): value.strip() for key, _, value in lines}
     name = found.get("model name") or platform.processor() or platform.machine()
     flags = found.get("flags", "").split()
-    known = (f"{f} {'yes' if f in flags else 'no'}" for f in ("amx_bf16", "avx512_bf16"))
-    return ", ".join([name, torch.backends.cpu.get_cpu_capability(), *(known if flags else ())])
-
-
-class _FlopCounter(TorchDispatchMode):
-    # PyTorch's own FlopCounterMode also follows modules by hooks, which fail in a step that asks
-    # for the gradient of a leaf (`torch.autograd.grad`), as ours does
-
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from torch.utils.flop_counter import flop_registry
-
-        kwargs = kwargs or {}
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is None and func is not torch.ops.prim.device.default:
-            with self:  # in inference mode composite operations arrive whole
-                result = func.decompose(*args, **kwargs)
-                if result is not NotImplemented:
-                    return result
-        result = func(*args, **kwargs)
-        if formula is not None:
-            self.total += formula(*args, **kwargs, out_val=result)
-        return result
+    known = [f"{f} {'yes' if f in flags else 'no'}" for f in ("amx_bf16", "avx512_bf16")]
+    return ", ".join([name, torch.backends.cpu.get_cpu_capability(), *(known if flags else [])])
 
 
 def count_flops(call: Callable[[], object]) -> int:
@@ -157,9 +119,68 @@ def count_flops(call: Callable[[], object]) -> int:
     Backward passes are included, and compiled parts run uncompiled. Attention counts whole, causal
     or not, as is usual (Chowdhery et al. 2022, "PaLM", appendix B).
     """
-    with torch.compiler.set_stance("force_eager"), _FlopCounter() as counter:
+    # the public part of FlopCounterMode also follows modules by hooks, which fail in a step that
+    # asks for the gradient of a leaf, as ours does
+    from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    with torch.compiler.set_stance("force_eager"), _FlopCounterMode(counter):
         call()
-    return counter.total
+    return counter.get_total_flops()
+
+
+# what build files share
+
+
+def autocast(settings: Settings) -> torch.autocast:
+    """A new context of the settings' `dtype`, `"float32"` or `"bf16"` (mixed precision)."""
+    device = torch.device(settings["device"])
+    return torch.autocast(device.type, torch.bfloat16, enabled=settings["dtype"] == "bf16")
+
+
+def inference(settings: Settings, call: Call) -> Call:
+    """The call without gradients, under autocast."""
+
+    def timed() -> torch.Tensor:
+        with torch.inference_mode(), autocast(settings):
+            return call()
+
+    return timed
+
+
+def training_step(settings: Settings, loss: Call, optimizer: torch.optim.Optimizer) -> Call:
+    """The loss under autocast, its gradients, and an update of the weights."""
+
+    def step() -> torch.Tensor:
+        with autocast(settings):
+            value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        return value
+
+    return step
+
+
+def num_parameters(**parts: list[Any]) -> dict[str, int]:
+    """Numbers of parameters by part; a part is a list of modules and parameters."""
+    return {
+        name: sum(
+            p.numel() for x in part for p in (x.parameters() if isinstance(x, nn.Module) else [x])
+        )
+        for name, part in parts.items()
+    }
+
+
+def main() -> None:
+    """Answers lines until the input ends."""
+    sys.modules["serve"] = sys.modules["__main__"]  # build files import it by that name
+    # what the program prints goes to standard error; answers have the real standard output
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        session = Session(lambda *arguments: load_build(sys.argv[1])(*arguments))
+        for line in sys.stdin:
+            print(json.dumps(session.answer(json.loads(line))), file=answers, flush=True)
 
 
 def load_build(path: str) -> Build:
@@ -169,16 +190,6 @@ def load_build(path: str) -> Build:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.build
-
-
-def main() -> None:
-    """Answers lines until the input ends."""
-    # what the program prints goes to standard error; answers have the real standard output
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)
-        session = Session(lambda *arguments: load_build(sys.argv[1])(*arguments))
-        for line in sys.stdin:
-            print(json.dumps(session.answer(json.loads(line))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,32 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from serve import autocast  # the file that runs this one
+from serve import Settings, num_parameters, training_step
 
 
-def build(settings: dict[str, Any], measurement: str, tokens: torch.Tensor) -> Any:
+def build(settings: Settings, measurement: str, tokens: torch.Tensor) -> Any:
     """What is timed, and facts about it; see `serve.py`."""
-    if measurement not in ("gpt_step", "sample", "sample_compiled"):
-        return None
-    model = gpt2(settings).to(tokens.device)
-    gpt = model.transformer
-    parts = {
-        "blocks": gpt.h.parameters(),
-        "embeddings": [*gpt.wte.parameters(), *gpt.wpe.parameters()],
-        "head": [*gpt.ln_f.parameters(), *model.lm_head.parameters()],
-    }
-    facts = {
-        "versions": {"transformers": version("transformers")},
-        "parameters": {name: sum(p.numel() for p in part) for name, part in parts.items()},
-        "attention": model.config._attn_implementation,
-    }
-    if measurement == "gpt_step":
-        return gpt_step(model.train(), settings, tokens), facts
-    return sampling(model.eval(), settings, tokens), facts
-
-
-def gpt2(settings: dict[str, Any]) -> Any:
-    """The model at the sizes of the settings."""
     import transformers
 
     config = transformers.GPT2Config(
@@ -53,30 +32,28 @@ def gpt2(settings: dict[str, Any]) -> Any:
         pad_token_id=None,
         attn_implementation="sdpa",
     )
-    return transformers.GPT2LMHeadModel(config)
+    model = transformers.GPT2LMHeadModel(config).to(tokens.device)
+    gpt = model.transformer
+    facts = {
+        "versions": {"transformers": version("transformers")},
+        "parameters": num_parameters(
+            blocks=[gpt.h], embeddings=[gpt.wte, gpt.wpe], head=[gpt.ln_f, model.lm_head]
+        ),
+        "attention": model.config._attn_implementation,
+    }
+    if measurement == "gpt_step":
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        inputs = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], dim=1)  # (b n)
 
-
-def gpt_step(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
-    """Forward, cross-entropy, backward, AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    inputs = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], dim=1)  # (b n)
-
-    def step() -> torch.Tensor:
-        with autocast(settings):
+        def loss() -> torch.Tensor:
             logits = model(inputs, use_cache=False).logits
-            loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+            return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
 
-    return step
-
-
-def sampling(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
-    """Its `generate`; with guidance for twice as many sequences, the same work."""
+        return training_step(settings, loss, optimizer), facts
     if settings["dtype"] == "bf16":
         model.to(torch.bfloat16)
+    model.eval()
     start = tokens.new_zeros(len(tokens) * (1 if settings["guidance_scale"] == 1 else 2), 1)
     options = {
         "attention_mask": torch.ones_like(start),
@@ -87,4 +64,4 @@ def sampling(model: Any, settings: dict[str, Any], tokens: torch.Tensor) -> Any:
         "min_new_tokens": settings["num_tokens"],
         "max_new_tokens": settings["num_tokens"],
     }
-    return lambda: model.generate(start, **options)[:, 1:]
+    return lambda: model.generate(start, **options)[:, 1:], facts
