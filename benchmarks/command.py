@@ -48,7 +48,7 @@ def main(
         programs.append(Program(name, build.resolve(), checkout=checkout.resolve()))
     plain = {k: v for k, v in options.items() if isinstance(v, str | int | float | None)}
     records: list[Record] = []
-    failures: dict[str, str] = {}
+    failures: set[str] = set()
 
     def time(case: Mapping[str, Any], measurement: str, peer: Process | None = None) -> None:
         try:
@@ -56,10 +56,9 @@ def main(
         except ProgramError as error:
             if error.name == ours.name:
                 raise
-            if failures.get(error.name) != error.reason:
-                known = error.reason in failures.values()
-                print(f"{error.name} is left out, too" if known else error, file=sys.stderr)
-            failures[error.name] = error.reason
+            if str(error) not in failures:
+                print(error, file=sys.stderr)
+            failures.add(str(error))
             return
         if record is not None:
             records.append({**record, "break_even": break_even(record, records)})
@@ -105,7 +104,7 @@ def parsed(
     add = parser.add_argument
     add("--cases", nargs="+", choices=cases, default=list(cases))
     add("--measurements", nargs="+", choices=measurements, default=list(measurements))
-    add("--peers", nargs="*", default=list(peers), help="none, if no name follows")
+    add("--peers", nargs="*", choices=peers, default=list(peers), help="none, if no name follows")
     add("--set", nargs="+", type=assignment, default=[], metavar="KEY=VALUE", help="in all cases")
     add("--checkout", type=Path, help="another checkout of this program, timed as a peer")
     add("--adapter", type=Path, help="builds its measurements, if not its benchmarks/ours.py")

@@ -22,6 +22,14 @@ from taming.vqgan import VQGAN
 
 NEVER = 10**9  # a step that is not reached
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
+AUTOENCODER = (
+    "resolution",
+    "base_channels",
+    "channel_multipliers",
+    "num_residual_blocks",
+    "attention_resolutions",
+    "latent_channels",
+)
 VERSIONS = {"taming": taming.__version__}
 
 
@@ -43,15 +51,7 @@ def autoencoder_call(
         "codebook_dim": settings["codebook_dim"],
         "revive_after": None,
     }
-    vqgan = VQGAN(
-        quantizer=quantizer,
-        resolution=settings["resolution"],
-        base_channels=settings["base_channels"],
-        channel_multipliers=settings["channel_multipliers"],
-        num_residual_blocks=settings["num_residual_blocks"],
-        attention_resolutions=settings["attention_resolutions"],
-        latent_channels=settings["latent_channels"],
-    )
+    vqgan = VQGAN(quantizer=quantizer, **{key: settings[key] for key in AUTOENCODER})
     parts, adversary, perceptual = {"autoencoder": [vqgan]}, None, None
     if measurement in ("step", "step_before_start"):
         perceptual = LPIPSLoss(pretrained=False)  # the same work, and no download
@@ -70,7 +70,7 @@ def autoencoder_call(
             adaptive=True,
             max_steps=NEVER,
         )
-        parts |= {"discriminator": [discriminator], "perceptual": [perceptual.network]}
+        parts |= {"discriminator": [discriminator], "perceptual": [perceptual.lpips.network]}
     module = VQGANTraining(
         vqgan,
         perceptual,

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,14 +14,15 @@ __all__ = ["PEERS", "ROOT", "Process", "Program", "ProgramError"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "benchmarks" / "peers"
+PEERS_HINT = "benchmarks/README.md says how to make the peers' environment"
 
 
 class ProgramError(Exception):
     """A program that cannot be timed, and the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} is left out: {reason}")
-        self.name, self.reason = name, reason
+        super().__init__(f"{name} cannot be timed: {reason}")
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class Process:
     def _start(self) -> subprocess.Popen[str]:
         program = self.program
         if not program.python.is_file():
-            hint = how_to_install(program.python)
-            raise ProgramError(self.name, f"there is no Python at {program.python}. {hint}")
+            raise ProgramError(self.name, f"there is no Python at {program.python}; {PEERS_HINT}")
         # another program must not find our package, whose name CompVis' has too
         flags = ["-E", "-s"] if program.checkout is None else ["-s"]
         return subprocess.Popen(
@@ -108,19 +107,6 @@ class Process:
         if "error" in answer:
             reason = answer["error"]
             if "ModuleNotFoundError" in reason and self.program.checkout is None:
-                reason += f". {how_to_install(self.program.python)}"
+                reason += f"; {PEERS_HINT}"
             raise ProgramError(self.name, reason)
         return answer
-
-
-def how_to_install(python: Path) -> str:
-    """The commands that make the peers' environment, with our versions of PyTorch."""
-    torch, torchvision = (version(package).split("+")[0] for package in ("torch", "torchvision"))
-    packages = "pytorch-lightning omegaconf einops requests tqdm diffusers transformers"
-    return (
-        "The peers need an environment of their own, as CompVis' package is called `taming` too:\n"
-        f"  python3 -m venv {python.parent.parent}\n"
-        f"  {python} -m pip install torch=={torch} torchvision=={torchvision} {packages}\n"
-        f"  {python} -m pip install --no-deps taming-transformers-rom1504\n"
-        "or name the Python of one that exists: --peer-python PATH."
-    )

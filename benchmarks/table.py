@@ -1,9 +1,6 @@
-"""Records as a table; `python -m benchmarks.table RESULTS.jsonl` prints it again."""
+"""Records as a table."""
 
-import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import Record
@@ -118,7 +115,3 @@ def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
     lines = [{name: name for name in used}, *rows]
     widths = {name: max(len(line[name]) for line in lines) for name in used}
     return ["  ".join(f"{line[n]:{widths[n]}s}" for n in used).rstrip() for line in lines]
-
-
-if __name__ == "__main__":
-    print(table([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]))

@@ -3,33 +3,21 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from benchmarks.programs import ProgramError
+from benchmarks.programs import Process, ProgramError
 
-__all__ = ["Record", "Side", "break_even", "compare", "spread"]
+__all__ = ["Record", "break_even", "compare", "spread"]
 
 Record = dict[str, Any]
-
-
-class Side(Protocol):
-    """What can be timed: a `programs.Process`."""
-
-    name: str
-
-    def begin(self, settings: dict[str, Any], measurement: str) -> dict[str, Any] | None: ...
-
-    def run(self, steps: int) -> dict[str, Any]: ...
-
-    def flops(self) -> int: ...
 
 
 def compare(
     case: dict[str, Any],
     measurement: str,
     options: dict[str, Any],
-    ours: Side,
-    peer: Side | None = None,
+    ours: Process,
+    peer: Process | None = None,
 ) -> Record | None:
     """Times a measurement of our side, alone or beside a peer: first calls, warm-up, rounds.
 
@@ -104,7 +92,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
 
 
-def shares_of_peak(ours: Record, options: dict[str, Any], side: Side) -> dict[str, float | None]:
+def shares_of_peak(ours: Record, options: dict[str, Any], side: Process) -> dict[str, float | None]:
     """Our share of what the device can do.
 
     It is of the memory's bandwidth in sampling, whose facts say how many bytes it must read, and of

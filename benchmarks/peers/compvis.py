@@ -57,7 +57,8 @@ class Unlogged:
 
     global_step = 0
 
-    def log(self, *args: Any, **kwargs: Any) -> None: ...
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing."""
 
     log_dict = log
 
