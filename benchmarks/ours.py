@@ -13,11 +13,11 @@ from serve import Call, Settings, autocast, inference, num_parameters
 import taming
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.discriminators import PatchDiscriminator
-from taming.generation import ImageGenerator
+from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.losses import LPIPSLoss
 from taming.sequence import to_indices
 from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 NEVER = 10**9  # a step that is not reached
@@ -30,6 +30,7 @@ AUTOENCODER = (
     "attention_resolutions",
     "latent_channels",
 )
+TRANSFORMER = ("codebook_size", "num_layers", "num_heads", "embed_dim")
 VERSIONS = {"taming": taming.__version__}
 
 
@@ -100,15 +101,15 @@ def transformer_call(
     """Stage 2: a training step, or sampling; with guidance the model knows one class."""
     guided = settings["guidance_scale"] != 1
     conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
-    gpt = GPT(
-        codebook_size=settings["codebook_size"],
-        num_prefix_ids=conditioning.num_prefix_ids,
-        context_length=settings["num_tokens"],
-        num_layers=settings["num_layers"],
-        num_heads=settings["num_heads"],
-        embed_dim=settings["embed_dim"],
+    b, n = tokens.shape
+    height = math.isqrt(n) if math.isqrt(n) ** 2 == n else 1
+    grid_size = (height, n // height)
+    config = GPTConfig(
+        **{key: settings[key] for key in TRANSFORMER},
+        **conditioning.transformer_config(grid_size),
         positions="learned",
-    ).to(tokens.device)
+    )
+    gpt = GPT(config).to(tokens.device)
     parameters = num_parameters(
         blocks=[gpt.blocks],
         embeddings=[gpt.token_embedding, gpt.positions],
@@ -116,9 +117,6 @@ def transformer_call(
         prefix=[gpt.prefix_embedding],  # the peers have none
     )
     facts: dict[str, Any] = {"versions": VERSIONS, "parameters": parameters}
-    b, n = tokens.shape
-    height = math.isqrt(n) if math.isqrt(n) ** 2 == n else 1
-    grid_size = (height, n // height)
     if measurement == "gpt_step":
         quantizer = {
             "kind": "vector",
@@ -156,17 +154,13 @@ def transformer_call(
     facts["bytes_read"] = (weights + cached) * gpt.head.weight.element_size()
     compiled = measurement == "sample_compiled"
     condition = torch.zeros(b, dtype=torch.int64) if guided else None
+    guidance = Guidance(settings["guidance_scale"])
+    options = SamplingOptions(
+        top_k=settings["top_k"], guidance=guidance, seed=0, compile=compiled, batch_size=b
+    )
 
     def sample() -> torch.Tensor:
-        return generator.sample_tokens(
-            b,
-            condition,
-            top_k=settings["top_k"],
-            guidance_scale=settings["guidance_scale"],
-            seed=0,
-            batch_size=b,
-            compile=compiled,
-        )
+        return generator.sample_tokens(b, condition, options=options)
 
     return compiled_afresh(sample) if compiled else sample, facts
 

@@ -80,7 +80,7 @@ def write_inputs(directory: Path) -> None:
     """Writes `images/`, some random pictures, and `generator/`, a tiny model directory."""
     from taming.conditioning import Unconditional
     from taming.generation import ImageGenerator
-    from taming.transformer import GPT
+    from taming.transformer import GPT, GPTConfig
     from taming.vqgan import VQGAN
 
     random = np.random.default_rng(0)
@@ -91,10 +91,9 @@ def write_inputs(directory: Path) -> None:
     quantizer = {"kind": "vector", "codebook_size": 8, "codebook_dim": 4}
     sizes = {"base_channels": 8, "num_residual_blocks": 1, "latent_channels": 8}
     tokenizer = VQGAN(quantizer=quantizer, resolution=16, channel_multipliers=[1, 1, 1], **sizes)
-    prefix = Unconditional().num_prefix_ids
-    sizes = {"context_length": 16, "num_layers": 1, "num_heads": 1, "embed_dim": 8}
-    transformer = GPT(codebook_size=8, num_prefix_ids=prefix, **sizes)
-    generator = ImageGenerator(tokenizer, transformer, Unconditional(), (4, 4))
+    sizes = Unconditional().transformer_config((4, 4))
+    config = GPTConfig(codebook_size=8, num_layers=1, num_heads=1, embed_dim=8, **sizes)
+    generator = ImageGenerator(tokenizer, GPT(config), Unconditional(), (4, 4))
     generator.save_pretrained(directory / "generator")
 
 
