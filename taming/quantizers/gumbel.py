@@ -12,7 +12,7 @@ from torch import nn
 
 from taming.contexts import full_precision
 from taming.errors import UserError
-from taming.quantizers.interface import Quantizer, check_sizes
+from taming.quantizers.interface import Quantizer, check_choice, check_sizes
 
 __all__ = ["GumbelQuantizer"]
 
@@ -64,13 +64,7 @@ class GumbelQuantizer(Quantizer):
                 "quantizer: temperature_start and temperature_end must be positive and "
                 "temperature_steps at least 1."
             )
-        if temperature_schedule not in SCHEDULES:
-            raise UserError(
-                f"quantizer: temperature_schedule is one of {', '.join(SCHEDULES)}, not "
-                f"{temperature_schedule!r}."
-            )
-        if kl_weight < 0:
-            raise UserError(f"quantizer: kl_weight must not be negative, not {kl_weight}.")
+        check_choice("temperature_schedule", temperature_schedule, SCHEDULES)
         self.codebook_size = codebook_size
         self.codebook_dim = codebook_dim
         self.kl_weight = kl_weight

@@ -1,5 +1,6 @@
 """What every quantizer takes and returns."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from taming.errors import UserError
 
-__all__ = ["Quantizer", "QuantizerOutput", "check_sizes", "count_codes"]
+__all__ = ["Quantizer", "QuantizerOutput", "check_choice", "check_sizes", "count_codes"]
 
 
 @dataclass
@@ -94,6 +95,12 @@ def check_sizes(codebook_size: int, codebook_dim: int) -> None:
     for name, size in (("codebook_size", codebook_size), ("codebook_dim", codebook_dim)):
         if size < 1:
             raise UserError(f"quantizer: {name} must be at least 1, not {size}.")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raises a `UserError` unless the value of this setting is one of the choices."""
+    if value not in choices:
+        raise UserError(f"quantizer: {name} is one of {', '.join(choices)}, not {value!r}.")
 
 
 def count_codes(indices: torch.Tensor, codebook_size: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from taming.errors import UserError
 from taming.quantizers.codebook import CodebookAverage, kmeans, random_rows
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
-from taming.quantizers.interface import Quantizer, check_sizes, count_codes
+from taming.quantizers.interface import Quantizer, check_choice, check_sizes, count_codes
 from taming.quantizers.search import distance_chunks, nearest, relative_distances
 from taming.ranks import sum_over_ranks
 
@@ -74,21 +74,13 @@ class VectorQuantizer(Quantizer):
         check_sizes(codebook_size, codebook_dim)
         if revive_after is not None and revive_after < 1:
             raise UserError(f"quantizer: revive_after must be 1 or more or null: {revive_after}.")
-        if init is not None and init not in STARTS:
-            raise UserError(f"quantizer: init is one of {', '.join(STARTS)}, not {init!r}.")
         if ema_decay is not None and not 0 < ema_decay < 1:
             raise UserError(
                 f"quantizer: ema_decay must be between 0 and 1 or null, not {ema_decay}."
             )
-        if commitment_weight < 0 or entropy_weight < 0 or entropy_temperature <= 0:
-            raise UserError(
-                "quantizer: commitment_weight and entropy_weight must not be negative, and "
-                "entropy_temperature must be positive."
-            )
-        if gradient not in GRADIENTS:
-            raise UserError(
-                f"quantizer: gradient is one of {', '.join(GRADIENTS)}, not {gradient!r}."
-            )
+        init = init or ("uniform" if revive_after is None else "data")
+        check_choice("init", init, STARTS)
+        check_choice("gradient", gradient, GRADIENTS)
         self.codebook_size = codebook_size
         self.codebook_dim = codebook_dim
         self.commitment_weight = commitment_weight
@@ -103,8 +95,6 @@ class VectorQuantizer(Quantizer):
         if ema_decay is not None:
             self.codebook.requires_grad_(False)
             self.average = CodebookAverage(self.codebook, ema_decay)
-        if init is None:
-            init = "uniform" if revive_after is None else "data"
         self.init = init
         self.batches_unused: torch.Tensor
         self.started: torch.Tensor
