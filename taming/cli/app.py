@@ -46,7 +46,7 @@ log = logging.getLogger("taming")
 RESOLVED_FILE = "config.yaml"  # in a run directory
 
 # what a run keeps when it is resumed: what its model is, and which images it is trained on
-FIXED = ("adversary", "data", "experiment", "run_dir", "size", "training.ema_decay",
+FIXED = ("adversary", "data", "experiment", "run_dir", "size", "callbacks.average.decay",
     "data.resolution", "data.channels", "data.val_fraction", "data.source.labels",
     "data.num_classes", "data.condition")  # fmt: skip
 FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",

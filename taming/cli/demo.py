@@ -1,7 +1,6 @@
 """`demo`: the whole path on scikit-learn's digits, by the commands a user runs."""
 
 import json
-import resource
 import shutil
 import time
 from dataclasses import asdict
@@ -12,7 +11,6 @@ from omegaconf import DictConfig
 from taming.cli.app import build, run_command
 from taming.cli.hints import override
 from taming.errors import UserError
-from taming.training import peak_memory
 from taming.workflows import report_digits
 
 __all__ = ["main"]
@@ -76,7 +74,6 @@ def main(config: DictConfig) -> None:
     )
     report = {
         "seconds": time.monotonic() - started,
-        "peak_memory_gib": peak_memory(resource.RUSAGE_CHILDREN),
         "psnr": stage_1["val/psnr"],
         "codebook_usage": stage_1["val/codebook_usage"],
         "bits_per_token": stage_2["val/bits_per_token"],
@@ -86,7 +83,7 @@ def main(config: DictConfig) -> None:
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print(
         f"""
-The demo took {report["seconds"]:.0f} s and {report["peak_memory_gib"]:.1f} GiB. On new digits:
+The demo took {report["seconds"]:.0f} s. On new digits:
   reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
   transformer         {report["bits_per_token"]:.3f} bits per token
   {digits.num_samples} sampled digits  an SVM sees the asked-for digit in {digits.agreement:.1%} \

@@ -1,4 +1,4 @@
-"""Whether settings have the types that what they configure is annotated with."""
+"""Whether settings have the types and ranges that what they configure is annotated with."""
 
 import inspect
 import json
@@ -19,8 +19,6 @@ __all__ = ["check_types"]
 
 def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -> None:
     """Compares the settings of every `_target_` in a configuration with its signature.
-
-    Whether a value is in range is left to the target.
 
     Args:
         config: the configuration, or a part of one.
@@ -54,7 +52,8 @@ def _annotations(target: str | None) -> dict[str, Any]:
         return {}
     try:
         found: Any = pydoc.locate(target)
-        return typing.get_type_hints(found.__init__ if inspect.isclass(found) else found)
+        call = found.__init__ if inspect.isclass(found) else found
+        return typing.get_type_hints(call, include_extras=True)  # ranges, too
     except Exception:  # whatever a module of the user's does when it is imported
         return {}
 

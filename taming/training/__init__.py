@@ -1,37 +1,41 @@
 """The two training stages on Lightning."""
 
 from taming.training.adversary import Adversary
-from taming.training.callbacks import peak_memory
-from taming.training.finetuning import (
-    FINETUNING_MODES,
-    finetuned_adversary,
-    finetuned_vqgan,
-    unused_settings,
-)
-from taming.training.health import HealthWatch, unusual_data
+from taming.training.averaging import WarmEMA, average_weights
+from taming.training.callbacks import EndAfterStep, TrainingInterrupted
+from taming.training.checkpoint_io import WholeFileCheckpointIO
+from taming.training.finetuning import finetuned_adversary, finetuned_vqgan, unused_settings
+from taming.training.grids import ReconstructionGrids, SampleGrids
+from taming.training.health import HealthWatch, OverfittingWatch
+from taming.training.loggers import MetricsFile, wandb_logger
+from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
-from taming.training.run import TrainerConfig, TrainingResult, check_resume, train
-from taming.training.trackers import CSVTracker, Tracker, WandbTracker
-from taming.training.transformer import TransformerTraining
+from taming.training.run import TrainingResult, check_resume, train
+from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
 
 __all__ = [
-    "FINETUNING_MODES",
     "Adversary",
-    "CSVTracker",
+    "EndAfterStep",
     "HealthWatch",
+    "MetricsFile",
     "OptimizerConfig",
-    "Tracker",
-    "TrainerConfig",
+    "OverfittingWatch",
+    "ReconstructionGrids",
+    "SampleGrids",
+    "TrainingInterrupted",
+    "TrainingModule",
     "TrainingResult",
     "TransformerTraining",
     "VQGANTraining",
-    "WandbTracker",
+    "WarmEMA",
+    "WholeFileCheckpointIO",
+    "average_weights",
+    "build_conditioning",
     "check_resume",
     "finetuned_adversary",
     "finetuned_vqgan",
-    "peak_memory",
     "train",
     "unused_settings",
-    "unusual_data",
+    "wandb_logger",
 ]

@@ -1,8 +1,10 @@
 """The discriminator in training: when it learns, and when the generator listens to it."""
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le, Lt
 from torch import nn
 
 from taming.discriminators import (
@@ -10,7 +12,6 @@ from taming.discriminators import (
     PatchDiscriminator,
     frozen_statistics,
 )
-from taming.errors import UserError
 from taming.losses import ADVERSARIAL_LOSSES, LeCAM
 from taming.training.optimizer import OptimizerConfig
 
@@ -25,19 +26,18 @@ class Adversary(nn.Module):
 
     Args:
         discriminator: images to scores.
-        optimizer: of the discriminator.
-        start: a step (int), or a fraction of the training (float below 1).
+        optimizer: settings of the discriminator's optimizer.
+        start: a step (whole number), or a share of the training (fraction from 0 to 1).
         warmup: steps in which only the discriminator learns.
         ramp: steps in which its weight rises from 0 to `weight`.
         weight: of the generator's adversarial loss.
-        adaptive: multiply the weight by ‖∇L_rec‖ / ‖∇L_GAN‖ at the decoder's last layer.
-        max_steps: of the training, for a start given as a fraction.
+        adaptive: whether to multiply the weight by ‖∇L_rec‖ / ‖∇L_GAN‖ at the decoder's last layer.
         adaptive_every: steps from one measurement of that quotient to the next.
         adaptive_max: upper bound of that quotient.
-        loss: `"hinge"`, `"vanilla"` or `"non_saturating"` (see `taming.losses.adversarial`).
+        loss: see `taming.losses.adversarial`.
         lecam_weight: of the LeCAM regularisation in the discriminator's loss; 0: none.
         lecam_decay: of LeCAM's averages, per batch.
-        augmentation: of all that the discriminator sees: names of `DifferentiableAugmentation`.
+        augmentation: names of `DifferentiableAugmentation`, for all that the discriminator sees.
     """
 
     def __init__(
@@ -45,44 +45,22 @@ class Adversary(nn.Module):
         discriminator: PatchDiscriminator,
         *,
         optimizer: OptimizerConfig,
-        start: int | float,
-        warmup: int,
-        ramp: int,
-        weight: float,
+        start: Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)],
+        warmup: Annotated[int, Ge(0)],
+        ramp: Annotated[int, Ge(0)],
+        weight: Annotated[float, Ge(0)],
         adaptive: bool,
-        max_steps: int,
-        adaptive_every: int = 1,
-        adaptive_max: float = 1e4,
-        loss: str = "hinge",
-        lecam_weight: float = 0.0,
-        lecam_decay: float = 0.99,
+        adaptive_every: Annotated[int, Ge(1)] = 1,
+        adaptive_max: Annotated[float, Gt(0)] = 1e4,
+        loss: Literal["hinge", "vanilla", "non_saturating"] = "hinge",
+        lecam_weight: Annotated[float, Ge(0)] = 0.0,
+        lecam_decay: Annotated[float, Ge(0), Lt(1)] = 0.99,
         augmentation: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(start, float) and not 0 <= start <= 1:
-            raise UserError(
-                "adversary.start is a step (a whole number) or a fraction of the training between "
-                f"0 and 1, not {start}."
-            )
-        if min(start, warmup, ramp, weight, lecam_weight) < 0:
-            raise UserError(
-                "adversary: start, warmup, ramp, weight and lecam_weight must not be negative."
-            )
-        if adaptive_every < 1:
-            raise UserError(f"adversary.adaptive_every must be at least 1, not {adaptive_every}.")
-        if adaptive_max <= 0:
-            raise UserError(f"adversary.adaptive_max must be more than 0, not {adaptive_max}.")
-        if loss not in ADVERSARIAL_LOSSES:
-            raise UserError(
-                f"adversary.loss is one of {', '.join(ADVERSARIAL_LOSSES)}, not {loss!r}."
-            )
-        if not 0 <= lecam_decay < 1:
-            raise UserError(
-                f"adversary.lecam_decay must be at least 0 and below 1, not {lecam_decay}."
-            )
         self.discriminator = discriminator
         self.optimizer = optimizer
-        self.start = round(start * max_steps) if isinstance(start, float) else start
+        self.start = start
         self.warmup = warmup
         self.ramp = ramp
         self.weight = weight
@@ -94,6 +72,11 @@ class Adversary(nn.Module):
         # there at weight 0 too: a run can be resumed with another weight
         self.lecam = LeCAM(lecam_decay)
         self.augmentation = DifferentiableAugmentation(augmentation)
+
+    def settle_start(self, max_steps: int) -> None:
+        """Turns a start given as a share of the training into a step."""
+        if isinstance(self.start, float):
+            self.start = round(self.start * max_steps)
 
     def trains_at(self, step: int) -> bool:
         """Whether the discriminator learns in the step after `step` finished ones."""
@@ -109,18 +92,6 @@ class Adversary(nn.Module):
     def adapts_at(self, step: int) -> bool:
         """Whether the adaptive weight is computed in the step after `step` finished ones."""
         return (step - self.start - self.warmup) % self.adaptive_every == 0
-
-    def remarks(self, max_steps: int) -> list[str]:
-        """What is unusual about the schedule for a training of so many steps, in plain words."""
-        if self.start + self.warmup < max_steps:
-            return []
-        return [
-            f"the generator first listens to the discriminator after step "
-            f"{self.start + self.warmup}, {self.warmup} (adversary.warmup) after the "
-            f"discriminator's start, and the training ends at step {max_steps}: it never will. Set "
-            f"adversary.warmup={max_steps // 10} and adversary.ramp={max_steps // 5}, with "
-            "adversary.start=0.25 or less; or leave it out with adversary=none."
-        ]
 
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:
         """`(b c H W)` to a scalar; changes no state of the discriminator."""

@@ -1,5 +1,6 @@
 """How checkpoints get onto the disk."""
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -10,17 +11,18 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 __all__ = ["WholeFileCheckpointIO"]
 
+log = logging.getLogger("taming")
+
 
 class WholeFileCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and moves it there when it is whole.
 
-    A full disk or a kill so costs the new checkpoint, never the old one. Lightning's own writes to
-    the system's directory for temporary files first, which may be small, and copies from there.
+    A full disk or a kill costs the new checkpoint, never the old one, and does not end the
+    training. Lightning's own writes to the system's directory for temporary files first, which may
+    be small, and copies from there.
 
     Attributes:
-        failure: why the last checkpoint is not on the disk; None if it is. Only the first of
-            several processes writes, and the others wait for it: an exception there would leave
-            them waiting.
+        failure: why the last checkpoint is not on the disk; None if it is.
     """
 
     failure: str | None = None
@@ -28,7 +30,7 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Writes `checkpoint` to `path`, or says in `failure` why it cannot."""
+        """Writes `checkpoint` to `path`, or warns why it cannot."""
         path = Path(path)
         unfinished = path.with_suffix(".unfinished")
         self.failure = None
@@ -39,7 +41,13 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
-        except Exception as error:  # whatever it is, the other processes wait
-            self.failure = (str(error) or type(error).__name__).splitlines()[0]
+        except (OSError, RuntimeError) as error:  # torch's word for a full disk
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            kept = f" The earlier {path.name} is intact." if path.exists() else ""
+            self.failure = (
+                f"the checkpoint {path} could not be written ({reason}).{kept} Is the disk full? "
+                "Free some space."
+            )
+            log.warning("%s Training goes on.", self.failure)
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)

@@ -1,17 +1,24 @@
 """What can go wrong in a training, noticed while it can still be mended."""
 
+import logging
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+import lightning as L
+from annotated_types import Ge, Gt, Le
+from lightning.pytorch.loggers import WandbLogger
 
 from taming.data import ImageDataModule
-from taming.evaluation import CodebookUsage
-from taming.quantizers import QuantizerOutput
+from taming.training.adversary import Adversary
+from taming.training.module import TrainingModule
+from taming.training.vqgan import VQGANTraining
 from taming.vqgan import VQGAN
 
-__all__ = ["CodebookWindow", "HealthWatch", "OverfittingWatch", "unusual_data"]
+__all__ = ["HealthWatch", "OverfittingWatch", "unusual_data"]
+
+log = logging.getLogger("taming")
 
 AGAINST_COLLAPSE = {  # by kind of quantizer
     "vector": "Use model.quantizer.cosine=true with a codebook_dim of 8 to 16, "
@@ -26,92 +33,87 @@ FROZEN = (
 )
 
 
-class CodebookWindow:
-    """Codebook usage and perplexity over the newest training batches.
+class _Watch(L.Callback):
+    """Tells the user and the trackers of a trouble; training goes on."""
 
-    A window ends when it has seen eight latents a code: were all codes equally likely, 1 − e⁻⁸ =
-    99.97 % of them would be in it. Usage over a single batch would be small for any codebook.
-    """
+    def __init__(self) -> None:
+        self.num_warnings = 0
 
-    LATENTS_PER_CODE = 8
-
-    def __init__(self, codebook_size: int) -> None:
-        self.usage = CodebookUsage(codebook_size)
-        self.capacity = self.LATENTS_PER_CODE * codebook_size
-        self.num_latents = 0
-
-    def update(self, output: QuantizerOutput) -> None:
-        """Adds a batch."""
-        self.usage.to(output.code_counts.device).update(output.code_counts)
-        self.num_latents += output.indices.numel()
+    def warn(self, trainer: L.Trainer, text: str) -> None:
+        """Prints a warning, and raises an alert with Weights & Biases."""
+        self.num_warnings += 1
+        if not trainer.is_global_zero:
+            return
+        log.warning("warning, step %d: %s", trainer.global_step, text)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.alert(title=f"step {trainer.global_step}", text=text)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with this window."""
-        return {"counts": self.usage.counts, "num_latents": self.num_latents}
+        """Returns what a resumed run needs to warn as an uninterrupted one."""
+        return {name: getattr(self, name) for name in self.REMEMBERED}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there."""
-        self.usage.reset()
-        self.usage.counts = state["counts"].clone()
-        self.num_latents = state["num_latents"]
+        for name in self.REMEMBERED:
+            setattr(self, name, state_dict[name])
 
-    def compute_if_full(self) -> dict[str, float]:
-        """The two numbers, of all ranks, and a new window; nothing if this one saw too little."""
-        if self.num_latents < self.capacity:
-            return {}
-        metrics = {name: float(value) for name, value in self.usage.compute().items()}
-        self.usage.reset()
-        self.num_latents = 0
-        return metrics
+    REMEMBERED: ClassVar[tuple[str, ...]] = ("num_warnings",)
 
 
-@dataclass
-class HealthWatch:
+class HealthWatch(_Watch):
     """Says in plain words what goes wrong in stage 1, and what to change.
 
-    It is shown each report of training numbers. A warning comes after `patience` reports in a row
+    It looks at each report of training numbers. A warning comes after `patience` reports in a row
     with the same trouble, and again only once the trouble has been away.
 
-    Attributes:
+    Args:
         min_codebook_usage: share of the codes in use below which the codebook is collapsing.
         max_discriminator_accuracy: above it the discriminator has won: it tells nearly every patch
             of a reconstruction from one of an image, and its gradient teaches little.
         min_adaptive_weight, max_adaptive_weight: outside them one of the two gradients that the
             adaptive weight balances has vanished.
-        max_gradient_leap: gradient norms this many times the median of the last twenty.
+        max_gradient_leap: how many times the median of the last twenty gradient norms is a leap.
         patience: reports in a row before it speaks; leaps of the gradient are told at once.
     """
 
-    min_codebook_usage: float = 0.5
-    max_discriminator_accuracy: float = 0.95
-    min_adaptive_weight: float = 1e-3
-    max_adaptive_weight: float = 5e3
-    max_gradient_leap: float = 30.0
-    patience: int = 3
-    _in_a_row: dict[str, int] = field(default_factory=dict, init=False)
-    _norms: list[float] = field(default_factory=list, init=False)
+    REMEMBERED = ("num_warnings", "in_a_row", "norms")
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to warn as an uninterrupted one."""
-        return {"in_a_row": self._in_a_row, "norms": self._norms}
+    def __init__(
+        self,
+        min_codebook_usage: Annotated[float, Ge(0), Le(1)] = 0.5,
+        max_discriminator_accuracy: Annotated[float, Ge(0), Le(1)] = 0.95,
+        min_adaptive_weight: float = 1e-3,
+        max_adaptive_weight: float = 5e3,
+        max_gradient_leap: Annotated[float, Gt(1)] = 30.0,
+        patience: Annotated[int, Ge(1)] = 3,
+    ) -> None:
+        super().__init__()
+        self.min_codebook_usage = min_codebook_usage
+        self.max_discriminator_accuracy = max_discriminator_accuracy
+        self.min_adaptive_weight = min_adaptive_weight
+        self.max_adaptive_weight = max_adaptive_weight
+        self.max_gradient_leap = max_gradient_leap
+        self.patience = patience
+        self.in_a_row: dict[str, int] = {}
+        self.norms: list[float] = []
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there."""
-        self._in_a_row, self._norms = dict(state["in_a_row"]), list(state["norms"])
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Looks at the numbers of a report, when there is one."""
+        assert isinstance(pl_module, VQGANTraining)
+        if not pl_module.report:
+            return
+        cure = AGAINST_COLLAPSE[pl_module.vqgan.config["quantizer"]["kind"]]
+        for warning in self.check(pl_module.report, FROZEN if pl_module.frozen else cure):
+            self.warn(trainer, warning)
+        pl_module.log("train/warnings", float(self.num_warnings))
 
-    def check(
-        self, metrics: Mapping[str, float], *, quantizer: str = "vector", frozen: bool = False
-    ) -> list[str]:
-        """The warnings that are due.
-
-        Args:
-            metrics: the numbers of a report (`train/…`).
-            quantizer: its kind: what helps against a collapse depends on it.
-            frozen: whether the codebook is left as it is.
-        """
-        numbers = {name.removeprefix("train/"): value for name, value in metrics.items()}
+    def check(self, numbers: Mapping[str, float], against_collapse: str) -> list[str]:
+        """Returns the warnings that are due for the numbers of a report."""
         warnings = (
-            self._collapse(numbers, FROZEN if frozen else AGAINST_COLLAPSE[quantizer]),
+            self._collapse(numbers, against_collapse),
             self._discriminator(numbers),
             self._adaptive_weight(numbers),
             self._gradient(numbers),
@@ -120,8 +122,8 @@ class HealthWatch:
 
     def _due(self, trouble: str, present: bool, patience: int) -> bool:
         """Counts reports in a row with a trouble; true when the warning is due."""
-        self._in_a_row[trouble] = self._in_a_row.get(trouble, 0) + 1 if present else 0
-        return self._in_a_row[trouble] == patience
+        self.in_a_row[trouble] = self.in_a_row.get(trouble, 0) + 1 if present else 0
+        return self.in_a_row[trouble] == patience
 
     def _collapse(self, numbers: Mapping[str, float], cure: str) -> str | None:
         usage = numbers.get("codebook_usage")
@@ -165,42 +167,45 @@ class HealthWatch:
         norm = numbers.get("gradient_norm")
         if norm is None:
             return None
-        usual = statistics.median(self._norms) if len(self._norms) >= 5 else math.inf
-        self._norms = [*self._norms[-19:], norm]
+        usual = statistics.median(self.norms) if len(self.norms) >= 5 else math.inf
+        self.norms = [*self.norms[-19:], norm]
         if not self._due("gradient", norm > self.max_gradient_leap * usual, 1):
             return None
         return (
             f"the gradient norm leapt to {norm:.3g}, from {usual:.3g} before. If losses do not "
             "recover, go on from a checkpoint with a smaller training.optimizer.learning_rate or "
-            "trainer.gradient_clip."
+            "trainer.gradient_clip_val."
         )
 
 
-@dataclass
-class OverfittingWatch:
-    """Notices that validation gets worse while training gets better.
+class OverfittingWatch(_Watch):
+    """Notices that validation gets worse while training gets better (stage 2).
 
-    Attributes:
+    Args:
         patience: validations in a row above the best before it speaks.
-        best, best_step, train_at_best: the best validation loss, its step, the training loss then.
-        since_best: validations since.
-        spoken: whether it has spoken since.
     """
 
-    patience: int
-    best: float = math.inf
-    best_step: int = 0
-    train_at_best: float = math.inf
-    since_best: int = 0
-    spoken: bool = False
+    REMEMBERED = (
+        *("num_warnings", "best", "best_step", "train_at_best"),
+        *("since_best", "spoken"),
+    )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there, with its own patience."""
-        self.best, self.best_step = state["best"], state["best_step"]
-        self.train_at_best, self.since_best = state["train_at_best"], state["since_best"]
-        self.spoken = state.get("spoken", self.since_best >= state["patience"])  # older runs
+    def __init__(self, patience: Annotated[int, Ge(1)] = 3) -> None:
+        super().__init__()
+        self.patience = patience
+        self.best, self.best_step, self.train_at_best = math.inf, 0, math.inf
+        self.since_best, self.spoken = 0, False
 
-    def update(self, step: int, train_loss: float, val_loss: float) -> str | None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Looks at a validation's loss and the training loss before it."""
+        assert isinstance(pl_module, TrainingModule)
+        val_loss = pl_module.val_metrics["val/loss"]
+        train_loss = val_loss - pl_module.val_metrics["val/gap"]
+        warning = self.check(trainer.global_step, train_loss, val_loss)
+        if warning is not None:
+            self.warn(trainer, warning)
+
+    def check(self, step: int, train_loss: float, val_loss: float) -> str | None:
         """Takes a validation's two losses; returns the warning when it is time for it."""
         if val_loss < self.best:
             self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
@@ -249,3 +254,20 @@ def unusual_data(data: ImageDataModule, vqgan: VQGAN) -> list[str]:
             "little to learn. Is this the right data?"
         )
     return found
+
+
+def unusual_schedule(adversary: Adversary | None, max_steps: int) -> list[str]:
+    """Returns what is unusual about the discriminator's schedule, in plain words."""
+    if adversary is None:
+        return []
+    adversary.settle_start(max_steps)
+    heard = int(adversary.start) + adversary.warmup
+    if heard < max_steps:
+        return []
+    return [
+        f"the generator first listens to the discriminator after step {heard}, {adversary.warmup} "
+        "(adversary.warmup) after the discriminator's start, and the training ends at step "
+        f"{max_steps}: it never will. Set adversary.warmup={max_steps // 10} and "
+        f"adversary.ramp={max_steps // 5}, with adversary.start=0.25 or less; or leave it out with "
+        "adversary=none."
+    ]

@@ -1,28 +1,31 @@
 """Stage 2: training a GPT on the tokenizer's codes (Esser et al. 2021, §3.2)."""
 
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from annotated_types import Gt, Le
 
-from taming.conditioning import CellClasses, Conditioning, ImageCondition
-from taming.contexts import evaluation_mode
+from taming.conditioning import (
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Tokenizer,
+    Unconditional,
+)
+from taming.data import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import TokenLikelihood
 from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
-from taming.pictures import as_palette, condition_grid, image_grid
 from taming.sequence import to_tokens
 from taming.serialization import SavedModel
-from taming.training.health import OverfittingWatch
-from taming.training.module import TrainingModule
+from taming.training.module import TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
-from taming.transformer import GPT
-from taming.vqgan import VQGAN
 
-__all__ = ["TransformerTraining"]
+__all__ = ["TransformerTraining", "build_conditioning"]
 
 
 class TransformerTraining(TrainingModule):
@@ -31,121 +34,69 @@ class TransformerTraining(TrainingModule):
     The loss is the mean cross-entropy of a token, in nats.
 
     Args:
-        transformer: the model.
-        tokenizer: the stage-1 model, frozen; part of the exported generator.
-        conditioning: class label, image or none.
-        grid_size: (height, width) of the code grid.
-        condition_tokenizer: of condition images, likewise part of what is exported.
-        optimizer: of the transformer.
-        max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
-        num_samples: images of the sample grid made at each validation; 0 makes none.
-        pkeep: probability of each input token to be kept; the others are replaced by random ones,
-            as if sampling had gone wrong there (Esser et al. 2021's code). 1 keeps all.
-        compile: compile the transformer with `torch.compile`: slow to start, then faster.
-        checkpointing: compute the transformer's activations again in the backward pass: less
-            memory, more time.
-        patience: validations in a row without a better one, while the training loss falls, after
-            which the run warns of overfitting.
+        generator: the transformer to train, with its conditioning and its frozen tokenizers.
+        optimizer: settings of the transformer's optimizer.
+        pkeep: probability with which each input token is kept; the others are replaced by random
+            ones, as if sampling had gone wrong there (Esser et al. 2021's code).
+        compile: whether to compile the transformer with `torch.compile`: slow to start, then
+            faster.
+        checkpointing: whether to compute the transformer's activations again in the backward pass:
+            less memory, more time.
     """
+
+    IN_PROGRESS_BAR = ("loss",)
 
     def __init__(
         self,
-        transformer: GPT,
-        tokenizer: VQGAN,
-        conditioning: Conditioning,
-        grid_size: tuple[int, int],
-        condition_tokenizer: VQGAN | CellClasses | None = None,
+        generator: ImageGenerator,
         *,
         optimizer: OptimizerConfig,
-        max_steps: int,
-        accumulate: int = 1,
-        gradient_clip: float | None = 1.0,
-        ema_decay: float | None = None,
-        num_samples: int = 16,
-        pkeep: float = 1.0,
+        pkeep: Annotated[float, Gt(0), Le(1)] = 1.0,
         compile: bool = False,
         checkpointing: bool = False,
-        patience: int = 3,
     ) -> None:
-        super().__init__(
-            transformer,
-            max_steps=max_steps,
-            accumulate=accumulate,
-            gradient_clip=gradient_clip,
-            ema_decay=ema_decay,
+        super().__init__()
+        self.transformer = generator.transformer.train()
+        self.conditioning = generator.conditioning
+        # they are needed for grids and exports only, and belong to no checkpoint's weights
+        self.tokenizers = FrozenNetwork(
+            torch.nn.ModuleList(
+                part
+                for part in (generator.tokenizer, generator.condition_tokenizer)
+                if part is not None
+            )
         )
-        if num_samples < 0 or patience < 1:
-            raise UserError("training: num_samples must be at least 0, and patience at least 1.")
-        if not 0 < pkeep <= 1:
-            raise UserError(f"training.pkeep must be more than 0 and at most 1, not {pkeep}.")
-        self.transformer = transformer
-        self.tokenizer = FrozenNetwork(tokenizer)
-        self.condition_tokenizer = (
-            None if condition_tokenizer is None else FrozenNetwork(condition_tokenizer)
-        )
-        self.conditioning = conditioning
-        self.grid_size = grid_size
+        self._generator = [generator]  # a list: its parts are registered above
         self.optimizer = optimizer
-        self.num_samples = num_samples
         self.pkeep = pkeep
-        self._shown: dict[str, torch.Tensor] = {}
-        transformer.checkpointing = checkpointing
+        self.transformer.checkpointing = checkpointing
         # of training alone: in sampling every length would be compiled
-        self._token_logits = transformer.token_logits
+        self._token_logits = self.transformer.token_logits
         if compile:
-            self._token_logits = torch.compile(transformer.token_logits)
-        self.overfitting = OverfittingWatch(patience)
+            self._token_logits = torch.compile(self.transformer.token_logits)
         self.likelihood = TokenLikelihood()
 
     @property
-    def val_modes(self) -> dict[str, str]:
-        """Of nats and bits per token, perplexity, and the distance from the training loss."""
-        return dict.fromkeys(("val/loss", "val/bits_per_token", "val/perplexity", "val/gap"), "min")
-
-    @property
-    def averaged_transformer(self) -> GPT:
-        """The weights that are validated and exported."""
-        model = self.ema.model if self.ema is not None else self.transformer
-        assert isinstance(model, GPT)
-        return model
-
-    @property
     def generator(self) -> ImageGenerator:
-        """The averaged transformer with its tokenizers."""
-        tokenizer = self.tokenizer.network
-        assert isinstance(tokenizer, VQGAN)
-        frozen = self.condition_tokenizer
-        condition_tokenizer = None if frozen is None else frozen.network
-        assert isinstance(condition_tokenizer, VQGAN | CellClasses | None)
-        return ImageGenerator(
-            tokenizer,
-            self.averaged_transformer,
-            self.conditioning,
-            self.grid_size,
-            condition_tokenizer=condition_tokenizer,
-        )
+        """The transformer with its tokenizers."""
+        return self._generator[0]
 
-    def to_saved(self) -> SavedModel:
-        """The generator as it would be exported now."""
-        return self.generator.to_saved()
+    def trained_networks(self) -> list[TrainedNetwork]:
+        """The transformer."""
+        return [TrainedNetwork(self.transformer, self.optimizer)]
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The transformer's optimizer."""
-        return self.optimizer.build(self.transformer.parameters())
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> dict[str, Any]:
+        """Returns `{"loss": …}`.
 
-    def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradient of one batch.
-
-        `indices` `(b h w)` and, as the condition needs them, `labels` `(b,)` or `condition_indices`
-        `(b h' w')`.
+        A batch has `indices` `(b h w)` and, as the condition needs them, `labels` `(b,)` or
+        `condition_indices` `(b h' w')`.
         """
         tokens = to_tokens(batch["indices"])  # (b n)
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
         prompt = self.conditioning.drop(prompt)
-        inputs = self._disturbed(tokens)
-        logits = self._token_logits(prompt.prefix, inputs, prompt.context)  # (b n v)
+        logits = self._token_logits(prompt.prefix, self._disturbed(tokens), prompt.context)
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
-        self.manual_backward(loss)
+        self.remember({"loss": loss})
         return {"loss": loss}
 
     def on_before_batch_transfer(
@@ -167,85 +118,94 @@ class TransformerTraining(TrainingModule):
         )
 
     def _condition(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """What the model is asked for: the data may have more that it is not."""
+        """The part of a batch that the model is conditioned on; the data may have more."""
         if self.conditioning.takes_images:
             return to_tokens(batch["condition_indices"])  # (b p)
         return None if self.conditioning.num_classes is None else batch["labels"]
 
-    def update(self) -> None:
-        """One step of the optimizer, then the average."""
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
-        self.step_optimizer(optimizer, self.optimizer, self.transformer.parameters(), "")
-        if self.ema is not None:
-            self.ema.update(self.transformer)
+    # --- validation -----------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the overfitting watch remembers."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["overfitting"] = asdict(self.overfitting)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Lets the overfitting watch go on."""
-        super().on_load_checkpoint(checkpoint)
-        self.overfitting.load_state_dict(checkpoint["overfitting"])
+    @property
+    def val_names(self) -> tuple[str, ...]:
+        """Nats and bits per token, perplexity, and the distance from the training loss."""
+        return ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
         self.likelihood.reset()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        """Adds a batch's likelihood; the first is kept to be shown."""
+        """Adds a batch's likelihood."""
         tokens = to_tokens(batch["indices"])
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
-        logits = self.averaged_transformer.token_logits(prompt.prefix, tokens, prompt.context)
+        logits = self.transformer.token_logits(prompt.prefix, tokens, prompt.context)
         self.likelihood.update(logits, tokens)
-        if batch_idx == 0:
-            self._shown = {name: values[: self.num_samples] for name, values in batch.items()}
 
     def on_validation_epoch_end(self) -> None:
-        """Reports nats, bits and perplexity over all tokens of all ranks, and draws samples."""
-        found = {name: value.item() for name, value in self.likelihood.compute().items()}
-        nats = found["nats_per_token"]
-        train_loss = self.recent("loss")
-        numbers = (nats, found["bits_per_token"], found["perplexity"], nats - train_loss)
-        self.report(dict(zip(self.val_modes, numbers, strict=True)))
-        warning = self.overfitting.update(self.step, train_loss, nats)
-        if warning is not None:
-            self.warn(warning)
-        if self.num_samples > 0 and self.global_rank == 0:
-            self._report_samples()
+        """Logs the numbers over all tokens of all ranks."""
+        found = {name: float(value) for name, value in self.likelihood.compute().items()}
+        loss = found.pop("nats_per_token")
+        self.log_validation({"loss": loss, **found, "gap": loss - self.recent("loss")})
 
-    def _report_samples(self) -> None:
-        self.report_image("samples", self._sample_grid(self.generator))
+    # --- checkpoints ----------------------------------------------------------------------------
 
-    def _sample_grid(self, generator: ImageGenerator) -> Image.Image:
-        """Samples by class, or beside the validation data's first conditions and real images."""
-        if self.conditioning.takes_images:
-            return self._conditional_grid(generator)
-        condition, captions = None, None
-        num_classes = self.conditioning.num_classes
-        if num_classes is not None:
-            condition = torch.arange(self.num_samples) % num_classes
-            names = self.conditioning.class_names or [str(c) for c in range(num_classes)]
-            captions = [names[label] for label in condition.tolist()]
-        samples = generator.sample(self.num_samples, condition, seed=0)
-        return image_grid(samples, captions=captions)
+    def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
+        """The generator, with its tokenizers."""
+        saved = self.generator.to_saved()
+        weights = prefixed(state, "transformer")
+        saved.parts["transformer"] = replace(saved.parts["transformer"], state=weights)
+        return saved
 
-    def _conditional_grid(self, generator: ImageGenerator) -> Image.Image:
-        encoder = generator.condition_tokenizer
-        assert encoder is not None
-        shown = self._shown["condition_indices"]
-        assert isinstance(encoder, torch.nn.Module)
-        with evaluation_mode(encoder):
-            conditions = encoder.decode(shown)
-        palette = None
-        if encoder.label_maps:
-            assert isinstance(self.conditioning, ImageCondition)
-            palette = as_palette(self.conditioning.palette, encoder.image_channels)
-        return condition_grid(
-            conditions,
-            generator.sample(len(shown), shown, seed=0),
-            generator.decode(to_tokens(self._shown["indices"])),
-            palette,
+
+def build_conditioning(
+    images: ImageDataModule,
+    condition_tokenizer: Tokenizer | None,
+    *,
+    kind: Literal["auto", "class", "image", "none"],
+    dropout: float,
+    condition_as: Literal["prefix", "context"],
+) -> Conditioning:
+    """Returns what the images let a generator be asked for.
+
+    Args:
+        images: the training data.
+        condition_tokenizer: of their condition images, if there are any.
+        kind: `"auto"`: condition images, else classes, else nothing, whichever there is.
+        dropout: share of the conditions left out in training.
+        condition_as: whether a condition image is a prefix or a context.
+
+    Raises:
+        UserError: for classes that the images do not have, or settings of a condition where there
+            is none.
+    """
+    if condition_as not in ("prefix", "context"):
+        raise UserError(f"condition_as is prefix or context, not {condition_as!r}.")
+    if condition_tokenizer is not None:
+        reader = images.condition_reader
+        return ImageCondition(
+            condition_tokenizer.codebook_size,
+            condition_tokenizer.grid_size_for(images.condition_resolution),
+            dropout,
+            as_context=condition_as == "context",
+            palette=getattr(reader, "palette", None),
+            unlabelled=getattr(reader, "unlabelled", None),
+            unlabelled_class=getattr(reader, "unlabelled_class", None),
         )
+    if condition_as == "context":
+        raise UserError(
+            "condition_as=context is for condition images, and here are none: they need "
+            "data=paired and conditioning=image, or leave it out."
+        )
+    if kind == "class" and images.num_classes is None:
+        raise UserError(
+            "conditioning=class needs images with classes: one folder a class in "
+            "data=image_folder, or a set that has them."
+        )
+    if kind != "none" and images.num_classes is not None:
+        return ClassLabel(images.num_classes, dropout, images.class_names)
+    if dropout > 0:
+        raise UserError(
+            f"condition_dropout={dropout} leaves out the condition some of the time, and here is "
+            "none: set condition_dropout=0, or give images with classes or condition images."
+        )
+    return Unconditional()

@@ -1,30 +1,32 @@
-"""What stage 1 measures in validation, and what it cannot measure."""
+"""What stage 1 measures in validation and watches in training."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 
 from taming.errors import UserError
 from taming.evaluation import CodebookUsage, LabelMapMetrics, ReconstructionMetrics
+from taming.quantizers import QuantizerOutput
 from taming.vqgan import VQGAN, VQGANOutput
 
-__all__ = ["Validation", "check_images"]
+__all__ = ["CodebookWindow", "Validation", "check_images"]
 
 
 class Validation(nn.Module):
     """Numbers over a whole validation set, of all ranks: losses, image metrics, codebook usage.
 
     Args:
-        vqgan: of which the reconstructions are.
-        losses: names of the loss terms, of which means over images are taken.
+        vqgan: the model that is validated.
+        losses: names of the loss terms, whose means over images are reported.
         of_label_maps: whether the images are one-hot label maps.
-        metrics: more of them, with `update(reconstructions, images)`, `names` of what their
-            `compute` gives, and torchmetrics' `higher_is_better`.
+        metrics: more metrics, with `update(reconstructions, images)` and a tuple `names` of what
+            their `compute` gives.
 
     Attributes:
-        modes: of each number, whether its `"min"` or its `"max"` is good.
+        names: of all numbers, as they are logged.
     """
 
     def __init__(
@@ -39,22 +41,17 @@ class Validation(nn.Module):
         quality = (
             LabelMapMetrics(vqgan.image_channels) if of_label_maps else ReconstructionMetrics()
         )
-        self.losses = nn.ModuleDict({name: _ImageMean() for name in losses})
+        self.losses = nn.ModuleDict(
+            {name: MeanMetric(nan_strategy="disable").set_dtype(torch.float64) for name in losses}
+        )
         self.images = nn.ModuleList([quality, *metrics])
         self.codebook = CodebookUsage(vqgan.codebook_size)
-        self.modes = dict.fromkeys(losses, "min")
-        for metric in (*_metrics(self.images), self.codebook):
-            names = getattr(metric, "names", None)
-            if not isinstance(names, tuple):
-                raise UserError(
-                    f"{type(metric).__name__} cannot be one of the metrics: give it `names`, a "
-                    "tuple of what the numbers of its `compute` are called."
-                )
-            self.modes |= dict.fromkeys(names, "max" if metric.higher_is_better else "min")
+        names = [name for metric in (*self.images, self.codebook) for name in metric.names]
+        self.names = tuple(f"val/{name}" for name in (*losses, *names))
 
     def reset(self) -> None:
         """Forgets the last validation."""
-        for metric in (*_metrics(self.losses), *_metrics(self.images), self.codebook):
+        for metric in (*self.losses.values(), *self.images, self.codebook):
             metric.reset()
 
     def update(
@@ -62,43 +59,56 @@ class Validation(nn.Module):
     ) -> None:
         """Adds a batch of images `(b c H W)` and what became of them."""
         for name, value in losses.items():
-            self.losses[name].update(value, len(images))  # type: ignore[operator]
-        for metric in _metrics(self.images):
+            self.losses[name].update(value, len(images))
+        for metric in self.images:
             metric.update(output.reconstructions.float(), images)
         self.codebook.update(output.quantizer.code_counts)
 
     def compute(self) -> dict[str, float]:
-        """The numbers by name; every rank must call it."""
-        numbers = {name: metric.compute() for name, metric in self.losses.items()}  # type: ignore[operator]
-        for metric in (*_metrics(self.images), self.codebook):
+        """Returns the numbers by name; every rank must call it."""
+        numbers = {name: metric.compute() for name, metric in self.losses.items()}
+        for metric in (*self.images, self.codebook):
             numbers.update(metric.compute())
         return {name: float(value) for name, value in numbers.items()}
 
 
-class _ImageMean(Metric):
-    """A mean over images of what is given as means over batches; NaN stays NaN."""
+class CodebookWindow:
+    """Codebook usage and perplexity over the newest training batches.
 
-    full_state_update = False
+    A window ends when it has seen eight latents a code: were all codes equally likely, 1 − e⁻⁸ =
+    99.97 % of them would be in it. Usage over a single batch would be small for any codebook.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.total: torch.Tensor
-        self.num_images: torch.Tensor
-        for name in ("total", "num_images"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+    LATENTS_PER_CODE = 8
 
-    def update(self, mean: torch.Tensor, num_images: int) -> None:
-        self.total += mean.double() * num_images
-        self.num_images += num_images
+    def __init__(self, codebook_size: int) -> None:
+        self.usage = CodebookUsage(codebook_size)
+        self.capacity = self.LATENTS_PER_CODE * codebook_size
+        self.num_latents = 0
 
-    def compute(self) -> torch.Tensor:
-        return self.total / self.num_images
+    def update(self, output: QuantizerOutput) -> None:
+        """Adds a batch."""
+        self.usage.to(output.code_counts.device).update(output.code_counts)
+        self.num_latents += output.indices.numel()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run needs to go on with this window."""
+        return {"counts": self.usage.counts, "num_latents": self.num_latents}
 
-def _metrics(modules: nn.ModuleDict | nn.ModuleList) -> Iterator[Metric]:
-    for module in modules.children():
-        assert isinstance(module, Metric)
-        yield module
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        self.usage.reset()
+        self.usage.counts = state["counts"].clone()
+        self.num_latents = state["num_latents"]
+
+    def compute_if_full(self) -> dict[str, float]:
+        """Returns the two numbers of all ranks and begins a new window, if this one is full."""
+        if self.num_latents < self.capacity:
+            return {}
+        metrics = {name: float(value) for name, value in self.usage.compute().items()}
+        self.usage.reset()
+        self.num_latents = 0
+        return metrics
 
 
 def check_images(
@@ -114,44 +124,26 @@ def check_images(
     Args:
         vqgan: the model.
         of_label_maps: whether the loss is for one-hot label maps.
-        metrics: besides PSNR and SSIM, or, of label maps, accuracy and IoU.
+        metrics: more metrics than those of reconstructions.
         perceptual: the perceptual loss, if there is one.
         judged_as_pictures: whether there is a perceptual loss or a discriminator.
     """
-    channels, (height, width) = vqgan.image_channels, vqgan.resolution
-    if of_label_maps and channels < 2:
+    if of_label_maps != vqgan.label_maps:
         raise UserError(
-            "training.reconstruction=cross_entropy is for one-hot label maps of two classes or "
-            f"more, and the images have {channels} channel: use data=label_maps."
-        )
-    if of_label_maps and not vqgan.label_maps:
-        raise UserError(
-            "training.reconstruction=cross_entropy is for label maps, and the model's images are "
-            "pictures: give a VQGAN with label_maps=true, or choose l1 or l2."
+            "training.reconstruction=cross_entropy and a VQGAN with label_maps=true go together, "
+            "and only one of them is given (experiment=label_map sets both)."
         )
     if of_label_maps and (judged_as_pictures or metrics):
         raise UserError(
-            "training.reconstruction=cross_entropy is for label maps, which are no pictures: set "
-            "perceptual=none and adversary=none, and add no metrics."
+            "label maps are no pictures: training.reconstruction=cross_entropy needs "
+            "perceptual=none, adversary=none and no metrics."
         )
-    if not of_label_maps and vqgan.label_maps:
-        raise UserError(
-            f"the model's images, of {channels} channels, are label maps: they need "
-            "training.reconstruction=cross_entropy (experiment=label_map sets it)."
-        )
-    if not of_label_maps and min(height, width) < ReconstructionMetrics.MIN_SIDE:
-        raise UserError(
-            f"images of {height}×{width} are too small: SSIM needs "
-            f"{ReconstructionMetrics.MIN_SIDE} pixels or more a side."
-        )
-    if min(height, width) < getattr(perceptual, "min_side", 0):
-        raise UserError(
-            f"images of {height}×{width} are too small for the perceptual loss, which needs "
-            f"{perceptual.min_side} pixels a side: use perceptual=none, or larger images."  # type: ignore[union-attr]
-        )
-    for metric in metrics:
-        if min(height, width) < getattr(metric, "min_side", 0):
+    height, width = vqgan.resolution
+    quality = () if of_label_maps else (ReconstructionMetrics(),)
+    for judge in (*quality, *metrics, perceptual):
+        needed = getattr(judge, "min_side", getattr(judge, "MIN_SIDE", 0))
+        if min(height, width) < needed:
             raise UserError(
-                f"images of {height}×{width} are too small for {type(metric).__name__}, which "
-                f"needs {metric.min_side} pixels a side."
+                f"images of {height}×{width} are too small for {type(judge).__name__}, which needs "
+                f"{needed} pixels a side: use larger images, or leave it out."
             )

@@ -1,65 +1,55 @@
 """Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 import torch
+from annotated_types import Ge
 from torch import nn
 from torchmetrics import Metric
 
-from taming.errors import UserError
 from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
-from taming.pictures import as_palette, reconstruction_grid
 from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
-from taming.training.health import CodebookWindow, HealthWatch
-from taming.training.module import TrainingModule
+from taming.training.module import TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
-from taming.training.validation import Validation, check_images
+from taming.training.validation import CodebookWindow, Validation, check_images
 from taming.vqgan import VQGAN
 
 __all__ = ["VQGANTraining"]
 
-NUM_GRID_IMAGES = 16
+RECONSTRUCTION_LOSSES = {"l1": l1_loss, "l2": l2_loss, "cross_entropy": cross_entropy_loss}
 
 
 class VQGANTraining(TrainingModule):
     """Trains encoder, quantizer and decoder, and beside them the discriminator.
 
     L = L_rec + λ_p L_perceptual + L_quantizer + λ L_GAN (eq. 5–7 of the paper). One forward pass of
-    the VQGAN serves both optimizers, and the perceptual network is differentiated once, not once
-    for the adaptive weight and once more for the step: its gradient at the reconstructions is kept.
-    Before the discriminator's start it is not run at all.
+    the VQGAN serves both networks, and the perceptual network is differentiated once, not once for
+    the adaptive weight and once more for the step. Before its start the discriminator is not run.
 
     Args:
         vqgan: the model.
         perceptual: `(reconstructions, images)` to a scalar, or None.
         adversary: the discriminator and its schedule, or None.
-        optimizer: of the VQGAN.
-        reconstruction: `"l1"` or `"l2"`; `"cross_entropy"` for one-hot label maps, whose
+        optimizer: settings of the VQGAN's optimizer.
+        reconstruction: loss of the pixels; `"cross_entropy"` for one-hot label maps, whose
             reconstructions are logits.
         reconstruction_weight: of that loss.
         perceptual_weight: of the perceptual loss.
-        trained: `"all"`, or `"decoder"`: encoder and codebook stay as they are, and so do the
-            tokens of any image.
+        trained: with `"decoder"`, encoder and codebook stay as they are, and so do the tokens of
+            any image.
         metrics: more numbers for validation, such as `FrechetDistance` and `LPIPSMetric`.
-        health: watches for collapse, a discriminator that has won, and leaping gradients; or None.
-        compile: compile the networks with `torch.compile`: slow to start, then faster.
-        channels_last: keep images and weights channel by channel in memory, which convolutions on
-            GPUs prefer.
-        checkpointing: compute the autoencoder's activations again in the backward pass: less
-            memory, more time.
-        palette: red, green and blue by class, for the grids of label maps; None for a generated
-            one.
-        max_steps, accumulate, gradient_clip, ema_decay: see `TrainingModule`.
+        compile: whether to compile the networks with `torch.compile`: slow to start, then faster.
+        channels_last: whether to keep images and weights channel by channel in memory, which
+            convolutions on GPUs prefer.
+        checkpointing: whether to compute the autoencoder's activations again in the backward pass:
+            less memory, more time.
     """
 
-    RECONSTRUCTION_LOSSES = {  # noqa: RUF012
-        "l1": l1_loss,
-        "l2": l2_loss,
-        "cross_entropy": cross_entropy_loss,
-    }
+    IN_PROGRESS_BAR = ("pixel_loss", "perceptual_loss", "discriminator_loss")
 
     def __init__(
         self,
@@ -68,34 +58,16 @@ class VQGANTraining(TrainingModule):
         adversary: Adversary | None,
         *,
         optimizer: OptimizerConfig,
-        max_steps: int,
-        accumulate: int = 1,
-        gradient_clip: float | None = 1.0,
-        ema_decay: float | None = 0.999,
-        reconstruction: str = "l1",
-        reconstruction_weight: float = 1.0,
-        perceptual_weight: float = 1.0,
-        trained: str = "all",
+        reconstruction: Literal["l1", "l2", "cross_entropy"] = "l1",
+        reconstruction_weight: Annotated[float, Ge(0)] = 1.0,
+        perceptual_weight: Annotated[float, Ge(0)] = 1.0,
+        trained: Literal["all", "decoder"] = "all",
         metrics: Sequence[Metric] = (),
-        health: HealthWatch | None = None,
         compile: bool = False,
         channels_last: bool = False,
         checkpointing: bool = False,
-        palette: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(
-            vqgan,
-            max_steps=max_steps,
-            accumulate=accumulate,
-            gradient_clip=gradient_clip,
-            ema_decay=ema_decay,
-        )
-        if trained not in ("all", "decoder"):
-            raise UserError(f"training.trained is 'all' or 'decoder', not {trained!r}.")
-        if reconstruction not in self.RECONSTRUCTION_LOSSES:
-            raise UserError(
-                f"training.reconstruction is 'l1', 'l2' or 'cross_entropy', not {reconstruction!r}."
-            )
+        super().__init__()
         of_label_maps = reconstruction == "cross_entropy"
         check_images(
             vqgan,
@@ -108,16 +80,15 @@ class VQGANTraining(TrainingModule):
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
         frozen = [vqgan.encoder, vqgan.pre_quantizer, vqgan.quantizer]
-        self._frozen: list[nn.Module] = frozen if trained == "decoder" else []
-        for part in self._frozen:
+        self.frozen: list[nn.Module] = frozen if trained == "decoder" else []
+        for part in self.frozen:
             part.requires_grad_(False)
         self.perceptual = perceptual
         self.adversary = adversary
         self.optimizer = optimizer
-        self.pixel_loss = self.RECONSTRUCTION_LOSSES[reconstruction]
+        self.pixel_loss = RECONSTRUCTION_LOSSES[reconstruction]
         self.reconstruction_weight = reconstruction_weight
         self.perceptual_weight = perceptual_weight
-        self.health = health
         self.codebook_window = CodebookWindow(vqgan.codebook_size)
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
@@ -127,38 +98,11 @@ class VQGANTraining(TrainingModule):
             self.to(memory_format=torch.channels_last)
         if compile:
             self._compile()
-        self.palette = as_palette(palette, vqgan.image_channels) if of_label_maps else None
         losses = ["pixel_loss", "reconstruction_loss"]
         losses += [] if perceptual is None else ["perceptual_loss"]
         self.validation = Validation(
             vqgan, losses=losses, of_label_maps=of_label_maps, metrics=metrics
         )
-
-    @property
-    def averaged_vqgan(self) -> VQGAN:
-        """The weights that are validated and exported."""
-        model = self.ema.model if self.ema is not None else self.vqgan
-        assert isinstance(model, VQGAN)
-        return model
-
-    @property
-    def val_modes(self) -> dict[str, str]:
-        """Of losses, image metrics and codebook usage."""
-        return {f"val/{name}": mode for name, mode in self.validation.modes.items()}
-
-    def to_saved(self) -> SavedModel:
-        """The VQGAN as it would be exported now, with the discriminator for a later fine-tuning."""
-        saved = self.averaged_vqgan.to_saved()
-        if self.adversary is not None:
-            saved.parts["discriminator"] = self.adversary.discriminator.to_saved()
-        return saved
-
-    def train(self, mode: bool = True) -> Self:
-        """Frozen parts stay in evaluation mode: no dropout, no codebook statistics."""
-        super().train(mode)
-        for part in self._frozen:
-            part.eval()
-        return self
 
     def _compile(self) -> None:
         """Compiles in place: names of weights, and so checkpoints, stay as they are.
@@ -175,30 +119,69 @@ class VQGANTraining(TrainingModule):
         if self.adversary is not None:
             self.adversary.discriminator.compile()
 
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The VQGAN's optimizer, and the discriminator's if there is one."""
-        optimizers: list[torch.optim.Optimizer] = [self.optimizer.build(self.vqgan.parameters())]
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode; frozen parts stay in evaluation mode, without codebook statistics."""
+        super().train(mode)
+        for part in self.frozen:
+            part.eval()
+        return self
+
+    def trained_networks(self) -> list[TrainedNetwork]:
+        """The VQGAN, and the discriminator if there is one."""
+        networks = [TrainedNetwork(self.vqgan, self.optimizer)]
         if self.adversary is not None:
-            discriminator = self.adversary.discriminator
-            optimizers.append(self.adversary.optimizer.build(discriminator.parameters()))
-        return optimizers
+            self.adversary.settle_start(self.trainer.max_steps)
+            networks.append(
+                TrainedNetwork(
+                    self.adversary.discriminator,
+                    self.adversary.optimizer,
+                    prefix="discriminator_",
+                    start=int(self.adversary.start),
+                )
+            )
+        return networks
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the step of the discriminator's start, and what the health watch has seen."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["codebook_window"] = self.codebook_window.state_dict()
-        checkpoint["health"] = None if self.health is None else self.health.state_dict()
-        checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
+    # --- training -------------------------------------------------------------------------------
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A discriminator that has started stays so, though its fraction of the steps be later."""
-        super().on_load_checkpoint(checkpoint)
-        self.codebook_window.load_state_dict(checkpoint["codebook_window"])
-        if self.health is not None and checkpoint["health"] is not None:
-            self.health.load_state_dict(checkpoint["health"])
-        start = checkpoint["adversary_start"]
-        if self.adversary is not None and start is not None and start <= self.step:
-            self.adversary.start = start
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> dict[str, Any]:
+        """Returns one scalar whose gradient is right for both networks: `{"loss": …}`.
+
+        The losses see a leaf in place of the reconstructions. What they send back is a gradient at
+        the pixels, and nothing of it can reach the discriminator's weights.
+        """
+        images = batch["images"]
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        self.vqgan.quantizer.set_step(self.global_step)
+        output = self.vqgan(images)
+        self.codebook_window.update(output.quantizer)
+        reconstructions = output.reconstructions.float()
+        leaf = reconstructions.detach().requires_grad_()
+        losses = self.reconstruction_losses(leaf, images)
+        gradient = self._gradient(losses["reconstruction_loss"], leaf)
+        adversary = self.adversary
+        factor = adversary.generator_factor(self.global_step) if adversary is not None else 0.0
+        if adversary is not None and factor > 0:
+            losses["generator_loss"] = adversary.generator_loss(leaf)
+            adversarial_gradient = self._gradient(losses["generator_loss"], leaf)
+            if adversary.adaptive:
+                if adversary.adapts_at(self.global_step):
+                    self.adaptive_weight = adaptive_weight(
+                        self._at_last_layer(reconstructions, gradient),
+                        self._at_last_layer(reconstructions, adversarial_gradient),
+                        maximum=adversary.adaptive_max,
+                    )
+                losses["adaptive_weight"] = self.adaptive_weight
+                adversarial_gradient = self.adaptive_weight * adversarial_gradient
+            gradient = gradient + factor * adversarial_gradient
+        # this sum's derivative with respect to the reconstructions is `gradient`
+        loss = (reconstructions * gradient).sum() + output.quantizer.loss
+        if adversary is not None and adversary.trains_at(self.global_step):
+            numbers = adversary.discriminator_loss(images, reconstructions.detach())
+            loss = loss + numbers["discriminator_loss"]
+            losses |= numbers
+        self.remember({**losses, **output.quantizer.losses})
+        return {"loss": loss}
 
     def reconstruction_losses(
         self, reconstructions: torch.Tensor, images: torch.Tensor
@@ -214,96 +197,75 @@ class VQGANTraining(TrainingModule):
             )
         return losses
 
-    def backward_losses(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gradients of both optimizers from one batch."""
-        images = batch["images"]
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        self.vqgan.quantizer.set_step(self.step)
-        output = self.vqgan(images)
-        self.codebook_window.update(output.quantizer)
-        reconstructions = output.reconstructions.float()
-        # The losses see a leaf in place of the reconstructions: what they send back is a gradient
-        # at the pixels, and nothing of it can reach the discriminator's weights.
-        leaf = reconstructions.detach().requires_grad_()
-        losses = self.reconstruction_losses(leaf, images)
-        (gradient,) = torch.autograd.grad(losses["reconstruction_loss"], leaf)
-        adversary = self.adversary
-        factor = adversary.generator_factor(self.step) if adversary is not None else 0.0
-        if adversary is not None and factor > 0:
-            losses["generator_loss"] = adversary.generator_loss(leaf)
-            (adversarial_gradient,) = torch.autograd.grad(losses["generator_loss"], leaf)
-            if adversary.adaptive:
-                if adversary.adapts_at(self.step):
-                    self.adaptive_weight = adaptive_weight(
-                        self._at_last_layer(reconstructions, gradient),
-                        self._at_last_layer(reconstructions, adversarial_gradient),
-                        maximum=adversary.adaptive_max,
-                    )
-                losses["adaptive_weight"] = self.adaptive_weight
-                adversarial_gradient = self.adaptive_weight * adversarial_gradient
-            gradient = gradient + factor * adversarial_gradient
-        # this sum's derivative with respect to the reconstructions is `gradient`
-        self.manual_backward((reconstructions * gradient).sum() + output.quantizer.loss)
-        if adversary is not None and adversary.trains_at(self.step):
-            discriminator = adversary.discriminator_loss(images, reconstructions.detach())
-            self.manual_backward(discriminator["discriminator_loss"])
-            losses.update(discriminator)
-        return {**losses, **output.quantizer.losses}
+    def _gradient(self, loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        """D loss / d leaf, `(b c H W)`."""
+        scale = self._scale(loss)
+        return torch.autograd.grad(loss * scale, leaf)[0] / scale
 
     def _at_last_layer(self, reconstructions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient at the reconstructions, carried back to the decoder's last layer.
 
         Averaged over ranks: the weight is the same on all of them.
         """
+        scale = self._scale(gradient)
         (at_last_layer,) = torch.autograd.grad(
-            reconstructions, self.vqgan.last_layer, grad_outputs=gradient, retain_graph=True
+            reconstructions, self.vqgan.last_layer, grad_outputs=gradient * scale, retain_graph=True
         )
-        return mean_over_ranks(at_last_layer)
+        return mean_over_ranks(at_last_layer / scale)
+
+    def _scale(self, like: torch.Tensor) -> torch.Tensor | float:
+        """What keeps gradients inside float16 from becoming 0; 1 in other precisions."""
+        return 1.0 if self.scaler is None else self.scaler.scale(torch.ones_like(like.mean()))
 
     def training_metrics(self) -> dict[str, float]:
         """Codebook usage and perplexity in training, when enough latents have been seen."""
         return self.codebook_window.compute_if_full()
 
-    def check_health(self, metrics: Mapping[str, float]) -> list[str]:
-        """What is going wrong, in plain words."""
-        if self.health is None:
-            return []
-        kind = self.vqgan.config["quantizer"]["kind"]
-        return self.health.check(metrics, quantizer=kind, frozen=bool(self._frozen))
+    # --- validation -----------------------------------------------------------------------------
 
-    def update(self) -> None:
-        """One step of each optimizer that has something to learn from, then the average."""
-        optimizers = self.optimizers()
-        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-        self.step_optimizer(optimizers[0], self.optimizer, self.vqgan.parameters(), "")
-        if self.adversary is not None and self.adversary.trains_at(self.step):
-            self.step_optimizer(
-                optimizers[1],
-                self.adversary.optimizer,
-                self.adversary.discriminator.parameters(),
-                "discriminator_",
-                since=self.adversary.start,
-            )
-        if self.ema is not None:
-            self.ema.update(self.vqgan)
+    @property
+    def val_names(self) -> tuple[str, ...]:
+        """Names of losses, image metrics and codebook usage."""
+        return self.validation.names
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
         self.validation.reset()
 
-    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        """Adds a batch to the numbers; the first makes the grid."""
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        """Adds a batch to the numbers; returns the reconstructions `(b c H W)`."""
         images = batch["images"]
-        output = self.averaged_vqgan(images)
+        output = self.vqgan(images)
         reconstructions = output.reconstructions.float()
         self.validation.update(images, output, self.reconstruction_losses(reconstructions, images))
-        if batch_idx == 0:
-            count = NUM_GRID_IMAGES
-            grid = reconstruction_grid(images[:count], reconstructions[:count], self.palette)
-            self.report_image("reconstructions", grid)
+        return reconstructions
 
     def on_validation_epoch_end(self) -> None:
-        """Reports numbers over the whole validation set, of all ranks."""
-        numbers = self.validation.compute()
-        self.report({f"val/{name}": value for name, value in numbers.items()})
+        """Logs numbers over the whole validation set, of all ranks."""
+        self.log_validation(self.validation.compute())
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
+        """The VQGAN, with the discriminator for a later fine-tuning."""
+        saved = replace(self.vqgan.to_saved(), state=prefixed(state, "vqgan"))
+        if self.adversary is not None:
+            saved.parts["discriminator"] = replace(
+                self.adversary.discriminator.to_saved(),
+                state=prefixed(state, "adversary.discriminator"),
+            )
+        return saved
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the step of the discriminator's start, and the codes used of late."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["codebook_window"] = self.codebook_window.state_dict()
+        checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores them; a discriminator that has begun goes on, whatever share its start is."""
+        super().on_load_checkpoint(checkpoint)
+        self.codebook_window.load_state_dict(checkpoint["codebook_window"])
+        start = checkpoint["adversary_start"]
+        if self.adversary is not None and start is not None and start <= checkpoint["global_step"]:
+            self.adversary.start = start

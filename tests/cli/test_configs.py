@@ -127,7 +127,8 @@ def test_recipe_builds_at_full_size(composed: object, experiment: str) -> None:
     config = composed("train_vqgan", f"experiment={experiment}", *overrides)
     with torch.device("meta"):
         vqgan = build(config.model)
-        adversary = build(config.adversary, max_steps=config.trainer.max_steps)
+        adversary = build(config.adversary)
+        adversary.settle_start(config.trainer.max_steps)
     size = config.data.resolution
     assert vqgan.resolution == ((size, size) if isinstance(size, int) else tuple(size))
     assert vqgan.quantizer.codebook_size == config.model.quantizer.codebook_size
@@ -164,7 +165,7 @@ def test_metrics_are_added_to_validation(
         "adversary=none", "logger=csv", "metrics=[frechet]",
         f"metrics.frechet.features.weights={weights}",
         "metrics.frechet.features.resolution=32", "run_dir=run",
-        "trainer.monitor=val/frechet_distance",
+        "callbacks.best.monitor=val/frechet_distance",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     assert "frechet_distance" in outcome.out
@@ -179,7 +180,7 @@ def test_larger_is_better_where_it_is(
 ) -> None:
     outcome = run(
         "train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", "run_dir=run",
-        "trainer.monitor=val/codebook_usage",
+        "callbacks.best.monitor=val/codebook_usage",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
@@ -320,13 +321,11 @@ def test_size_presets(composed: object, option: str) -> None:
 @pytest.mark.parametrize("name", ["train_vqgan", "train_transformer"])
 @pytest.mark.parametrize("option", options("trainer"))
 def test_trainers(composed: object, name: str, option: str) -> None:
-    config = composed(name, "data.path=x", f"trainer={option}")
-    trainer = build(config.trainer)
+    trainer = composed(name, "data.path=x", f"trainer={option}").trainer
     assert trainer.max_steps == 50000
-    assert trainer.precision == "auto"
-    expected = {"auto": "auto", "cpu": "cpu", "gpu": "gpu", "ddp": "gpu"}[option]
+    expected = {"auto": "auto", "cpu": "cpu", "gpu": "gpu", "ddp": "gpu", "fsdp": "gpu"}[option]
     assert trainer.accelerator == expected
-    assert (trainer.devices == -1) is (option == "ddp")
+    assert (trainer.devices == -1) is (option in ("ddp", "fsdp"))
 
 
 @pytest.mark.parametrize("option", options("perceptual"))
@@ -359,14 +358,19 @@ def test_loggers(run: Run, folder_overrides: tuple[str, ...], option: str, tmp_p
     )
     assert outcome.status == 0, outcome.err
     assert (tmp_path / "run" / "metrics.csv").is_file()
-    assert (tmp_path / "run" / "wandb").exists() is (option == "wandb")
+    assert (tmp_path / "run" / "wandb").exists() is (option in ("wandb", "many"))
+    assert (tmp_path / "run" / "tensorboard").exists() is (option in ("tensorboard", "many"))
     assert "discriminator" not in (tmp_path / "run" / "metrics.csv").read_text()
 
 
 def test_accumulation_and_clipping_are_used(
     run: Run, folder_overrides: tuple[str, ...], vqgan_run: Path
 ) -> None:
-    more = ("trainer.accumulate=2", "trainer.gradient_clip=0.1", "trainer.save_every=1")
+    more = (
+        "trainer.accumulate_grad_batches=2",
+        "trainer.gradient_clip_val=0.1",
+        "callbacks.between.every_n_train_steps=1",
+    )
     one = run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *more, "run_dir=a")
     two = run(
         "train_transformer", f"vqgan={vqgan_run}", *folder_overrides, *TINY_TRANSFORMER, *more,
@@ -387,8 +391,8 @@ def test_max_time_ends_a_run_with_a_model(
         *overrides,
         "perceptual=none",
         "trainer.max_steps=100000",
-        "trainer.val_every=100000",
-        "trainer.max_time=1s",
+        "trainer.val_check_interval=100000",
+        "trainer.max_time=00:00:00:01",
         "run_dir=run",
     )
     assert outcome.status == 0, outcome.err

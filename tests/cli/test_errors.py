@@ -75,7 +75,7 @@ def test_a_setting_that_the_chosen_option_does_not_have(run: Run) -> None:
 
 def test_mistyped_value(run: Run, images: Path) -> None:
     path = f"data.path={images}"
-    fails(run("train_vqgan", path, *TRAIN, "trainer.export=bset"), "bset", "'best' or 'last'")
+    fails(run("train_vqgan", path, *TRAIN, "export=bset"), "bset", "'best' or 'last'")
     fails(run("train_vqgan", path, *TRAIN, "trainer.max_time=soon"), "soon", "1h30m")
     fails(run("train_vqgan", path, *TRAIN, "model.quantizer.kind=vecto"), "vecto", "vector")
     fails(run("train_vqgan", path, *TRAIN, "+model.quantizer.size=3"), "size")
@@ -234,7 +234,7 @@ def test_time_is_limited_anew_in_each_session(
     hours = count(step=3600)
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     resume = f"resume={vqgan_run}"
-    limited = run("train_vqgan", resume, "trainer.max_steps=9", "trainer.max_time=1h30m")
+    limited = run("train_vqgan", resume, "trainer.max_steps=9", "trainer.max_time=00:01:30:00")
     assert limited.status == 0, limited.err
     assert "out of time before step 9" in limited.out
     unlimited = run("train_vqgan", resume, "trainer.max_steps=9")
@@ -263,8 +263,8 @@ def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: 
     fails(outcome, "classes", "same data")
 
 
-@pytest.mark.parametrize("override", ["seed=-1", "trainer.save_every=0", "trainer.gradient_clip=0",
-    "training.ema_decay=1.5", "adversary.weight=-1", "trainer.max_time=-5", "trainer.monitor=val/x",
+@pytest.mark.parametrize("override", ["seed=-1", "callbacks.between.every_n_train_steps=0", "trainer.gradient_clip_val=0",
+    "callbacks.average.decay=1.5", "adversary.weight=-1", "trainer.max_time=-5", "callbacks.best.monitor=val/x",
     "training.optimizer.learning_rate=0", "training.reconstruction=l3", "trainer.accelerator=tpu",
     "model.quantizer.revive_after=0", "trainer.mode=most", "trainer.devices=foo",
     "trainer.strategy=foo", "training.optimizer.weight_decay=-1",

@@ -14,13 +14,17 @@ import torch
 from tiny_commands import TINY_VQGAN, Run
 
 PATIENCE = 600  # seconds
-ENDLESS = ("trainer.max_steps=100000", "trainer.val_every=100000", "trainer.save_every=5")
+ENDLESS = (
+    "trainer.max_steps=100000",
+    "trainer.val_check_interval=100000",
+    "callbacks.between.every_n_train_steps=5",
+)
 
 
 @contextmanager
 def started(run_dir: Path, overrides: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
     """A training that has a checkpoint; killed in the end, if it has not ended by itself."""
-    keep = [o for o in TINY_VQGAN if "max_steps" not in o and "val_every" not in o]
+    keep = [o for o in TINY_VQGAN if "max_steps" not in o and "val_check_interval" not in o]
     command = "from taming.cli.start import start; start('train_vqgan')"
     arguments = [*overrides, *keep, *ENDLESS, "perceptual=none", f"run_dir={run_dir}"]
     process = subprocess.Popen(
@@ -65,7 +69,7 @@ def test_interrupted_and_killed_runs_go_on(
     assert killed_at % 5 == 0
 
     for directory, step in ((run_dir, interrupted_at), (killed_dir, killed_at)):
-        small = (f"trainer.max_steps={step + 3}", "trainer.log_every=1")
+        small = (f"trainer.max_steps={step + 3}", "trainer.log_every_n_steps=1")
         outcome = run("train_vqgan", f"resume={directory}", *small)
         assert outcome.status == 0, outcome.err
         assert step_of(directory) == step + 3

@@ -24,7 +24,7 @@ STAGE_2 = ("data.path=.", "vqgan=.", *TINY_TRANSFORMER, "run_dir=out")
     [
         ("trainer.max_steps=null", "a valid integer, not null"),
         ("trainer.max_steps=1e3", "a valid integer, not 1000.0"),
-        ("training.ema_decay=slow", 'a valid number, not "slow"'),
+        ("callbacks.average.decay=slow", 'a valid number, not "slow"'),
         ("training.compile=1", "a valid boolean, not 1"),
         ("training.optimizer.learning_rate=null", "a valid number, not null"),
         ("training.optimizer.betas=0.9", "a valid array, not 0.9"),
@@ -46,7 +46,7 @@ def test_settings_of_one_stage(run: Run) -> None:
         name = override.partition("=")[0]
         fails_before_writing(run("train_vqgan", *STAGE_1, override), f"{name} should be a valid")
     for override in ("condition_dropout=null", "tokens.num_views=null", "tokens.batch_size=many",
-        "condition_cell=small", "model.num_layers=null", "training.num_samples=null"):  # fmt: skip
+        "condition_cell=small", "model.num_layers=null", "callbacks.grids.num_images=null"):  # fmt: skip
         name = override.partition("=")[0]
         outcome = run("train_transformer", *STAGE_2, override)
         fails_before_writing(outcome, f"{name} should be a valid")

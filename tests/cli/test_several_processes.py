@@ -19,8 +19,8 @@ COMMON = (
     "perceptual=none",
     "logger=csv",
     "trainer.max_steps=3",
-    "trainer.log_every=1",
-    "trainer.gradient_clip=null",
+    "trainer.log_every_n_steps=1",
+    "trainer.gradient_clip_val=null",
     # nothing that depends on random numbers of a process
     "model.quantizer.codebook_size=16",
     "model.quantizer.revive_after=null",
@@ -71,9 +71,9 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     stage_2 = (
         "vqgan=two", "data.path=few", "data.loader.num_workers=0", "data.batch_size=2",
         "data.val_fraction=0.3", "model.num_layers=1", "model.num_heads=2", "model.embed_dim=16",
-        "training.num_samples=2", "trainer=cpu", "trainer.devices=2", "trainer.max_steps=2",
-        "trainer.val_every=1", "logger=csv", "run_dir=gpt",
-        "trainer.monitor=val/gap",  # which is another on each rank
+        "callbacks.grids.num_images=2", "trainer=cpu", "trainer.devices=2", "trainer.max_steps=2",
+        "trainer.val_check_interval=1", "logger=csv", "run_dir=gpt",
+        "callbacks.best.monitor=val/gap",  # which is another on each rank
     )  # fmt: skip
     # in the way of a file: the rank that writes must not leave the other waiting for it
     (tmp_path / "gpt" / "checkpoints" / "best.unfinished").mkdir(parents=True)

@@ -105,7 +105,7 @@ def call(
         ("train_transformer", ["data.path=x", "vqgan=hf:owner/name"]),
         ("train_vqgan", ["data.path=${hydra:runtime.cwd}/x", "perceptual=none"]),
         ("train_vqgan", ["data.path=x", "perceptual=none", "size=tiny"]),
-        ("train_vqgan", ['data.path="."', 'data.val_path="."', "training.health=null"]),
+        ("train_vqgan", ['data.path="."', 'data.val_path="."', "callbacks.health=null"]),
         ("demo", []),
     ],
 )

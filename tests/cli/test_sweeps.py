@@ -42,7 +42,7 @@ def test_recipes_and_seeds_in_one_table(run: Run, images: Path, tmp_path: Path) 
     ]
     configs = [OmegaConf.load(path / "config.yaml") for path in runs]
     assert [config.seed for config in configs] == [0, 1, 0, 1]
-    assert [config.training.ema_decay for config in configs] == [0.99, 0.99, None, None]
+    assert [config.callbacks.average.decay for config in configs] == [0.99, 0.99, None, None]
     assert [config.run_dir for config in configs] == [f"sweep/{path.name}" for path in runs]
     resumed = run("train_vqgan", f"resume=sweep/{runs[1].name}", "trainer.max_steps=3")
     assert "3 steps done" in resumed.out, resumed.err
@@ -103,5 +103,5 @@ def test_recipes_differ_in_nothing_but_the_recipe(recipe: str) -> None:
     assert isinstance(quantizer, dict)
     assert build_quantizer({str(k): v for k, v in quantizer.items()}).codebook_size == 1024
     assert build(config.model).grid_size == (8, 8)
-    assert build(config.adversary, max_steps=600).start == 150
+    assert build(config.adversary).start == 0.25
     assert config.metrics.frechet.features.weights == "y"

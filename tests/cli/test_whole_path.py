@@ -163,14 +163,14 @@ def test_resume_keeps_what_the_run_was_begun_with(
 ) -> None:
     begun = run(
         "train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", "adversary.start=0.5",
-        "trainer.val_every=1", "run_dir=run",
+        "trainer.val_check_interval=1", "run_dir=run",
     )  # fmt: skip
     assert begun.status == 0, begun.err
     more = ("trainer=auto", "logger=none", "trainer.max_steps=6")
     outcome = run("train_vqgan", "resume=run", *more)
     assert outcome.status == 0, outcome.err
     steps = {int(row["step"]) for row in rows(tmp_path / "run") if row["val/psnr"]}
-    assert steps == {1, 2, 3, 4, 5, 6}  # val_every is still 1
+    assert steps == {1, 2, 3, 4, 5, 6}  # val_check_interval is still 1
     # half of two steps, not half of six: the discriminator had started
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["adversary_start"] == 1

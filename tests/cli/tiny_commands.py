@@ -14,7 +14,7 @@ from taming.importers.layouts import autoencoder_names
 from taming.vqgan import VQGAN
 
 # the documented way to make any experiment small
-TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_every=2", "logger=csv")
+TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_check_interval=2", "logger=csv")
 TINY_VQGAN = (
     *TINY_TRAINER,
     "data.batch_size=4",
@@ -35,7 +35,7 @@ TINY_TRANSFORMER = (
     "model.num_layers=1",
     "model.num_heads=2",
     "model.embed_dim=16",
-    "training.num_samples=4",
+    "callbacks.grids.num_images=4",
 )
 TINY_EVALUATION = (
     "data.val_fraction=0.25",

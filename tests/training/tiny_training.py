@@ -6,92 +6,113 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
-from PIL import Image
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning
-from taming.data import EndlessDataModule, LoaderOptions
+from taming.data import EndlessBatches
 from taming.discriminators import PatchDiscriminator
+from taming.generation import ImageGenerator
 from taming.training import (
     Adversary,
-    CSVTracker,
+    EndAfterStep,
+    MetricsFile,
     OptimizerConfig,
-    TrainerConfig,
+    ReconstructionGrids,
+    SampleGrids,
+    TrainingModule,
     TrainingResult,
     TransformerTraining,
     VQGANTraining,
+    WholeFileCheckpointIO,
+    average_weights,
     train,
 )
-from taming.training.module import TrainingModule
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 
 class Items(Dataset[dict[str, Any]]):
-    """Items from memory; a training item is asked for as (index, draw) and counted."""
+    """Items from memory; a training item is requested as (index, draw) and counted."""
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
     def __getitem__(self, item: Any) -> dict[str, Any]:
         index = item[0] if isinstance(item, tuple) else item
-        self.asked.append(index)
+        self.requested.append(index)
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 
 
-class FakeData(EndlessDataModule):
+class FakeData(L.LightningDataModule):
+    """The order of `taming.data`'s modules, over items in memory."""
+
     def __init__(self, items: Items, val_items: Items, batch_size: int) -> None:
-        super().__init__(LoaderOptions(batch_size, val_batch_size=3))
+        super().__init__()
         self.items = items
         self.val_items = val_items
+        self.batch_size = batch_size
+        self.start_batch = 0
 
-    @property
-    def train_dataset(self) -> Items:
-        return self.items
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        trainer = self.trainer
+        assert trainer is not None
+        batches = EndlessBatches(
+            len(self.items),
+            self.batch_size,
+            seed=0,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            start_batch=self.start_batch,
+        )
+        return DataLoader(self.items, batch_sampler=batches, generator=torch.Generator())
 
-    @property
-    def val_dataset(self) -> Items:
-        return self.val_items
+    def val_dataloader(self) -> DataLoader[dict[str, Any]]:
+        assert self.trainer is not None
+        part = range(self.trainer.global_rank, len(self.val_items), self.trainer.world_size)
+        return DataLoader(self.val_items, 3, sampler=part, generator=torch.Generator())
 
-    def num_workers_for(self, dataset: Any) -> int:
-        return 0
+    def state_dict(self) -> dict[str, Any]:
+        assert self.trainer is not None
+        return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.start_batch = state_dict["next_batch"]
 
     def trained_on(self, num_batches: int) -> list[int]:
-        """The items of the training's batches, of which the trainer fetches one ahead."""
-        assert 0 <= len(self.items.asked) - num_batches * self.batch_size <= self.batch_size
-        return self.items.asked[: num_batches * self.batch_size]
+        """The items of the training's batches; the trainer fetches one batch ahead."""
+        assert 0 <= len(self.items.requested) - num_batches * self.batch_size <= self.batch_size
+        return self.items.requested[: num_batches * self.batch_size]
 
 
-class Recorder:
-    """A tracker that keeps everything, and interrupts the run after a step if asked to."""
+class Recorder(Logger):
+    """A logger that keeps everything, and interrupts the run at a report if wanted."""
+
+    name = "recorder"
+    version = ""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
+        super().__init__()
         self.rows: list[tuple[int, dict[str, float]]] = []
-        self.images: list[tuple[str, int]] = []
-        self.alerts: list[tuple[str, int]] = []
-        self.finished = 0
         self.interrupt_at = interrupt_at
 
-    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        self.rows.append((step, dict(metrics)))
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        assert step is not None
+        self.rows.append((int(step), dict(metrics)))
         if step == self.interrupt_at:
             self.interrupt_at = None
             os.kill(os.getpid(), signal.SIGINT)
-
-    def image(self, name: str, image: Image.Image, step: int) -> None:
-        self.images.append((name, step))
-
-    def alert(self, text: str, step: int) -> None:
-        self.alerts.append((text, step))
-
-    def finish(self) -> None:
-        self.finished += 1
 
     def column(self, name: str) -> list[tuple[int, float]]:
         return [(step, row[name]) for step, row in self.rows if name in row]
@@ -116,31 +137,27 @@ class Gradients(nn.Module):
         return (reconstructions - images).diff(dim=3).square().mean()
 
 
-ADVERSARY: dict[str, Any] = {
-    "start": 2,
-    "warmup": 1,
-    "ramp": 2,
-    "weight": 0.8,
-    "adaptive": True,
-    "max_steps": 8,
-}
-
-
 def tiny_adversary(**changes: Any) -> Adversary:
+    settings: dict[str, Any] = {
+        "start": 2,
+        "warmup": 1,
+        "ramp": 2,
+        "weight": 0.8,
+        "adaptive": True,
+        "optimizer": OptimizerConfig(learning_rate=1e-3),
+    }
     network = PatchDiscriminator(base_channels=4, num_layers=1, norm="batch")
-    return Adversary(
-        network, optimizer=OptimizerConfig(learning_rate=1e-3), **{**ADVERSARY, **changes}
-    )
+    return Adversary(network, **{**settings, **changes})
+
+
+def optimizer_config(**changes: Any) -> OptimizerConfig:
+    settings = {"learning_rate": 1e-2, "warmup_steps": 2, "schedule": "cosine"}
+    return OptimizerConfig(**{**settings, **changes})
 
 
 def vqgan_training(adversary: Adversary | None = None, **changes: Any) -> VQGANTraining:
-    settings: dict[str, Any] = {
-        "optimizer": OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine"),
-        "max_steps": 8,
-    }
-    return VQGANTraining(
-        tiny_vqgan(revive_after=3), Gradients(), adversary, **{**settings, **changes}
-    )
+    settings = {"optimizer": optimizer_config(), **changes}
+    return VQGANTraining(tiny_vqgan(revive_after=3), Gradients(), adversary, **settings)
 
 
 def image_data(batch_size: int = 4) -> FakeData:
@@ -152,12 +169,6 @@ def image_data(batch_size: int = 4) -> FakeData:
 def transformer_training(
     condition: Conditioning | None = None, positions: str = "sinusoidal", **changes: Any
 ) -> TransformerTraining:
-    settings: dict[str, Any] = {
-        "optimizer": OptimizerConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine"),
-        "max_steps": 8,
-        "num_samples": 3,
-        "ema_decay": 0.9,
-    }
     condition = condition or ClassLabel(3, dropout=0.3)
     transformer = GPT(
         GPTConfig(
@@ -170,14 +181,14 @@ def transformer_training(
             dropout=0.2,
         )
     )
-    return TransformerTraining(
-        transformer,
+    generator = ImageGenerator(
         tiny_vqgan().eval(),
+        transformer,
         condition,
         (8, 8),
         CellClasses(4, 2, 16) if condition.takes_images else None,
-        **{**settings, **changes},
     )
+    return TransformerTraining(generator, **{"optimizer": optimizer_config(), **changes})
 
 
 def token_data(batch_size: int = 4) -> FakeData:
@@ -191,42 +202,84 @@ def token_data(batch_size: int = 4) -> FakeData:
     )
 
 
-def trainer_config(**changes: Any) -> TrainerConfig:
+def tiny_trainer(
+    directory: Path,
+    module: TrainingModule,
+    *,
+    save_every: int | None = None,
+    monitor: str = "val/reconstruction_loss",
+    ema_decay: float | None = 0.9,
+    callbacks: list[L.Callback] | None = None,
+    loggers: list[Logger] | None = None,
+    **changes: Any,
+) -> L.Trainer:
+    """A trainer as `configs/` makes it."""
+    stage_1 = isinstance(module, VQGANTraining)
+    grids = ReconstructionGrids if stage_1 else SampleGrids
+    files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
+    between = (
+        [ModelCheckpoint(**files, filename="last", every_n_train_steps=save_every)]
+        if save_every
+        else []
+    )
+    best = ModelCheckpoint(
+        **files,
+        filename="best",
+        monitor=monitor if stage_1 else "val/loss",
+        auto_insert_metric_name=False,
+    )
+    last = ModelCheckpoint(**files, filename="last", save_on_exception=True)
+    everything = [
+        average_weights(ema_decay),
+        grids(directory / "grids", num_images=3),
+        *(callbacks or []),
+        EndAfterStep(),
+        best,
+        last,
+        *between,
+    ]
     settings: dict[str, Any] = {
         "max_steps": 8,
-        "val_every": 3,
-        "monitor": "val/loss",
-        "export": "last",
+        "max_epochs": -1,
         "accelerator": "cpu",
         "devices": 1,
-        "precision": "32-true",
-        "log_every": 1,
+        "gradient_clip_val": 1.0,
+        "val_check_interval": 3,
+        "check_val_every_n_epoch": None,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "plugins": [WholeFileCheckpointIO()],
     }
-    return TrainerConfig(**{**settings, **changes})
+    return L.Trainer(
+        callbacks=[callback for callback in everything if callback is not None],
+        logger=[MetricsFile(directory / "metrics.csv"), *(loggers or [])],
+        **{**settings, **changes},
+    )
 
 
 def run_training(
     directory: Path,
     module: TrainingModule,
     data: FakeData,
-    config: TrainerConfig,
     *,
-    resume_from: Path | None = None,
+    resume: bool = False,
+    export: Any = "last",
     interrupt_at: int | None = None,
+    **changes: Any,
 ) -> tuple[TrainingResult, Recorder]:
     """Trains a module in a run directory, with metrics.csv and a `Recorder`."""
     directory.mkdir(exist_ok=True)
     recorder = Recorder(interrupt_at)
-    first_step = 0
-    if resume_from is not None:
-        first_step = torch.load(resume_from, weights_only=True)["step"]
+    trainer = tiny_trainer(directory, module, loggers=[recorder], **changes)
     result = train(
         module,
         data,
-        config,
+        trainer,
         run_dir=directory,
-        trackers=[CSVTracker(directory / "metrics.csv", first_step), recorder],
-        resume_from=resume_from,
-        show=("loss", "pixel_loss"),
+        export=export,
+        resume_from=directory / "checkpoints" / "last.ckpt" if resume else None,
     )
     return result, recorder

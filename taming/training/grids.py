@@ -1,0 +1,136 @@
+"""Pictures of a validation, in the run directory and with the loggers."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import lightning as L
+import numpy as np
+import torch
+from annotated_types import Ge
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from PIL import Image
+
+from taming.conditioning import ImageCondition
+from taming.generation import ImageGenerator
+from taming.pictures import as_palette, condition_grid, image_grid, reconstruction_grid
+from taming.sequence import to_tokens
+from taming.training.transformer import TransformerTraining
+from taming.training.vqgan import VQGANTraining
+
+__all__ = ["ReconstructionGrids", "SampleGrids"]
+
+log = logging.getLogger("taming")
+
+
+class _Grids(L.Callback):
+    """Writes one picture at each validation, of its first batch.
+
+    Args:
+        dirpath: directory of the pictures.
+        num_images: images in each.
+    """
+
+    name: str
+
+    def __init__(self, dirpath: str | Path, num_images: Annotated[int, Ge(0)] = 16) -> None:
+        self.dirpath = Path(dirpath)
+        self.num_images = num_images
+
+    def picture(self, pl_module: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Image.Image:
+        """Draws the picture; the module's weights are the averaged ones, where there are any."""
+        raise NotImplementedError
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: dict[str, torch.Tensor],
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Writes it; a full disk stops no training."""
+        wanted = batch_idx == 0 and self.num_images > 0 and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not wanted or not trainer.is_global_zero:
+            return
+        picture = self.picture(pl_module, outputs, batch)
+        step = trainer.global_step
+        path = self.dirpath / f"{self.name}_{step:07d}.png"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path)
+        except OSError as error:
+            log.warning("%s cannot be written (%s); training goes on.", path, error)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_image(f"val/{self.name}", [picture], step=None)
+            elif isinstance(logger, TensorBoardLogger):
+                pixels = np.asarray(picture.convert("RGB"))
+                logger.experiment.add_image(f"val/{self.name}", pixels, step, dataformats="HWC")
+
+
+class ReconstructionGrids(_Grids):
+    """Images beside their reconstructions.
+
+    Args:
+        dirpath, num_images: directory of the pictures, and images in each.
+        palette: red, green and blue by class, for label maps; None for a generated one.
+    """
+
+    name = "reconstructions"
+
+    def __init__(
+        self,
+        dirpath: str | Path,
+        num_images: Annotated[int, Ge(0)] = 16,
+        palette: list[list[int]] | None = None,
+    ) -> None:
+        super().__init__(dirpath, num_images)
+        self.palette = palette
+
+    def picture(
+        self, pl_module: VQGANTraining, outputs: torch.Tensor, batch: dict[str, torch.Tensor]
+    ) -> Image.Image:
+        """The first images of the batch, left, and their reconstructions, right."""
+        vqgan = pl_module.vqgan
+        palette = as_palette(self.palette, vqgan.image_channels) if vqgan.label_maps else None
+        count = self.num_images
+        return reconstruction_grid(batch["images"][:count], outputs[:count], palette)
+
+
+class SampleGrids(_Grids):
+    """Samples by class, or beside the validation data's first conditions and real images."""
+
+    name = "samples"
+
+    def picture(
+        self, pl_module: TransformerTraining, outputs: Any, batch: dict[str, torch.Tensor]
+    ) -> Image.Image:
+        """Samples drawn with the same random numbers at each validation."""
+        generator = pl_module.generator
+        if generator.conditioning.takes_images:
+            return self._beside_conditions(generator, batch)
+        condition, captions = None, None
+        num_classes = generator.conditioning.num_classes
+        if num_classes is not None:
+            condition = torch.arange(self.num_images) % num_classes
+            names = generator.class_names or [str(c) for c in range(num_classes)]
+            captions = [names[label] for label in condition.tolist()]
+        return image_grid(generator.sample(self.num_images, condition, seed=0), captions=captions)
+
+    def _beside_conditions(
+        self, generator: ImageGenerator, batch: dict[str, torch.Tensor]
+    ) -> Image.Image:
+        encoder = generator.require_condition_tokenizer()
+        codes = batch["condition_indices"][: self.num_images]
+        palette = None
+        if encoder.label_maps:
+            assert isinstance(generator.conditioning, ImageCondition)
+            palette = as_palette(generator.conditioning.palette, encoder.image_channels)
+        return condition_grid(
+            encoder.decode(codes),
+            generator.sample(len(codes), codes, seed=0),
+            generator.decode(to_tokens(batch["indices"][: self.num_images])),
+            palette,
+        )

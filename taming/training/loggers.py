@@ -1,0 +1,130 @@
+"""`metrics.csv`, which every run has, and Weights & Biases as our users want it."""
+
+import csv
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+
+__all__ = ["MetricsFile", "wandb_logger"]
+
+log = logging.getLogger("taming")
+
+
+class MetricsFile(Logger):
+    """Writes a row a report, a column a number, empty where a report has none.
+
+    A resumed run continues the file: the rows of the steps it repeats are replaced. Lightning's
+    `CSVLogger` deletes what an earlier session wrote.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.columns: list[str] | None = None  # None: nothing written in this session
+
+    @property
+    def name(self) -> str:
+        """Name of the logger."""
+        return "metrics"
+
+    @property
+    def version(self) -> str:
+        """There is one file."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Ignored: the run's configuration is a file of its own."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Appends a row; a new column rewrites the file, and a full disk ends no training."""
+        numbers = {name: f"{value:.7g}" for name, value in metrics.items() if name != "epoch"}
+        try:
+            self._write({"step": str(step), **numbers})
+        except OSError as error:
+            log.warning("%s cannot be written (%s); training goes on.", self.path, error)
+
+    def _write(self, row: dict[str, str]) -> None:
+        if self.columns is not None and set(row) <= set(self.columns):
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerow(row)
+            return
+        rows = self._rows()
+        if self.columns is None:  # the first row of this session
+            rows = [old for old in rows if int(old["step"]) < int(row["step"])]
+        columns = list(rows[0]) if rows else ["step"]
+        self.columns = columns + [name for name in row if name not in columns]
+        unfinished = self.path.with_suffix(".unfinished")
+        with unfinished.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows([*rows, row])
+        unfinished.replace(self.path)
+
+    def _rows(self) -> list[dict[str, str]]:
+        """The rows that are whole; a full disk or a power cut leaves others."""
+        if not self.path.is_file():
+            return []
+        with self.path.open(newline="", errors="replace") as file:
+            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+        return [
+            row
+            for row in rows
+            if None not in (*row, *row.values()) and row.get("step", "").isdecimal()
+        ]
+
+
+def wandb_logger(
+    save_dir: str | Path,
+    *,
+    project: str = "taming",
+    name: str | None = None,
+    mode: Literal["online", "offline", "disabled"] | None = None,
+    **settings: Any,
+) -> WandbLogger:
+    """Returns Lightning's logger for Weights & Biases, offline unless asked.
+
+    A resumed run goes on in the same run there. Lightning's own default is online, and asks for an
+    account.
+
+    Args:
+        save_dir: the run directory.
+        project: name of the project.
+        name: name of the run; None for the run directory's.
+        mode: None for the environment variable `WANDB_MODE`, else offline.
+        settings: more arguments of `WandbLogger` and `wandb.init`.
+    """
+    import wandb
+
+    run_dir = Path(save_dir)
+    id_file = run_dir / "wandb_id.txt"
+    if not id_file.exists():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        id_file.write_text(uuid.uuid4().hex[:12] + "\n")
+    mode = mode or os.environ.get("WANDB_MODE") or "offline"  # type: ignore[assignment]
+    if mode == "online" and not wandb.api.api_key:
+        log.warning(
+            "wandb: no API key here, so this run is tracked offline. Log in with `wandb login`, or "
+            "upload it later with `wandb sync`."
+        )
+        mode = "offline"
+    return WandbLogger(
+        name=name or run_dir.name,
+        project=project,
+        version=id_file.read_text().strip(),
+        save_dir=run_dir.resolve(),
+        mode=mode,
+        settings=wandb.Settings(console="off", silent=True, init_timeout=120, finish_timeout=60),
+        **settings,
+    )
