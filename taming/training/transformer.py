@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 from annotated_types import Gt, Le
+from torch import nn
 
 from taming.conditioning import (
     ClassLabel,
@@ -60,10 +61,10 @@ class TransformerTraining(TrainingModule):
         self.conditioning = generator.conditioning
         # they are needed for grids and exports only, and belong to no checkpoint's weights
         self.tokenizers = FrozenNetwork(
-            torch.nn.ModuleList(
+            nn.ModuleList(
                 part
                 for part in (generator.tokenizer, generator.condition_tokenizer)
-                if part is not None
+                if isinstance(part, nn.Module)
             )
         )
         self._generator = [generator]  # a list: its parts are registered above
