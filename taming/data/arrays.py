@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -86,18 +86,18 @@ class Digits:
 
     @property
     def reader(self) -> PictureReader:
-        """Says what the images are: grey or RGB."""
+        """Says whether the images are grey or RGB."""
         return PictureReader(self.channels)
 
     def open(self) -> tuple[Part, Part]:
-        """Training and validation images."""
+        """Loads them and holds some out for validation."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         images = np.round(digits.images * (255 / 16)).astype(np.uint8)
         names = [str(n) for n in range(10)]
         source = ArraySource("digits", images, digits.target, names, self.channels)
-        return hold_out(source, self.val_fraction)
+        return hold_out(Part(source), self.val_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,86 +108,68 @@ class FashionMNIST:
 
     Args:
         root: directory that holds `FashionMNIST/raw/`; downloaded there if it is missing.
-        channels: 1 or 3.
+        channels: 1 or 3: what images are converted to.
     """
 
     root: str | Path
     channels: Channels = 1
     image_size: ClassVar = (28, 28)
+    name: ClassVar = "fashion_mnist"
 
     @property
     def reader(self) -> PictureReader:
-        """Says what the images are: grey or RGB."""
+        """Says whether the images are grey or RGB."""
         return PictureReader(self.channels)
 
     def open(self) -> tuple[Part, Part]:
-        """Training and validation images.
+        """Loads the training and the test images.
 
         Raises:
             UserError: if the files are not there, or damaged, and cannot be downloaded.
         """
-        return Part(self._source("train")), Part(self._source("test"))
+        return Part(self._part("train")), Part(self._part("test"))
 
-    def _source(self, part: str) -> ArraySource:
+    def _part(self, part: str) -> ArraySource:
         root = Path(self.root).expanduser()
         try:
-            data = datasets.FashionMNIST(root, train=part == "train", download=True)
-            images, labels = data.data.numpy(), data.targets.numpy()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # CIFAR's old pickles make NumPy complain
+                data = self._load(root, part == "train")
         except Exception as error:
-            raw = root / "FashionMNIST" / "raw"
-            packed = [name for name, _ in datasets.FashionMNIST.resources]
-            unpacked = [name.removesuffix(".gz") for name in packed]
-            if all((raw / name).exists() for name in unpacked):  # then torchvision reads no others
-                raise UserError(
-                    f"Fashion-MNIST in {root} cannot be read: {_why(error)}. Delete "
-                    f"{', '.join(unpacked)} from {raw.absolute()}: they are unpacked anew from the "
-                    ".gz files there, or, without those, downloaded."
-                ) from error
-            url = datasets.FashionMNIST.mirrors[0]
-            raise _missing("Fashion-MNIST", root, error, ", ".join(packed), url, raw) from error
-        return ArraySource(f"fashion_mnist/{part}", images, labels, data.classes, self.channels)
+            why = (" ".join(str(error).split()) or type(error).__name__)[:200]
+            files, url, folder = self._by_hand()
+            raise UserError(
+                f"{type(self).__name__} in {root} cannot be read or downloaded: {why}. By hand: "
+                f"get {files} from {url} and put it into {(root / folder).absolute()}, without "
+                "damaged or unpacked files, to be verified and unpacked there. Or set data.root to "
+                "a directory that has it."
+            ) from error
+        images, labels = np.asarray(data.data), np.asarray(data.targets)
+        return ArraySource(f"{self.name}/{part}", images, labels, data.classes, self.channels)
+
+    def _load(self, root: Path, train: bool) -> Any:
+        return datasets.FashionMNIST(root, train=train, download=True)
+
+    def _by_hand(self) -> tuple[str, str, str]:
+        """Names of the files, where they are from, and the folder below the root they go to."""
+        theirs = datasets.FashionMNIST
+        files = ", ".join(name for name, _ in theirs.resources)
+        return files, theirs.mirrors[0], "FashionMNIST/raw"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR10:
+class CIFAR10(FashionMNIST):
     """CIFAR-10: 50,000 training and 10,000 test photos of ten things, 32x32, RGB.
 
     As `FashionMNIST`; `root` holds `cifar-10-batches-py/` or `cifar-10-python.tar.gz`.
     """
 
-    root: str | Path
     channels: Channels = 3
     image_size: ClassVar = (32, 32)
+    name: ClassVar = "cifar10"
 
-    @property
-    def reader(self) -> PictureReader:
-        """Says what the images are: grey or RGB."""
-        return PictureReader(self.channels)
+    def _load(self, root: Path, train: bool) -> Any:
+        return datasets.CIFAR10(root, train=train, download=True)
 
-    def open(self) -> tuple[Part, Part]:
-        """Training and validation images; raises a `UserError` if they are not to be had."""
-        return Part(self._source("train")), Part(self._source("test"))
-
-    def _source(self, part: str) -> ArraySource:
-        root, theirs = Path(self.root).expanduser(), datasets.CIFAR10
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # its old pickles make NumPy complain
-                data = theirs(root, train=part == "train", download=True)
-        except Exception as error:
-            raise _missing("CIFAR-10", root, error, theirs.filename, theirs.url, root) from error
-        return ArraySource(f"cifar10/{part}", data.data, data.targets, data.classes, self.channels)
-
-
-def _missing(
-    name: str, root: Path, error: Exception, files: str, url: str, directory: Path
-) -> UserError:
-    return UserError(
-        f"{name} is not complete in {root} and could not be downloaded: {_why(error)}. By hand: "
-        f"get {files} from {url} and put it into {directory.absolute()}, where it is verified and "
-        "unpacked. Or set data.root to a directory that has it."
-    )
-
-
-def _why(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+    def _by_hand(self) -> tuple[str, str, str]:
+        return datasets.CIFAR10.filename, datasets.CIFAR10.url, ""

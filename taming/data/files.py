@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 
 from taming.errors import MissingPathError, UserError
 
-__all__ = ["FileEntry", "FileList", "describe_ignored", "natural_key", "open_files", "some"]
+__all__ = ["FileEntry", "FileList", "natural_key", "open_files", "some"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 NUM_NAMED = 10
@@ -50,6 +50,10 @@ class FileList:
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
         return self.path.open("rb")
+
+    def describe_ignored(self) -> str:
+        """`3 .txt, 1 .gif`: most frequent first."""
+        return some([f"{count} {suffix}" for suffix, count in self.ignored.most_common()])
 
     def _is_image(self, name: str) -> bool:
         path = PurePosixPath(name)
@@ -134,7 +138,7 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
     else:
         files = ZipFiles(path) if path.suffix.lower() == ".zip" else FileList(path)
     if not files.entries:
-        others = f" (but {describe_ignored(files.ignored)})" if files.ignored else ""
+        others = f" (but {files.describe_ignored()})" if files.ignored else ""
         raise UserError(
             f"{path} holds no images{others}: they are files that end in "
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
@@ -148,11 +152,6 @@ def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Sort key under which `image10` follows `image9`; ties go by the plain name."""
     parts = re.split(r"([0-9]+)", name)
     return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
-
-
-def describe_ignored(ignored: Counter[str]) -> str:
-    """`3 .txt, 1 .gif`: most frequent first."""
-    return ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(NUM_NAMED))
 
 
 def some(names: list[str], separator: str = ", ") -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 from PIL import Image
 from tqdm import tqdm
 
-from taming.data.files import FileEntry, describe_ignored, open_files, some
+from taming.data.files import FileEntry, open_files, some
 from taming.data.images import BrokenImageError, Reader, decoding, header_size
 from taming.data.labels import LabelMode, folder_labels
 from taming.errors import UserError
@@ -75,7 +75,7 @@ class ImageFolder:
             names, labels, self.description, known_classes
         )
         if self._files.ignored:
-            log.info("%s: ignored %s", self.description, describe_ignored(self._files.ignored))
+            log.info("%s: ignored %s", self.description, self._files.describe_ignored())
 
     def __len__(self) -> int:
         return len(self._entries)

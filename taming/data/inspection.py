@@ -72,11 +72,9 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
                     "a side are needed: leave it out, or give a larger resolution=PIXELS that all "
                     "images are resized to."
                 )
-        self.num_cropped = self.num_magnified = 0
-        if self._fixed is None:
-            self.num_cropped = sum(a != b for a, b in zip(before, after, strict=True))
-        else:
-            self.num_magnified = sum(map(self._fixed.magnifies, before))
+        fixed = self._fixed
+        self.num_cropped = sum(map(tuple.__ne__, before, after)) if fixed is None else 0
+        self.num_magnified = 0 if fixed is None else sum(map(fixed.magnifies, before))
         # images of one size next to each other, so that they can share a batch
         self._order = sorted(self.numbers, key=lambda number: (after[number], number))
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import lightning as L
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from taming.data.dataset import ImageDataset
+from taming.data.files import some
 from taming.data.images import Reader
 from taming.data.sampler import EndlessBatches
 from taming.data.sources import DataSource
@@ -51,6 +53,8 @@ class EndlessDataModule(L.LightningDataModule):
     training batches are dealt out already, and of the validation data rank r of W takes every W-th
     item from the r-th on, no item twice, so that one rank may get one item more than another.
 
+    Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`.
+
     Args:
         loader: see there.
         seed: of order and augmentation, not negative.
@@ -59,6 +63,9 @@ class EndlessDataModule(L.LightningDataModule):
         start_batch: number of the first training batch.
     """
 
+    train_dataset: Any
+    val_dataset: Any
+
     def __init__(self, loader: LoaderOptions, seed: int = 0) -> None:
         super().__init__()
         self.loader = loader
@@ -66,16 +73,6 @@ class EndlessDataModule(L.LightningDataModule):
         self.val_batch_size = loader.val_batch_size or loader.batch_size
         self.seed = seed
         self.start_batch = 0
-
-    @property
-    def train_dataset(self) -> Dataset[dict[str, Any]]:
-        """The training items, by (index, draw)."""
-        raise NotImplementedError
-
-    @property
-    def val_dataset(self) -> Dataset[dict[str, Any]]:
-        """The validation items."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """The number of the next training batch."""
@@ -89,7 +86,7 @@ class EndlessDataModule(L.LightningDataModule):
     def train_dataloader(self) -> Batches:
         """Endless augmented batches for this rank, from `start_batch` on."""
         batches = EndlessBatches(
-            len(self.train_dataset),  # type: ignore[arg-type]
+            len(self.train_dataset),
             self.batch_size,
             seed=self.seed,
             rank=self._rank,
@@ -100,7 +97,7 @@ class EndlessDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> Batches:
         """This rank's validation items in order, not augmented."""
-        num_items = len(self.val_dataset)  # type: ignore[arg-type]
+        num_items = len(self.val_dataset)
         if num_items < self._world_size:
             raise UserError(
                 f"{num_items} validation images are too few for {self._world_size} processes: each "
@@ -174,12 +171,14 @@ class ImageDataModule(EndlessDataModule):
             source.reader.label_maps or self.condition_reader is not None
         ):
             raise UserError("label maps and pairs can be neither padded nor shifted.")
-        self._datasets: tuple[ImageDataset, ImageDataset] | None = None
 
     def setup(self, stage: str | None = None) -> None:
         """Finds and checks the data, once; raises the `UserError`s of doing so."""
-        if self._datasets is not None:
-            return
+        if "_datasets" not in self.__dict__:
+            log.info("%s", self.summary())
+
+    @cached_property
+    def _datasets(self) -> tuple[ImageDataset, ImageDataset]:
         train, val = (
             ImageDataset(
                 part.source,
@@ -190,21 +189,16 @@ class ImageDataModule(EndlessDataModule):
             )
             for part in self.source.open()
         )
-        self._datasets = train, val
-        log.info("%s", self.summary())
+        return train, val
 
     @property
     def train_dataset(self) -> ImageDataset:
         """The training images; sets up if need be."""
-        self.setup()
-        assert self._datasets is not None
         return self._datasets[0]
 
     @property
     def val_dataset(self) -> ImageDataset:
         """The validation images; sets up if need be."""
-        self.setup()
-        assert self._datasets is not None
         return self._datasets[1]
 
     @property
@@ -228,29 +222,25 @@ class ImageDataModule(EndlessDataModule):
         return self.transform.condition_size
 
     def summary(self) -> str:
-        """How many images and classes; in a second line what was left out or enlarged, if any."""
-        train, val = self.train_dataset, self.val_dataset
-        height, width = self.resolution
-        sources = list({id(part.source): part for part in (train, val)}.values())
-        broken = [name for part in sources for name, _ in part.broken]
-        broken += train.replaced + val.replaced
+        """How many images and classes there are, and what was left out or enlarged, if any."""
+        train, val = self._datasets
+        parts = [train] if train.source is val.source else [train, val]
         noun, kind = "images", str(self.source.reader)
         if self.condition_reader is not None:
             noun, kind = "pairs", f"{kind} from {self.condition_reader}"
             if self.condition_resolution != self.resolution:
                 kind += ", {}x{}".format(*self.condition_resolution)
-        classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
-        line = (
-            f"{' and '.join(part.source.description for part in sources)}: {len(train):,} {noun} "
-            f"to train and {len(val):,} to validate, {classes}, {height}x{width}, {kind}"
-        )
-        remarks = []
-        if broken:
-            named = f"{', '.join(broken[:10])}{', …' if len(broken) > 10 else ''}"
-            remarks.append(f"{len(broken):,} broken files ({named}) left out")
+        classes = f"{train.num_classes} classes" if train.num_classes else "no classes"
+        lines = [
+            f"{' and '.join(part.source.description for part in parts)}: {len(train):,} {noun} "
+            f"to train and {len(val):,} to validate, {classes}, "
+            f"{self.resolution[0]}x{self.resolution[1]}, {kind}"
+        ]
+        if broken := [name for part in parts for name, _ in part.broken]:
+            lines.append(f"{len(broken):,} broken files left out: {some(broken)}")
         if magnified := train.num_magnified + val.num_magnified:
-            remarks.append(f"{magnified:,} {noun} smaller than that and enlarged")
-        return "\n".join([line, *filter(None, ["; ".join(remarks)])])
+            lines.append(f"{magnified:,} {noun} smaller than that and enlarged")
+        return "\n".join(lines)
 
 
 def num_cores() -> int:

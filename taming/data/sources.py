@@ -1,4 +1,4 @@
-"""Training and validation data on disk: images or label maps, and pairs of them."""
+"""Training and validation data on disk: pictures, label maps, and pairs."""
 
 import logging
 import os
@@ -35,21 +35,27 @@ class DataSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
-    """What is on disk.
+class ImageFiles:
+    """Pictures, or label maps, in a folder or `.zip` file.
 
     Args:
         path: a folder, a `.zip` file or an image.
-        val_path: the same of validation images, which must not be in `path`; None to hold some of
+        reader: from files to pictures (`PictureReader`) or label maps (`LabelMapReader`).
+        val_path: as `path`, of validation images, which must not be in `path`; None to hold some of
             `path` out.
         val_fraction: share to hold out, see `held_out_split`.
+        labels: whether folders are classes, see `taming.data.labels.folder_labels`.
+        subfolder: take only the images below this folder of `path` and `val_path`; None for all.
         check: how files are checked at the start, see `ImageFolder.drop_broken`.
         max_broken_fraction: broken files are left out; a larger share of them is an error.
     """
 
     path: str | Path
+    reader: Reader
     val_path: str | Path | None = None
     val_fraction: float = 0.05
+    labels: LabelMode = "auto"
+    subfolder: str | None = None
     check: Check = "auto"
     max_broken_fraction: float = 0.2
 
@@ -64,7 +70,7 @@ class _Files:
         if self.val_path is None:
             check_fraction(self.val_fraction)  # before the images are read, which takes time
             self._drop_broken(train)
-            return hold_out(train.source, self.val_fraction, train.conditions)
+            return hold_out(train, self.val_fraction)
         val = self._find(self.val_path, train.source.class_names)
         if shared := _folders(train, self.path) & _folders(val, self.val_path):
             raise UserError(
@@ -78,29 +84,6 @@ class _Files:
         return train, val
 
     def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Part:
-        raise NotImplementedError
-
-    def _drop_broken(self, part: Part) -> None:
-        assert isinstance(part.source, ImageFolder)
-        part.source.drop_broken(self.check)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFiles(_Files):
-    """Pictures, or label maps, in a folder or `.zip` file.
-
-    Args:
-        path, val_path, val_fraction, check, max_broken_fraction: see `PairFiles`.
-        reader: from files to pictures (`PictureReader`) or label maps (`LabelMapReader`).
-        labels: whether folders are classes, see `taming.data.labels.folder_labels`.
-        subfolder: take only the images below this folder of `path` and `val_path`; None for all.
-    """
-
-    reader: Reader
-    labels: LabelMode = "auto"
-    subfolder: str | None = None
-
-    def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Part:
         return Part(
             ImageFolder(
                 path,
@@ -112,49 +95,48 @@ class ImageFiles(_Files):
             )
         )
 
+    def _drop_broken(self, part: Part) -> None:
+        assert isinstance(part.source, ImageFolder)
+        part.source.drop_broken(self.check)
+
 
 @dataclass(frozen=True, kw_only=True)
-class PairFiles(_Files):
+class PairFiles(ImageFiles):
     """Images and what they are to be made from, paired by name.
 
     `image/street/1.jpg` and `label/street/1.png` are a pair: the paths below the two folders are
-    the same up to the suffix. Files without partner are left out, counted and named in the log;
-    the partner of a broken file is left out too.
+    the same up to the suffix. Files without partner, or whose partner is broken, are left out,
+    counted and named in the log.
 
     Args:
-        path: a folder or a `.zip` file.
-        val_path: the same of validation images, which must not be in `path`; None to hold some of
-            `path` out.
-        val_fraction: share to hold out, see `held_out_split`.
-        check: how files are checked at the start, see `ImageFolder.drop_broken`.
-        max_broken_fraction: broken files are left out; a larger share of them is an error.
-        reader: reads the images.
         condition_reader: reads the conditions, label maps or pictures.
-        image_folder: where in `path` and `val_path` the images are.
-        condition_folder: and the conditions.
+        subfolder, condition_folder: where in `path` and `val_path` images and conditions are.
     """
 
-    reader: Reader
     condition_reader: Reader
-    image_folder: str = "image"
+    labels: LabelMode = "none"
+    subfolder: str | None = "image"
     condition_folder: str = "label"
 
     def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Part:
+        part = super()._find(path)
         images, conditions = (
+            part.source,
             ImageFolder(
-                path, reader, subfolder=folder, max_broken_fraction=self.max_broken_fraction
-            )
-            for reader, folder in zip(
-                (self.reader, self.condition_reader), self._folders, strict=True
-            )
+                path,
+                self.condition_reader,
+                subfolder=self.condition_folder,
+                max_broken_fraction=self.max_broken_fraction,
+            ),
         )
+        assert isinstance(images, ImageFolder)
         first = images.name(0), conditions.name(0)
         alone = self._pair_up(images, conditions)
         if not len(images):
             raise UserError(
                 f"{images.description}: no image, such as {first[0]}, has a condition of the same "
                 f"name, such as {first[1]}. Paths below the two folders must be the same up to the "
-                "suffix (image_folder, condition_folder)."
+                "suffix."
             )
         if alone:
             log.warning(
@@ -164,7 +146,7 @@ class PairFiles(_Files):
                 some(alone),
                 len(images),
             )
-        return Part(images, conditions=conditions)
+        return part._replace(conditions=conditions)
 
     def _drop_broken(self, part: Part) -> None:
         images, conditions = part.source, part.conditions
@@ -185,26 +167,14 @@ class PairFiles(_Files):
             for index, sizes in enumerate(zip(images.sizes, conditions.sizes, strict=True)):
                 check_same_shape(*sizes, images.name(index))
 
-    @property
-    def _folders(self) -> tuple[str, str]:
-        """A folder's name may be a number to Hydra."""
-        return str(self.image_folder).strip("/"), str(self.condition_folder).strip("/")
-
     def _pair_up(self, images: ImageFolder, conditions: ImageFolder) -> list[str]:
         """Keeps the pairs only, in the images' order; returns the names of the other files."""
-        by_stem = [
-            _by_stem(side, folder)
-            for side, folder in zip((images, conditions), self._folders, strict=True)
-        ]
-        stems = [stem for stem in by_stem[0] if stem in by_stem[1]]
-        alone = [
-            side.name(index)
-            for side, indices in zip((images, conditions), by_stem, strict=True)
-            for stem, index in indices.items()
-            if stem not in by_stem[0] or stem not in by_stem[1]
-        ]
-        images.keep([by_stem[0][stem] for stem in stems])
-        conditions.keep([by_stem[1][stem] for stem in stems])
+        ours, theirs = _by_stem(images, self.subfolder), _by_stem(conditions, self.condition_folder)
+        alone = [images.name(i) for stem, i in ours.items() if stem not in theirs]
+        alone += [conditions.name(i) for stem, i in theirs.items() if stem not in ours]
+        stems = [stem for stem in ours if stem in theirs]
+        images.keep([ours[stem] for stem in stems])
+        conditions.keep([theirs[stem] for stem in stems])
         return alone
 
 
@@ -225,16 +195,17 @@ class ImagesOfPairs:
         return train, val
 
 
-def _by_stem(side: ImageFolder, folder: str) -> dict[PurePosixPath, int]:
+def _by_stem(side: ImageFolder, folder: str | None) -> dict[PurePosixPath, int]:
     found: dict[PurePosixPath, int] = {}
     for index in range(len(side)):
-        stem = PurePosixPath(side.name(index)).relative_to(folder).with_suffix("")
-        if stem in found:
+        path = PurePosixPath(side.name(index)).relative_to(str(folder or "").strip("/"))
+        if path.with_suffix("") in found:
             raise UserError(
-                f"{side.description}: {side.name(found[stem])} and {side.name(index)} have the "
-                "same name, so that it is not clear which of them is the partner. Remove one."
+                f"{side.description}: {side.name(found[path.with_suffix('')])} and "
+                f"{side.name(index)} have the same name, so that it is not clear which of them is "
+                "the partner. Remove one."
             )
-        found[stem] = index
+        found[path.with_suffix("")] = index
     return found
 
 

@@ -27,10 +27,9 @@ class Part(NamedTuple):
     conditions: Source | None = None
 
 
-def hold_out(
-    source: Source, fraction: float, conditions: Source | None = None
-) -> tuple[Part, Part]:
-    """Splits a source into training and validation (see `held_out_split`); warns if it cannot."""
+def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:
+    """Splits images into training and validation (see `held_out_split`); warns if it cannot."""
+    source = whole.source
     names = [source.name(i) for i in range(len(source))]
     labels = [source.label(i) for i in range(len(source))]
     train, val = held_out_split(names, labels, fraction)
@@ -40,7 +39,7 @@ def hold_out(
             "the training images: its numbers say nothing about new ones. Give more images, or a "
             "data.val_path."
         )
-    return Part(source, train, conditions), Part(source, val, conditions)
+    return whole._replace(indices=train), whole._replace(indices=val)
 
 
 def held_out_split(

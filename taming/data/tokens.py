@@ -159,18 +159,4 @@ class TokenDataModule(EndlessDataModule):
         self, train: TokenDataset, val: TokenDataset, loader: LoaderOptions, seed: int = 0
     ) -> None:
         super().__init__(loader, seed)
-        self._datasets = train, val
-
-    @property
-    def train_dataset(self) -> TokenDataset:
-        """The training images' tokens."""
-        return self._datasets[0]
-
-    @property
-    def val_dataset(self) -> TokenDataset:
-        """The validation images' tokens."""
-        return self._datasets[1]
-
-    def num_workers_for(self, dataset: Any) -> int:
-        """None: reading a memory-mapped file costs nothing."""
-        return 0
+        self.train_dataset, self.val_dataset = train, val

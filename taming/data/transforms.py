@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from PIL import Image, ImageOps
 
-from taming.data.images import Color
 from taming.errors import UserError
 
 __all__ = ["Crop", "ImageTransform", "Resize", "View"]
@@ -19,17 +18,11 @@ Window = tuple[float, float, float, float]
 
 
 class View(NamedTuple):
-    """What is shown of an image: drawn once, it serves an image and its condition.
+    """What is shown of an image: drawn once, it serves an image and its condition."""
 
-    Attributes:
-        window: (left, top, right, bottom) of the part that becomes the result, in pixels.
-        mirrored: whether left and right are exchanged.
-        offset: pixels of the result to the right and down that it is moved by.
-    """
-
-    window: Window
-    mirrored: bool = False
-    offset: tuple[int, int] = (0, 0)
+    window: Window  # (left, top, right, bottom) of the part that becomes the result, in pixels
+    mirrored: bool = False  # left and right are exchanged
+    offset: tuple[int, int] = (0, 0)  # pixels of the result that it is moved to the right and down
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +31,7 @@ class ImageTransform:
 
     The steps, in this order:
 
-    1. `pad` pixels of `fill` on every side.
+    1. `pad` black pixels on every side.
     2. `resize` and `crop`. A *window* of the image becomes the result:
 
        - `shorter_side`: the window has the shape of `resolution` and is as large as fits. With
@@ -52,7 +45,7 @@ class ImageTransform:
        - `none`: the window has exactly `resolution` pixels: in the middle, anywhere, or, with
          `crop="none"`, the image must have that size.
     3. Training only: a mirror image every other time, if `horizontal_flip`.
-    4. Training only: a move by up to `random_shift` result pixels along each axis; `fill` follows.
+    4. Training only: a move by up to `random_shift` result pixels along each axis; black follows.
 
     Of a label map, an image of mode `P`, pixels are picked and never mixed.
 
@@ -65,7 +58,6 @@ class ImageTransform:
         horizontal_flip: whether to mirror.
         random_shift: pixels; for pictures without conditions only, like `pad`.
         pad: pixels.
-        fill: RGB, 0 to 255, for `pad` and `random_shift`; a grey image takes its luma.
         condition_resolution: pixels of a condition, of the same shape; None for `resolution`.
 
     Raises:
@@ -79,11 +71,10 @@ class ImageTransform:
     horizontal_flip: bool = False
     random_shift: int = 0
     pad: int = 0
-    fill: Color = (0, 0, 0)
     condition_resolution: Resolution | None = None
 
     def __post_init__(self) -> None:
-        for name in ("resolution", "condition_resolution", "crop_scale", "fill"):
+        for name in ("resolution", "condition_resolution", "crop_scale"):
             value = getattr(self, name)
             if isinstance(value, int):
                 value = value, value
@@ -183,28 +174,28 @@ class ImageTransform:
     def check_size(self, size: tuple[int, int], name: str) -> None:
         """Raises a `UserError` naming the image if one of this (height, width) cannot be used."""
         height, width = (side + 2 * self.pad for side in size)
-        target_height, target_width = self.size
+        factor = self.size[0] // height
+        if self.resize == "enlarge" and (
+            factor < 1 or (height * factor, width * factor) != self.size
+        ):
+            problem = (
+                "resize=enlarge repeats pixels a whole number of times, so resolution must be a "
+                f"multiple of {height}x{width}. Change it, or pad, or resize=stretch."
+            )
+        elif self.resize == "none" and self.crop == "none" and (height, width) != self.size:
+            problem = "resize=none with crop=none needs images of that size."
+        elif self.resize == "none" and (height < self.size[0] or width < self.size[1]):
+            problem = (
+                "it is too small to crop. Use a smaller resolution, resize=shorter_side, or leave "
+                "small images out."
+            )
+        else:
+            return
         padded = f" ({height}x{width} with pad={self.pad})" if self.pad else ""
-        problem = (
-            f"{name} is {size[0]}x{size[1]} pixels (height x width){padded}, "
-            f"resolution is {target_height}x{target_width}: "
+        raise UserError(
+            f"{name} is {size[0]}x{size[1]} pixels (height x width){padded}, resolution is "
+            f"{self.size[0]}x{self.size[1]}: {problem}"
         )
-        if self.resize == "enlarge":
-            factor = target_height // height
-            if factor < 1 or (height * factor, width * factor) != self.size:
-                raise UserError(
-                    f"{problem}resize=enlarge repeats pixels a whole number of times, so "
-                    f"resolution must be a multiple of {height}x{width}. Change it, or pad, "
-                    "or resize=stretch."
-                )
-        elif self.resize == "none":
-            if self.crop == "none" and (height, width) != self.size:
-                raise UserError(f"{problem}resize=none with crop=none needs images of that size.")
-            if height < target_height or width < target_width:
-                raise UserError(
-                    f"{problem}it is too small to crop. Use a smaller resolution, "
-                    "resize=shorter_side, or leave small images out."
-                )
 
     def magnifies(self, size: tuple[int, int]) -> bool:
         """Whether an image of this (height, width) must be resized up, and turns out soft."""
@@ -215,7 +206,7 @@ class ImageTransform:
 
     def _show(self, image: Image.Image, view: View, size: tuple[int, int]) -> Image.Image:
         if self.pad:
-            image = ImageOps.expand(image, self.pad, self._fill(image))
+            image = ImageOps.expand(image, self.pad)
         filtered = self.resize in ("shorter_side", "stretch") and image.mode != "P"
         resampling = Image.Resampling.LANCZOS if filtered else Image.Resampling.NEAREST
         height, width = size
@@ -227,7 +218,7 @@ class ImageTransform:
         if view.mirrored:
             image = ImageOps.mirror(image)
         if view.offset != (0, 0):
-            canvas = Image.new(image.mode, image.size, self._fill(image))
+            canvas = Image.new(image.mode, image.size)
             canvas.paste(image, view.offset)
             image = canvas
         return image
@@ -249,11 +240,6 @@ class ImageTransform:
         else:
             top, left = room_y // 2, room_x // 2
         return left, top, left + width, top + height
-
-    def _fill(self, image: Image.Image) -> Color | int:
-        if image.mode == "RGB":
-            return self.fill
-        return cast(int, Image.new("RGB", (1, 1), self.fill).convert("L").getpixel((0, 0)))
 
 
 def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int], name: str) -> None:

@@ -1,6 +1,5 @@
 import hashlib
 import pickle
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -97,11 +96,8 @@ def test_fashion_mnist(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     unpadded = fashion_mnist(tmp_path, pad=0, resolution=28).train_dataset
     assert torch.equal(unpadded[0]["images"], image[:, 2:30, 2:30])
     (raw / "train-images-idx3-ubyte").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="Delete train-images-idx3-ubyte, ") as error:
+    with pytest.raises(UserError, match="without damaged or unpacked files"):
         fashion_mnist(tmp_path).setup()
-    for name in re.findall(r"[\w-]+-ubyte", str(error.value)):
-        (raw / name).unlink()
-    assert len(fashion_mnist(tmp_path).train_dataset) == 60000
 
 
 def no_network(*args: object, **kwargs: object) -> None:
@@ -119,18 +115,6 @@ def test_absent_sets_say_what_to_put_where(tmp_path: Path, monkeypatch: pytest.M
         fashion_mnist(tmp_path).setup()
     for part in (str(tmp_path / "FashionMNIST" / "raw"), "t10k-labels-idx1-ubyte.gz", "no network"):
         assert part in str(error.value)
-
-
-def test_damaged_unpacked_files_are_named(tmp_path: Path) -> None:
-    raw = tmp_path / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, _ in datasets.FashionMNIST.resources:
-        (raw / name.removesuffix(".gz")).write_bytes(b"cut off")
-    with pytest.raises(UserError) as error:
-        fashion_mnist(tmp_path).setup()
-    for part in (str(raw), "Delete train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images"):
-        assert part in str(error.value)
-    assert "could not be downloaded" not in str(error.value)
 
 
 def test_built_in_sizes_are_checked_before_any_file(tmp_path: Path) -> None:
@@ -172,5 +156,5 @@ def test_cifar10_files_are_verified_and_read(
     assert item["labels"] == 9
     assert item["images"].mean(dim=(1, 2)).tolist() == [1, -1, -1]
     (folder / "test_batch").write_bytes(b"damaged")
-    with pytest.raises(UserError, match="CIFAR-10 is not complete"):
+    with pytest.raises(UserError, match=r"CIFAR10 in .* cannot be read"):
         cifar10(tmp_path).setup()

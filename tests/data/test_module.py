@@ -200,7 +200,7 @@ def test_set_up_happens_once_and_reports(
     assert len(caplog.messages) == 2  # the broken file, the summary
     first_line, second_line = data.summary().split("\n")
     assert "8 images to train and 3 to validate, 2 classes, 16x16, RGB" in first_line
-    assert second_line == "1 broken files (cat/0.png) left out"
+    assert second_line == "1 broken files left out: cat/0.png"
     (root / "cat" / "0.png").unlink()
     assert "\n" not in module(root).summary()  # nothing to say
 

@@ -75,7 +75,7 @@ def test_batches(pairs: Path, kind: str, num_workers: int) -> None:
 def test_folders_that_are_numbers_in_a_setting(pairs: Path) -> None:
     (pairs / "image").rename(pairs / "2024")
     (pairs / "label").rename(pairs / "1")
-    assert len(module(pairs, image_folder=2024, condition_folder=1).train_dataset) == 6
+    assert len(module(pairs, subfolder=2024, condition_folder=1).train_dataset) == 6
 
 
 @pytest.mark.parametrize("scale", [1, 3])
