@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from lightning import Trainer
 from serve import Call, Settings, autocast, inference, num_parameters
 
 import taming
@@ -16,7 +17,13 @@ from taming.discriminators import PatchDiscriminator
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.losses import LPIPSLoss
 from taming.sequence import to_indices
-from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
+from taming.training import (
+    Adversary,
+    OptimizerConfig,
+    TrainingModule,
+    TransformerTraining,
+    VQGANTraining,
+)
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
@@ -69,7 +76,6 @@ def autoencoder_call(
             ramp=0,
             weight=0.8,
             adaptive=True,
-            max_steps=NEVER,
         )
         parts |= {"discriminator": [discriminator], "perceptual": [perceptual.lpips.network]}
     module = VQGANTraining(
@@ -77,9 +83,6 @@ def autoencoder_call(
         perceptual,
         adversary,
         optimizer=OPTIMIZER,
-        max_steps=NEVER,
-        gradient_clip=None,
-        ema_decay=None,
         compile=settings["compile"],
         channels_last=settings["channels_last"],
     ).to(images.device)
@@ -87,7 +90,7 @@ def autoencoder_call(
     if settings["channels_last"]:
         images = images.contiguous(memory_format=torch.channels_last)
     if "step" in measurement:
-        return training_step(module, settings, {"images": images}, vqgan.last_layer), facts
+        return training_step(module, settings, {"images": images}), facts
     vqgan.eval()
     encode = inference(settings, lambda: vqgan.encode(images))
     indices = encode()
@@ -117,34 +120,12 @@ def transformer_call(
         prefix=[gpt.prefix_embedding],  # the peers have none
     )
     facts: dict[str, Any] = {"versions": VERSIONS, "parameters": parameters}
+    generator = ImageGenerator(None, gpt, conditioning, grid_size)
     if measurement == "gpt_step":
-        quantizer = {
-            "kind": "vector",
-            "codebook_size": settings["codebook_size"],
-            "codebook_dim": 1,
-        }
-        tokenizer = VQGAN(  # as small as can be: the tokens are there already
-            quantizer=quantizer,
-            resolution=2,
-            base_channels=8,
-            channel_multipliers=[1],
-            num_residual_blocks=1,
-            latent_channels=8,
-        )
-        module = TransformerTraining(
-            gpt,
-            tokenizer,
-            conditioning,
-            grid_size,
-            optimizer=OPTIMIZER,
-            max_steps=NEVER,
-            gradient_clip=None,
-            num_samples=0,
-            compile=settings["compile"],
-        ).to(tokens.device)
+        module = TransformerTraining(generator, optimizer=OPTIMIZER, compile=settings["compile"])
         batch = {"indices": to_indices(tokens, grid_size), "labels": tokens.new_zeros(b)}
-        return training_step(module, settings, batch, gpt.head.weight), facts
-    generator = ImageGenerator(None, gpt, conditioning, grid_size).eval()
+        return training_step(module, settings, batch), facts
+    generator.eval()
     if settings["dtype"] == "bf16":
         generator.to(torch.bfloat16)
     # each token's step reads all weights but the tables', of which it needs a row, and of each
@@ -166,23 +147,28 @@ def transformer_call(
 
 
 def training_step(
-    module: Any, settings: Settings, batch: dict[str, torch.Tensor], weights: torch.Tensor
+    module: TrainingModule, settings: Settings, batch: dict[str, torch.Tensor]
 ) -> Call:
-    """A step as it is in training, on the same batch each time, without the trainer around it.
-
-    Its result are `weights`, which are looked at for NaN.
-    """
-    optimizers = module.configure_optimizers()
-    module.manual_backward = lambda loss: module.backward(loss)
-    module.optimizers = lambda: optimizers
-    module.log_every = NEVER
-    module.step = 1  # the first step is logged in any case
-    module.train()
+    """What Lightning's Trainer calls in a step, on the same batch each time, without its loops."""
+    module.trainer = Trainer(
+        accelerator="auto" if settings["device"].startswith("cuda") else "cpu",
+        max_steps=NEVER,
+        log_every_n_steps=NEVER,
+        logger=False,
+    )
+    module.to(settings["device"]).train()
+    configured = module.configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
 
     def step() -> torch.Tensor:
         with autocast(settings):
-            module.training_step(batch, 0)
-        return weights.detach()
+            loss = module.training_step(batch, 0)["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        module.configure_gradient_clipping(optimizer)
+        optimizer.step()
+        schedule.step()
+        return loss.detach()
 
     return step
 
