@@ -1,7 +1,7 @@
 """Everything that becomes a PNG: grids of images and label maps, captions, palettes, frames."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ from taming.errors import UserError
 
 __all__ = [
     "as_palette",
+    "class_grid",
     "condition_grid",
-    "framed",
     "image_grid",
     "pixel_grid",
     "reconstruction_grid",
@@ -25,6 +25,7 @@ __all__ = [
 GAP = 2
 LINE = 14  # pixels of a caption's line
 INK, PAPER = (30, 30, 30), (255, 255, 255)
+GOOD, BAD = (60, 170, 90), (220, 50, 40)  # of frames
 
 
 def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
@@ -158,10 +159,33 @@ def side_by_side(
     return np.stack(columns, 1)
 
 
-def framed(picture: np.ndarray, color: Sequence[int] | None) -> np.ndarray:
-    """Returns a picture `(H W 3)` with a frame of one pixel, `(H+2 W+2 3)`; unchanged for None."""
-    if color is None:
-        return picture
-    out = np.full([picture.shape[0] + 2, picture.shape[1] + 2, 3], color, dtype=np.uint8)
-    out[1:-1, 1:-1] = picture
-    return out
+def class_grid(
+    samples: Mapping[int, Sequence[tuple[np.ndarray, int | None]]], class_names: Sequence[str]
+) -> Image.Image:
+    """Lays out samples by class, a row each: recognised ones framed green, mistaken ones red.
+
+    Above each sample stands its class, and below that the class a mistaken one was taken for.
+
+    Args:
+        samples: by label, pictures uint8 `(H W 3)` with the class that a classifier predicts, None
+            without one.
+        class_names: by label.
+    """
+    num_columns = max(map(len, samples.values()))
+    pictures, captions = [], []
+    for label in sorted(samples):
+        for picture, prediction in samples[label]:
+            caption = class_names[label]
+            if prediction is not None:
+                picture = np.pad(picture, ((1, 1), (1, 1), (0, 0)))
+                frame = GOOD if prediction == label else BAD
+                picture[[0, -1]] = frame
+                picture[:, [0, -1]] = frame
+                if prediction != label:
+                    caption += f"\nseen: {class_names[prediction]}"
+            pictures.append(picture)
+            captions.append(caption)
+        num_missing = num_columns - len(samples[label])
+        pictures += [np.full_like(pictures[-1], 255)] * num_missing
+        captions += [""] * num_missing
+    return pixel_grid(np.stack(pictures), num_columns, captions, min_side=96)  # wide enough

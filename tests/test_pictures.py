@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from taming.errors import UserError
-from taming.pictures import as_palette, image_grid, reconstruction_grid, to_uint8
+from taming.pictures import as_palette, class_grid, image_grid, reconstruction_grid, to_uint8
 
 
 def test_black_grey_and_white() -> None:
@@ -97,3 +97,27 @@ def test_a_grid_of_label_maps() -> None:
     shown = [grid[20, 20 + 50 * column].tolist() for column in range(4)]
     red, green = palette.tolist()
     assert shown == [red, green, green, red]
+
+
+def test_a_grid_by_class_frames_what_is_mistaken() -> None:
+    grey = np.full((14, 14, 3), 128, dtype=np.uint8)
+    pixels = np.asarray(class_grid({1: [(grey, 0), (grey, 1)], 0: [(grey, 0)]}, ["dark", "bright"]))
+    side, gap, caption = 16 * 6, 2, 2 * 14  # a frame of 1 each side, enlarged to 96 or more
+    assert pixels.shape == (2 * (side + caption + gap) + gap, 2 * (side + gap) + gap, 3)
+    places = ((0, 0), (0, 1), (1, 0), (1, 1))
+    colors = [
+        tuple(pixels[gap + caption + row * (side + caption + gap), gap + column * (side + gap)])
+        for row, column in places
+    ]
+    good, bad, empty = (60, 170, 90), (220, 50, 40), (255, 255, 255)
+    assert colors == [good, empty, bad, good]
+    # the class above each sample, under it what a mistaken one was taken for
+    for line, expected in ((0, [True, False, True, True]), (1, [False, False, True, False])):
+        for (row, column), written in zip(places, expected, strict=True):
+            top = gap + line * 14 + row * (side + caption + gap)
+            left = gap + column * (side + gap)
+            assert bool(pixels[top : top + 14, left : left + side].min() < 100) is written
+    inside = gap + caption + side // 2
+    assert tuple(pixels[inside, gap + side // 2]) == (128, 128, 128)
+    plain = np.asarray(class_grid({0: [(grey, None)]}, ["dark"]))
+    assert plain.shape == (7 * 14 + 14 + 4, 7 * 14 + 4, 3)  # without a classifier no frame

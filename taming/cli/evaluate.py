@@ -10,11 +10,11 @@ from taming.cli.app import RESOLVED_FILE, build, device, program, resolved
 from taming.cli.data import build_data, condition_settings, with_tokenizer_shape
 from taming.cli.hints import setting
 from taming.errors import UserError
-from taming.evaluation import load_classifier
+from taming.evaluation import ImageClassifier
 from taming.generation import ImageGenerator
 from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
-from taming.workflows import check_pictures, evaluate_model
+from taming.workflows.evaluation_data import check_pictures
 
 __all__ = ["main"]
 
@@ -24,10 +24,11 @@ log = logging.getLogger("taming")
 def main(config: DictConfig) -> None:
     """Measures a generator, or a VQGAN, on the validation images of its data."""
     plain = resolved(config)
-    settings, training = build(config.evaluation), build(config.classifier_training)
+    evaluate_model, training = build(config.evaluation), build(config.classifier_training)
     where = device(plain["device"])
     features = None if config.frechet.weights is None else build(config.frechet)
-    classifier = None if plain["classifier"] is None else load_classifier(plain["classifier"])
+    path = plain["classifier"]
+    classifier = None if path is None else ImageClassifier.from_pretrained(path)
     model = load_model(plain["checkpoint"])
     if isinstance(model, ImageGenerator):
         tokenizer, resolution = model.require_tokenizer(), model.resolution
@@ -41,8 +42,6 @@ def main(config: DictConfig) -> None:
     report = evaluate_model(
         model.to(where),
         data,
-        settings,
-        Path(plain["output_dir"]).expanduser(),
         classifier=classifier,
         classifier_training=training,
         features=features,

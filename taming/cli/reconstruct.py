@@ -1,13 +1,11 @@
 """`reconstruct`: images through a tokenizer and back."""
 
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from taming.cli.app import build, device, resolved
 from taming.vqgan import VQGAN
-from taming.workflows import reconstruct_images
 
 __all__ = ["main"]
 
@@ -15,16 +13,10 @@ __all__ = ["main"]
 def main(config: DictConfig) -> None:
     """Reconstructs images with a VQGAN, or the tokenizer of a generator, and measures how well."""
     plain = resolved(config)
-    settings = build(config.reconstruction)
+    reconstruct_images = build(config.reconstruction)
     features = None if config.frechet.weights is None else build(config.frechet)
     vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(device(plain["device"]))
-    report = reconstruct_images(
-        vqgan,
-        plain["input"],
-        settings,
-        Path(plain["output_dir"]).expanduser(),
-        features,
-    )
+    report = reconstruct_images(vqgan, features=features)
     print(table(report.numbers))
     for note in report.notes:
         print(f"note: {note}")

@@ -14,9 +14,9 @@ from taming.cli.app import build, device, program, resolved
 from taming.cli.data import data_of_run
 from taming.cli.hints import given_settings, setting
 from taming.errors import UserError
-from taming.evaluation import load_classifier
+from taming.evaluation import ImageClassifier
 from taming.generation import ImageGenerator
-from taming.workflows import GivenImages, sample_images
+from taming.workflows import GivenImages
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
     plain = resolved(config)
-    settings = build(config.sampling)
+    sample_images = build(config.sample)
     where = device(plain["device"])
     classifier = build_classifier(config.rejection.classifier)
     if isinstance(classifier, torch.nn.Module):
@@ -35,12 +35,12 @@ def main(config: DictConfig) -> None:
         raise UserError(f"dtype is one of {', '.join(DTYPES)}, not {plain['dtype']!r}.")
     generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(where)
     generator.transformer.to(DTYPES[plain["dtype"]])
-    report = sample_images(generator, settings, Path(plain["output_dir"]).expanduser(), classifier)
+    report = sample_images(generator, classifier=classifier)
     for note in report.notes:
         print(f"note: {note}")
     for path in report.written:
         print(f"wrote {path}")
-    print(next_steps(plain, settings.conditions, generator))
+    print(next_steps(plain, build(config.conditions), generator))
 
 
 def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
@@ -56,7 +56,7 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
     if config is None:
         return None
     if not isinstance(config, DictConfig):
-        return load_classifier(config)
+        return ImageClassifier.from_pretrained(config)
     here = str(Path.cwd())
     if here not in sys.path:  # begins with the folder of the script
         sys.path.append(here)

@@ -1,27 +1,46 @@
 """Measures of tokenizers and generators."""
 
-from taming.evaluation.agreement import ClassAgreement
-from taming.evaluation.classifier import ImageClassifier, load_classifier
-from taming.evaluation.codebook import CodebookUsage
-from taming.evaluation.feature_statistics import FeatureStatistics
-from taming.evaluation.features import FeatureExtractor
-from taming.evaluation.frechet import FrechetDistance, frechet_distance
-from taming.evaluation.label_maps import LabelMapMetrics
-from taming.evaluation.likelihood import TokenLikelihood
-from taming.evaluation.perceptual import LPIPSMetric
-from taming.evaluation.reconstruction import ReconstructionMetrics
+from taming.evaluation.classifier import (
+    ClassifierTraining,
+    ImageClassifier,
+    class_difference,
+    train_classifier,
+)
+from taming.evaluation.frechet import (
+    FeatureExtractor,
+    FeatureStatistics,
+    FrechetDistance,
+    frechet_distance,
+)
+from taming.evaluation.judging import JudgedImages, Judges, in_proportion
+from taming.evaluation.reconstruction import (
+    LabelMapMetrics,
+    LPIPSMetric,
+    ReconstructionMetrics,
+)
+from taming.evaluation.report import report_text
+from taming.evaluation.tiling import reconstruct_tiled
+from taming.evaluation.tokens import CodebookUsage, TokenLikelihood
+from taming.evaluation.validation import measure_validation
 
 __all__ = [
-    "ClassAgreement",
+    "ClassifierTraining",
     "CodebookUsage",
     "FeatureExtractor",
     "FeatureStatistics",
     "FrechetDistance",
     "ImageClassifier",
+    "JudgedImages",
+    "Judges",
     "LPIPSMetric",
     "LabelMapMetrics",
     "ReconstructionMetrics",
     "TokenLikelihood",
+    "class_difference",
     "frechet_distance",
-    "load_classifier",
+    "in_proportion",
+    "measure_validation",
+    "reconstruct_tiled",
+    "report_text",
+    "train_classifier",
 ]

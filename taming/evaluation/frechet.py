@@ -1,19 +1,65 @@
-"""Fréchet distance between the features of images and of their reconstructions."""
+"""Fréchet distance between sets of images, as normal distributions of a network's features."""
+
+from pathlib import Path
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torchmetrics import Metric
+from torchmetrics.wrappers.abstract import WrapperMetric
 
-__all__ = ["FrechetDistance", "frechet_distance", "moments"]
+from taming.contexts import full_precision
+from taming.errors import UserError
+from taming.losses import Backbone
+
+__all__ = ["FeatureExtractor", "FeatureStatistics", "FrechetDistance", "frechet_distance"]
 
 
-class FrechetDistance(Metric):
-    """How far apart two sets of images are, as normal distributions of a network's features.
+class FeatureExtractor(nn.Module):
+    """The last stage's features of a pretrained network, averaged over the image.
 
-    Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", eq. 6. This is FID only if
-    the features are those of Inception with the FID weights; with any other network name the
-    network beside the number. It falls with the number of images, most so where there are fewer
-    than features: compare only what was measured on equally many images.
+    Images are first resized to one size, bilinearly with antialiasing, so that distances do not
+    depend on theirs; then normalised as the network was trained. All in float32.
+
+    Args:
+        backbone: name of the network (see `Backbone`).
+        weights: file of its weights in torchvision's key names.
+        resolution: pixels a side that images are resized to; 224 is what these networks saw.
+
+    Attributes:
+        num_features: width f of the result.
+        description: network and resolution, to be named beside every number.
+
+    Raises:
+        MissingPathError: if the weights file does not exist.
+        UserError: if it does not fit the network, or the resolution is too small for it.
+    """
+
+    MIN_RESOLUTION = 32  # below, the last stage has nothing to see
+
+    def __init__(self, *, backbone: str, weights: str | Path, resolution: int = 224) -> None:
+        super().__init__()
+        if not isinstance(resolution, int) or resolution < self.MIN_RESOLUTION:
+            raise UserError(
+                f"the feature network's resolution is {resolution}: give pixels, one number, "
+                f"{self.MIN_RESOLUTION} or more."
+            )
+        self.backbone = Backbone(backbone, weights)
+        self.num_features = Backbone.WIDTHS[backbone]
+        self.resolution = resolution
+        self.description = f"{backbone}, last stage, images at {resolution}×{resolution}"
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
+        with torch.autocast(images.device.type, enabled=False), full_precision():
+            images = F.interpolate(
+                images.float(), (self.resolution, self.resolution), mode="bilinear", antialias=True
+            )
+            return self.backbone(images)[-1].mean((2, 3))
+
+
+class FeatureStatistics(Metric):
+    """Mean and covariance of the features of a set of images, to compare several sets.
 
     Sums of features and of their products are kept in float64, so memory does not grow with the
     number of images, and ranks add up.
@@ -23,8 +69,6 @@ class FrechetDistance(Metric):
             (see `FeatureExtractor`).
     """
 
-    names = ("frechet_distance",)  # that `compute` gives
-    higher_is_better = False
     full_state_update = False
 
     def __init__(self, features: nn.Module) -> None:
@@ -32,61 +76,75 @@ class FrechetDistance(Metric):
         self.features = features
         num_features = features.num_features
         assert isinstance(num_features, int)
-        self.image_sum: torch.Tensor
-        self.image_products: torch.Tensor
-        self.reconstruction_sum: torch.Tensor
-        self.reconstruction_products: torch.Tensor
-        self.num_images: torch.Tensor
-        for name, shape in (
-            ("image_sum", (num_features,)),
-            ("image_products", (num_features, num_features)),
-            ("reconstruction_sum", (num_features,)),
-            ("reconstruction_products", (num_features, num_features)),
-            ("num_images", ()),
-        ):
+        self.sum: Tensor
+        self.products: Tensor
+        self.num_images: Tensor
+        shapes = {"sum": (num_features,), "products": (num_features, num_features)}
+        for name, shape in {**shapes, "num_images": ()}.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     @torch.no_grad()
-    def update(self, reconstructions: torch.Tensor, images: torch.Tensor) -> None:
-        """Adds two `(b c H W)` of float; the reconstructions are clamped to [-1, 1]."""
-        features = self.features(images).double()
-        self.image_sum += features.sum(0)
-        self.image_products += features.T @ features
-        features = self.features(reconstructions.clamp(-1, 1)).double()
-        self.reconstruction_sum += features.sum(0)
-        self.reconstruction_products += features.T @ features
+    def update(self, images: Tensor) -> None:
+        """Adds `(b c H W)` of float, clamped to [-1, 1]."""
+        features = self.features(images.clamp(-1, 1)).double()  # (b f)
+        self.sum += features.sum(0)
+        self.products += features.T @ features
         self.num_images += len(images)
 
-    def compute(self) -> dict[str, torch.Tensor]:
-        """`frechet_distance`, 0 or more."""
-        num_images = int(self.num_images)
-        first = moments(self.image_sum, self.image_products, num_images)
-        second = moments(self.reconstruction_sum, self.reconstruction_products, num_images)
-        means, covariances = zip(first, second, strict=True)
-        return {"frechet_distance": frechet_distance(*means, *covariances)}
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Returns mean `(f,)` and covariance `(f f)`; of a single image the covariance is zero."""
+        mean = self.sum / self.num_images
+        covariance = self.products - self.num_images * torch.outer(mean, mean)
+        return mean, covariance / (self.num_images - 1).clamp(min=1)
+
+    def distance(self, other: "FeatureStatistics") -> Tensor:
+        """Returns the Fréchet distance of the two sets, a scalar; NaN if one holds no image."""
+        means, covariances = zip(self.compute(), other.compute(), strict=True)
+        if any(mean.isnan().any() for mean in means):
+            return means[0].new_tensor(torch.nan)
+        # of one feature, torchmetrics makes a number of it
+        return frechet_distance(*means, *map(torch.atleast_2d, covariances))
 
 
-def moments(
-    total: torch.Tensor, products: torch.Tensor, num_images: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean `(f,)` and covariance `(f f)` of features; of a single image the covariance is zero.
+class FrechetDistance(WrapperMetric):
+    """The Fréchet distance of reconstructions to their images.
+
+    Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", eq. 6. This is FID only if
+    the features are those of Inception with the FID weights; with any other network name the
+    network beside the number. It falls with the number of images, most so where there are fewer
+    than features: compare only what was measured on equally many images.
 
     Args:
-        total: `(f,)` float64, the sum of the features.
-        products: `(f f)` likewise, of their products.
-        num_images: how many images they are of, at least 1.
+        features: see `FeatureStatistics`.
     """
-    mean = total / num_images
-    covariance = products - num_images * torch.outer(mean, mean)
-    return mean, covariance / max(1, num_images - 1)
+
+    names = ("frechet_distance",)  # of the numbers that `compute` returns
+    higher_is_better = False
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.images = FeatureStatistics(features)
+        self.reconstructions = FeatureStatistics(features)
+
+    def update(self, reconstructions: Tensor, images: Tensor) -> None:
+        """Adds a batch; both are `(b c H W)` of float."""
+        self.images.update(images)
+        self.reconstructions.update(reconstructions)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Returns `frechet_distance`, 0 or more."""
+        return {"frechet_distance": self.reconstructions.distance(self.images)}
+
+    def reset(self) -> None:
+        """Forgets all images."""
+        super().reset()
+        self.images.reset()
+        self.reconstructions.reset()
 
 
 def frechet_distance(
-    first_mean: torch.Tensor,
-    second_mean: torch.Tensor,
-    first_covariance: torch.Tensor,
-    second_covariance: torch.Tensor,
-) -> torch.Tensor:
+    first_mean: Tensor, second_mean: Tensor, first_covariance: Tensor, second_covariance: Tensor
+) -> Tensor:
     """‖μ₁ − μ₂‖² + Tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), of `(f,)` and `(f f)` float64, a scalar.
 
     With Σ = L Lᵀ, the eigenvalues of Σ₁Σ₂ are the squared singular values of L₁ᵀL₂, whose sum is
@@ -102,7 +160,7 @@ def frechet_distance(
     return distance.clamp(min=0)
 
 
-def _factor(covariance: torch.Tensor) -> torch.Tensor:
+def _factor(covariance: Tensor) -> Tensor:
     """L with L Lᵀ = Σ, by the eigenvalues of Σ; those within rounding of zero are taken as zero."""
     values, vectors = torch.linalg.eigh(covariance)
     rounding = values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps

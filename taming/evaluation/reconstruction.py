@@ -1,12 +1,14 @@
-"""PSNR and SSIM of reconstructions, over a whole data set."""
+"""How well images and label maps are reconstructed, over a whole data set and all ranks."""
 
 import torch
+from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from taming.contexts import full_precision
+from taming.losses import LPIPSLoss
 
-__all__ = ["ReconstructionMetrics"]
+__all__ = ["LPIPSMetric", "LabelMapMetrics", "ReconstructionMetrics"]
 
 
 class ReconstructionMetrics(Metric):
@@ -14,26 +16,26 @@ class ReconstructionMetrics(Metric):
 
     PSNR = 10 log₁₀(2² / MSE) with the mean over an image's pixels and channels; SSIM with the 11×11
     Gaussian window, σ 1.5, of Wang et al. 2004, averaged, as there and in scikit-image, over the
-    windows that lie inside the image. Reconstructions are clamped to [-1, 1] first and not rounded
-    to 8 bit.
+    windows that lie inside the image (torchmetrics averages over mirrored borders too).
+    Reconstructions are clamped to [-1, 1] first and not rounded to 8 bit.
     """
 
     MIN_SIDE = 11  # of the images: SSIM's window
 
-    names = ("psnr", "ssim")  # that `compute` gives
+    names = ("psnr", "ssim")  # of the numbers that `compute` returns
     higher_is_better = True
     full_state_update = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.psnr_sum: torch.Tensor
-        self.ssim_sum: torch.Tensor
-        self.num_images: torch.Tensor
+        self.psnr_sum: Tensor
+        self.ssim_sum: Tensor
+        self.num_images: Tensor
         for name in ("psnr_sum", "ssim_sum", "num_images"):
             self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, reconstructions: torch.Tensor, images: torch.Tensor) -> None:
-        """Adds two `(b c H W)` of float."""
+    def update(self, reconstructions: Tensor, images: Tensor) -> None:
+        """Adds a batch; both are `(b c H W)` of float."""
         # SSIM filters with a convolution
         with torch.autocast(images.device.type, enabled=False), full_precision():
             reconstructions = reconstructions.float().clamp(-1, 1)
@@ -45,12 +47,84 @@ class ReconstructionMetrics(Metric):
                 images,
                 data_range=(-1.0, 1.0),
                 reduction="none",
-                return_full_image=True,  # over mirrored borders too, which are left out here
+                return_full_image=True,
             )
             border = self.MIN_SIDE // 2
             self.ssim_sum += ssim[..., border:-border, border:-border].mean((1, 2, 3)).sum()
             self.num_images += len(images)
 
-    def compute(self) -> dict[str, torch.Tensor]:
-        """`psnr` in dB and `ssim`."""
+    def compute(self) -> dict[str, Tensor]:
+        """Returns `psnr` in dB and `ssim`."""
         return {"psnr": self.psnr_sum / self.num_images, "ssim": self.ssim_sum / self.num_images}
+
+
+class LPIPSMetric(Metric):
+    """Mean over images of each image's LPIPS distance to its reconstruction; lower is better.
+
+    Zhang et al. 2018. Reconstructions are clamped to [-1, 1] first; always in float32.
+
+    Args:
+        lpips: computes the distance; its weights are saved in no checkpoint.
+    """
+
+    names = ("lpips",)  # of the numbers that `compute` returns
+    higher_is_better = False
+    full_state_update = False
+
+    def __init__(self, lpips: LPIPSLoss) -> None:
+        super().__init__()
+        self.lpips = lpips
+        self.min_side = lpips.min_side
+        self.lpips_sum: Tensor
+        self.num_images: Tensor
+        for name in ("lpips_sum", "num_images"):
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    @torch.no_grad()
+    def update(self, reconstructions: Tensor, images: Tensor) -> None:
+        """Adds a batch; both are `(b c H W)` of float, c of 3 or 1."""
+        with torch.autocast(images.device.type, enabled=False), full_precision():
+            mean = self.lpips(reconstructions.float().clamp(-1, 1), images.float())
+        self.lpips_sum += mean.double() * len(images)  # batches of any size count by their images
+        self.num_images += len(images)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Returns `lpips`."""
+        return {"lpips": self.lpips_sum / self.num_images}
+
+
+class LabelMapMetrics(Metric):
+    """Pixel accuracy and mean intersection over union, from one confusion matrix of all pixels.
+
+    A pixel's class is its channel with the largest value. Mean IoU is the mean, over the classes
+    that occur in the images or the reconstructions, of TP / (TP + FP + FN) (Everingham et al. 2010,
+    "The PASCAL VOC Challenge", §4.3). The class of unlabelled pixels counts like any other: a
+    tokenizer must reproduce it too.
+    """
+
+    names = ("pixel_accuracy", "mean_iou")  # of the numbers that `compute` returns
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.confusion: Tensor  # pixels by true class and reconstructed class
+        zeros = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        self.add_state("confusion", zeros, dist_reduce_fx="sum")
+
+    def update(self, reconstructions: Tensor, images: Tensor) -> None:
+        """Adds a batch: logits and one-hot label maps, both `(b c H W)`."""
+        pairs = images.argmax(1) * len(self.confusion) + reconstructions.argmax(1)
+        counts = pairs.flatten().bincount(minlength=self.confusion.numel())
+        self.confusion += counts.view_as(self.confusion)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Returns `pixel_accuracy` and `mean_iou`, both in [0, 1]."""
+        confusion = self.confusion.double()
+        hits = confusion.diagonal()
+        unions = confusion.sum(0) + confusion.sum(1) - hits
+        occurs = unions > 0
+        return {
+            "pixel_accuracy": hits.sum() / confusion.sum(),
+            "mean_iou": (hits[occurs] / unions[occurs]).mean(),
+        }

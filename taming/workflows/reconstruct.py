@@ -5,41 +5,42 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from PIL import Image
+from torch import Tensor
 from torchmetrics import Metric
 from tqdm import tqdm
 
 from taming.data import ImageFolder, InspectionImages, PictureReader
-from taming.errors import UserError
+from taming.errors import UserError, writing
 from taming.evaluation import (
     CodebookUsage,
     FeatureExtractor,
     FrechetDistance,
     LPIPSMetric,
     ReconstructionMetrics,
+    reconstruct_tiled,
 )
 from taming.losses import LPIPSLoss
 from taming.pictures import reconstruction_grid, to_uint8
 from taming.vqgan import VQGAN
-from taming.workflows.reconstruction_settings import ReconstructionSettings
-from taming.workflows.tiling import reconstruct_tiled
 
 __all__ = ["ReconstructionReport", "reconstruct_images"]
 
 NUM_GRID_IMAGES = 16
-MAX_GRID_SIDE = 512  # pixels of a picture, where there are several
+MAX_GRID_SIDE = 512  # pixels of a picture, if there are several
 
 
 @dataclass
 class ReconstructionReport:
-    """What came of it.
+    """What `reconstruct_images` found and wrote.
 
     Attributes:
-        numbers: what is in metrics.json.
+        numbers: the contents of metrics.json.
         notes: what is unusual, a sentence each.
         written: files and folders.
     """
@@ -52,9 +53,19 @@ class ReconstructionReport:
 def reconstruct_images(
     vqgan: VQGAN,
     path: str | Path,
-    settings: ReconstructionSettings,
-    output_dir: Path,
+    output_dir: str | Path,
+    *,
+    resolution: int | Sequence[int] | None = None,
+    tile: Annotated[int, Ge(1)] | None = None,
+    overlap: Annotated[int, Ge(0)] | None = None,
+    batch_size: Annotated[int, Ge(1)] = 16,
+    max_images: Annotated[int, Ge(1)] | None = None,
+    num_workers: Annotated[int, Ge(0)] = 0,
+    background: tuple[int, int, int] = (255, 255, 255),
+    lpips: Literal["vgg", "alex"] | None = None,
     features: FeatureExtractor | None = None,
+    write_images: bool = False,
+    side_by_side: bool = True,
 ) -> ReconstructionReport:
     """Reconstructs the images at `path`, a folder, a `.zip` file or an image.
 
@@ -65,144 +76,126 @@ def reconstruct_images(
     Args:
         vqgan: the tokenizer, in evaluation mode, on the device to use.
         path: where the images are.
-        settings: see there.
         output_dir: where to write.
+        resolution: None: every image at its own size, cut in the middle to multiples of the
+            downsample factor; else pixels, one number (square) or (height, width), that every image
+            is resized and cropped in the middle to, as for training.
+        tile: pixels a side of the tiles that larger images are cut into; None: no tiles.
+        overlap: pixels that neighbouring tiles share, at most half a tile; None: a quarter.
+        batch_size: images at once, of equal size.
+        max_images: only the first so many; None: all.
+        num_workers: processes that load images.
+        background: RGB, 0 to 255, behind transparent parts.
+        lpips: network of LPIPS; None: not measured.
         features: network for the Fréchet distance; None: not measured.
+        write_images: also write each image as a PNG into `images/`.
+        side_by_side: in these show the image beside its reconstruction, not that alone.
 
     Raises:
         MissingPathError: if there is nothing at `path`.
         UserError: if the images do not suit the model, or the files cannot be written.
     """
-    images = _find_images(vqgan, path, settings)
-    if settings.write_images and (output_dir / "images").exists():
+    output_dir = Path(output_dir).expanduser()
+    factor = vqgan.downsample_factor
+    if vqgan.label_maps:
+        raise UserError(
+            f"the model takes label maps of {vqgan.image_channels} channels, and reconstruct takes "
+            "models of pictures only."
+        )
+    if tile is not None and tile % factor:
+        raise UserError(
+            f"tile={tile} does not divide by the model's downsample factor {factor}: give a "
+            f"multiple of {factor}."
+        )
+    if overlap is not None and not 0 <= overlap <= (tile or 0) // 2:
+        raise UserError(
+            f"overlap={overlap} is at most half of tile={tile}."
+            if tile
+            else f"overlap={overlap} is of tiles: give tile=PIXELS too."
+        )
+    if overlap is None:
+        overlap = (tile or 0) // 4
+    if write_images and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    metrics = _Metrics(vqgan, settings, features)
+    red, green, blue = background
+    reader = PictureReader(1 if vqgan.image_channels == 1 else 3, (red, green, blue))
+    images = InspectionImages(
+        ImageFolder(path, reader),
+        factor=factor,
+        resolution=resolution,
+        min_side=max(ReconstructionMetrics.MIN_SIDE, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0),
+        max_images=max_images,
+    )
+    device = vqgan.last_layer.device
+    device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
+    metrics: list[Metric] = [ReconstructionMetrics()]
+    if lpips is not None:
+        metrics.append(LPIPSMetric(LPIPSLoss(backbone=lpips)))
+    if features is not None:
+        metrics.append(FrechetDistance(features))
+    metrics = [metric.to(device) for metric in metrics]
+    codebook = CodebookUsage(vqgan.codebook_size).to(device)
+    sizes: Counter[tuple[int, ...]] = Counter()
     names = _file_names([images.source.name(number) for number in images.numbers])
-    file_names = dict(zip(images.numbers, names, strict=True))
+    files = dict(zip(images.numbers, names, strict=True))
     first = set(images.numbers[:NUM_GRID_IMAGES])
     max_side = MAX_GRID_SIDE if len(first) > 1 else None
-    shown: dict[int, list[torch.Tensor]] = {}
-    try:
+    shown: dict[int, list[Tensor]] = {}
+    written = []
+    with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=len(images), unit="image", desc="reconstructing")
         with torch.inference_mode(), bar:
-            for numbers, batch in images.batches(settings.batch_size, settings.num_workers):
-                reconstructions, code_counts = reconstruct_tiled(
-                    vqgan, batch, settings.tile, settings.tile_overlap
-                )
-                reconstructions = reconstructions.float().clamp(-1, 1)
-                metrics.update(reconstructions, batch, code_counts)
-                for number, image, reconstruction in zip(
-                    numbers, batch, reconstructions, strict=True
-                ):
-                    if settings.write_images:
-                        pair = (
-                            [image, reconstruction] if settings.side_by_side else [reconstruction]
-                        )
-                        _write(torch.cat(pair, -1), output_dir / "images" / file_names[number])
+            for numbers, batch in images.batches(batch_size, num_workers):
+                outputs, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
+                outputs = outputs.float().clamp(-1, 1)
+                for metric in metrics:
+                    metric.update(outputs.to(device), batch.to(device))
+                codebook.update(code_counts.to(device))
+                sizes[tuple(batch.shape[2:])] += len(batch)
+                for number, *pair in zip(numbers, batch, outputs, strict=True):
+                    if write_images:
+                        picture = torch.cat(pair if side_by_side else pair[1:], -1)
+                        _write(picture, output_dir / "images" / files[number])
                     if number in first:
-                        shown[number] = [_shrunk(x, max_side) for x in (image, reconstruction)]
+                        shown[number] = [_shrunk(image, max_side) for image in pair]
                 bar.update(len(numbers))
-        report = _report(images, settings, metrics)
-        report.written = [output_dir / "reconstructions.png", output_dir / "metrics.json"]
-        if shown:
-            _grid([shown[number] for number in sorted(shown)]).save(report.written[0])
-        else:  # the first images were all broken
-            del report.written[0]
-        report.written[-1].write_text(json.dumps(report.numbers, indent=2) + "\n")
-    except OSError as error:
-        raise UserError(f"{output_dir} cannot be written: {error}.") from error
-    if settings.write_images:
-        report.written.append(output_dir / "images")
+        if shown:  # unless the first images were all broken
+            written.append(output_dir / "reconstructions.png")
+            _grid([shown[number] for number in sorted(shown)]).save(written[-1])
+        report = ReconstructionReport(
+            {
+                "num_images": sizes.total(),
+                "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
+                **{
+                    name: float(value)
+                    for metric in (*metrics, codebook)
+                    for name, value in metric.compute().items()
+                },
+                **({} if lpips is None else {"lpips_network": lpips}),
+                **({} if features is None else {"frechet_features": features.description}),
+                "codebook_size": vqgan.codebook_size,
+                "num_latents": int(codebook.counts.sum()),
+                "tile": tile,
+                "overlap": overlap if tile is not None else None,
+                "num_cropped": images.num_cropped,
+                "num_magnified": images.num_magnified,
+                "broken": [list(entry) for entry in images.broken],
+            },
+            _notes(images, codebook, sizes.total(), features),
+        )
+        written.append(output_dir / "metrics.json")
+        written[-1].write_text(json.dumps(report.numbers, indent=2) + "\n")
+    report.written = written + ([output_dir / "images"] if write_images else [])
     return report
 
 
-class _Metrics:
-    """All measures, where they are computed."""
-
-    def __init__(
-        self, vqgan: VQGAN, settings: ReconstructionSettings, features: FeatureExtractor | None
-    ) -> None:
-        device = vqgan.last_layer.device
-        self.device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
-        self.codebook = CodebookUsage(vqgan.codebook_size).to(self.device)
-        self.pairs: list[Metric] = [ReconstructionMetrics().to(self.device)]
-        self.networks: dict[str, str] = {}  # name beside the numbers they made
-        if settings.lpips is not None:
-            lpips = LPIPSMetric(LPIPSLoss(backbone=settings.lpips))
-            self.pairs.append(lpips.to(self.device))
-            self.networks["lpips_network"] = settings.lpips
-        if features is not None:
-            self.pairs.append(FrechetDistance(features).to(self.device))
-            self.networks["frechet_features"] = features.description
-        self.num_features = 0 if features is None else features.num_features
-        self.num_images = 0
-        self.resolutions: Counter[tuple[int, int]] = Counter()
-
-    def update(
-        self, reconstructions: torch.Tensor, images: torch.Tensor, code_counts: torch.Tensor
-    ) -> None:
-        """Adds two `(b c H W)` and the counts of their codes."""
-        reconstructions, images = reconstructions.to(self.device), images.to(self.device)
-        self.codebook.update(code_counts.to(self.device))
-        for metric in self.pairs:
-            metric.update(reconstructions, images)
-        self.num_images += len(images)
-        self.resolutions[images.shape[2], images.shape[3]] += len(images)
-
-    def compute(self) -> dict[str, float]:
-        """All numbers by name."""
-        return {
-            name: float(value)
-            for metric in (*self.pairs, self.codebook)
-            for name, value in metric.compute().items()
-        }
-
-
-def _find_images(
-    vqgan: VQGAN, path: str | Path, settings: ReconstructionSettings
-) -> InspectionImages:
-    channels, factor = vqgan.image_channels, vqgan.downsample_factor
-    if vqgan.label_maps:
-        raise UserError(
-            f"the model takes images of {channels} channels and is a tokenizer of label maps: "
-            "reconstruct takes models of pictures, with 1 or 3 channels, only."
-        )
-    if settings.tile is not None and settings.tile % factor:
-        raise UserError(
-            f"tile={settings.tile} does not divide by the model's downsample factor {factor}: give "
-            f"a multiple of {factor}."
-        )
-    red, green, blue = settings.background
-    reader = PictureReader(1 if channels == 1 else 3, (red, green, blue))
-    return InspectionImages(
-        ImageFolder(path, reader),
-        factor=factor,
-        resolution=settings.resolution,
-        min_side=settings.min_side,
-        max_images=settings.max_images,
-    )
-
-
-def _report(
-    images: InspectionImages, settings: ReconstructionSettings, metrics: _Metrics
-) -> ReconstructionReport:
-    sizes = metrics.resolutions
-    num_latents = int(metrics.codebook.counts.sum())
-    codebook_size = len(metrics.codebook.counts)
-    numbers = {
-        "num_images": metrics.num_images,
-        "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # None: several
-        **metrics.compute(),
-        **metrics.networks,
-        "codebook_size": codebook_size,
-        "num_latents": num_latents,
-        "tile": settings.tile,
-        "overlap": settings.tile_overlap if settings.tile is not None else None,
-        "num_cropped": images.num_cropped,
-        "num_magnified": images.num_magnified,
-        "broken": [list(entry) for entry in images.broken],
-    }
+def _notes(
+    images: InspectionImages,
+    codebook: CodebookUsage,
+    num_images: int,
+    features: FeatureExtractor | None,
+) -> list[str]:
     notes = []
     if images.broken:
         notes.append(f"{len(images.broken)} broken files left out ({images.describe_broken()}).")
@@ -212,17 +205,18 @@ def _report(
         )
     if images.num_magnified:
         notes.append(f"{images.num_magnified} images smaller than the resolution and enlarged.")
+    num_latents, codebook_size = int(codebook.counts.sum()), len(codebook.counts)
     if num_latents < codebook_size:
         notes.append(
             f"{num_latents} latents cannot use more of the {codebook_size} codes than "
             f"{num_latents / codebook_size:.1%}: usage says little."
         )
-    if metrics.num_images <= metrics.num_features:
+    if features is not None and num_images <= features.num_features:
         notes.append(
-            f"{metrics.num_images} images are no more than the network's {metrics.num_features} "
-            "features: the Fréchet distance is not to be compared with one of more images."
+            f"{num_images} images are no more than the network's {features.num_features} "
+            "features: do not compare the Fréchet distance with one of more images."
         )
-    return ReconstructionReport(numbers, notes)
+    return notes
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
@@ -237,12 +231,12 @@ def _file_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _write(image: torch.Tensor, path: Path) -> None:
+def _write(image: Tensor, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(to_uint8(image[None])[0]).save(path)
 
 
-def _shrunk(image: torch.Tensor, max_side: int | None) -> torch.Tensor:
+def _shrunk(image: Tensor, max_side: int | None) -> Tensor:
     """`(c H W)` with sides of at most `max_side`."""
     longer = max(image.shape[1:])
     if max_side is None or longer <= max_side:
@@ -251,7 +245,7 @@ def _shrunk(image: torch.Tensor, max_side: int | None) -> torch.Tensor:
     return F.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
 
 
-def _grid(pairs: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
+def _grid(pairs: Sequence[Sequence[Tensor]]) -> Image.Image:
     """Images beside their reconstructions; smaller ones on white of the largest one's size."""
     height = max(image.shape[1] for image, _ in pairs)
     width = max(image.shape[2] for image, _ in pairs)

@@ -1,32 +1,37 @@
 """Images from a generator, written to disk."""
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Annotated
 
 import numpy as np
+import torch
+from annotated_types import Ge
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from taming.errors import UserError
-from taming.generation import ImageGenerator, sample_best
-from taming.pictures import to_uint8
-from taming.workflows.sample_inputs import SampleInputs, find_inputs
-from taming.workflows.sample_pictures import (
-    MAX_GRID_IMAGES,
-    beside,
-    sample_grid,
-    sample_palette,
+from taming.contexts import evaluation_mode
+from taming.errors import UserError, writing
+from taming.evaluation import class_difference
+from taming.generation import ImageGenerator, SamplingOptions, check_guidance, sample_best
+from taming.pictures import as_palette, pixel_grid, side_by_side, to_uint8
+from taming.workflows.sample_inputs import (
+    GivenImages,
+    ImagesToComplete,
+    SampleInputs,
+    find_inputs,
 )
-from taming.workflows.sample_rejection import check_rejection
-from taming.workflows.sample_settings import SampleSettings
 
 __all__ = ["SampleReport", "sample_images"]
 
 log = logging.getLogger(__name__)
 
+MAX_GRID_IMAGES = 100
 COMPILING = (
     "compile=true: the first batch waits until the step is compiled, 10 to 30 seconds or more, in "
     "which the progress bar stands still. The more images follow, the more that pays."
@@ -35,7 +40,7 @@ COMPILING = (
 
 @dataclass
 class SampleReport:
-    """What came of it.
+    """What `sample_images` did.
 
     Attributes:
         notes: what the images were made from and how they were chosen, a sentence each.
@@ -48,60 +53,90 @@ class SampleReport:
 
 def sample_images(
     generator: ImageGenerator,
-    settings: SampleSettings,
-    output_dir: Path,
+    output_dir: str | Path,
+    *,
+    options: SamplingOptions | None = None,
+    num_images: Annotated[int, Ge(1)] | None = None,
+    classes: int | str | Sequence[int | str] | None = None,
+    conditions: GivenImages | None = None,
+    complete: ImagesToComplete | None = None,
     classifier: Callable[[Tensor], Tensor] | None = None,
+    candidates: Annotated[int, Ge(1)] = 10,
+    write_images: bool = False,
 ) -> SampleReport:
     """Samples, and writes into `output_dir`.
 
     `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are
     classes. `samples.png` shows the first images, with the class above each; left of each its
-    condition and the image to complete, where there are such. Label maps are shown in colours. No
-    more images than a batch are held as anything but bytes.
+    condition and the image to complete, if there are any. Label maps are shown in colours. No more
+    images than a batch are held as anything but bytes.
 
     Args:
         generator: on the device to use.
-        settings: see there.
         output_dir: where to write.
-        classifier: chooses among `settings.candidates` for each image, see `sample_best`; None: the
-            first is taken.
+        options: how to sample; its batch size bounds the memory.
+        num_images: how many; None: as many as there are conditions or images to complete, of both
+            the larger number, and 16 where there are neither.
+        classes: labels or class names (or one of them) that the images take in turn; a number is
+            always a label. "none" (unless a class has this name): no class. None: for images to
+            complete the class whose name its folder has; where no folder has one, no class if the
+            model can do without, else all in turn. Without such images all in turn.
+        conditions: condition images, taken in turn.
+        complete: images to complete, taken in turn, in the same order; if any has the name of a
+            condition, each must have that of its own.
+        classifier: chooses among `candidates` for each image, see `sample_best`; None: no choice.
+        candidates: images drawn for each one that is kept.
+        write_images: also write each image as a PNG into `images/`.
 
     Raises:
-        MissingPathError: if images that are given are not there.
-        UserError: for settings the model cannot do, or if the files cannot be written.
+        MissingPathError: if there are no images at a path.
+        UserError: for what the model does not support, or if the files cannot be written.
     """
+    output_dir = Path(output_dir).expanduser()
+    options = options or SamplingOptions(seed=0)
+    grid_size = options.grid_size or generator.grid_size
+    assert isinstance(grid_size, tuple)  # SamplingOptions sees to it
+    generator.require_tokenizer()
+    generator.plan_windows(grid_size, options.stride)  # whether it can
+    if isinstance(classes, int | str):
+        classes = [classes]
+    inputs = find_inputs(
+        generator,
+        grid_size,
+        num_images,
+        classes,
+        conditions or GivenImages(),
+        complete or ImagesToComplete(),
+    )
+    has_condition = inputs.labels is not None or inputs.conditions is not None
+    check_guidance(options.guidance, generator.conditioning, has_condition=has_condition)
     if classifier is not None:
-        check_rejection(generator, settings, classifier)
-    elif settings.candidates not in (1, SampleSettings.candidates):
-        raise UserError(
-            f"rejection.candidates={settings.candidates}: of several candidates a classifier keeps "
-            "one, and there is none: give rejection.classifier."
-        )
-    inputs = find_inputs(generator, settings)
-    if classifier is not None and inputs.labels is None:
-        raise UserError(
-            "rejection.classifier chooses the candidate that looks most like the asked-for class, "
-            "and none is asked for: say with `classes` which are."
-        )
+        _check_classifier(classifier, generator, grid_size, inputs)
     if (output_dir / "images").exists():  # they would be taken for those of samples.npz
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    try:
+    rows, columns = grid_size
+    report = SampleReport(
+        inputs.notes + options.guidance.notes(rows * columns, inputs.keep_rows * columns)
+    )
+    with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{output_dir} cannot be written: {error}.") from error
-    drawn = _draw(generator, settings, inputs, classifier)
-    notes = settings.notes(generator.grid_size, inputs.keep_rows)
-    report = SampleReport(inputs.notes() + notes)
-    if drawn.probabilities:
-        report.notes.append(
-            f"of {settings.candidates} candidates for each image the one that the classifier finds "
-            "most probable was kept: on average it gives it "
-            f"{np.mean(drawn.probabilities):.0%} for its class."
-        )
-    try:
-        report.written = _write(generator, settings, inputs, drawn, output_dir)
-    except OSError as error:
-        raise UserError(f"{output_dir} cannot be written: {error}.") from error
+        drawn = _draw(generator, options, inputs, classifier, candidates)
+        if drawn.probabilities:
+            report.notes.append(
+                f"of {candidates} candidates for each image the one that the classifier finds most "
+                f"probable was kept: on average it gives it {np.mean(drawn.probabilities):.0%} for "
+                "its class."
+            )
+        pixels = np.concatenate(drawn.samples)
+        arrays = [pixels] + ([] if inputs.labels is None else [inputs.labels.numpy()])
+        report.written = [output_dir / "samples.npz", output_dir / "samples.png"]
+        np.savez_compressed(report.written[0], *arrays)
+        names = _class_names(generator, inputs)
+        num_classes = generator.conditioning.num_classes if classes is None else len(classes)
+        _grid(np.concatenate(drawn.shown), names, num_classes).save(report.written[1])
+        if write_images:
+            report.written.append(output_dir / "images")
+            _write_images(pixels, names, inputs, report.written[-1])
     return report
 
 
@@ -123,30 +158,31 @@ class _Drawn:
 
 def _draw(
     generator: ImageGenerator,
-    settings: SampleSettings,
+    options: SamplingOptions,
     inputs: SampleInputs,
     classifier: Callable[[Tensor], Tensor] | None,
+    candidates: int,
 ) -> _Drawn:
-    """Batch after batch. The bar counts images; in a single batch, tokens or candidates."""
+    """Draws batch after batch. The bar counts images; in a single batch, tokens or candidates."""
     drawn = _Drawn()
-    single = inputs.num_images <= settings.batch_size
-    # not the last batch's size: a compiled step is for batches of one size
-    batch_size = min(settings.batch_size, inputs.num_images)
-    options = replace(settings.sampling(), batch_size=batch_size)
-    if settings.compile:
+    size = min(options.batch_size or 64, inputs.num_images)
+    options = replace(options, batch_size=size)  # a compiled step is for batches of one size
+    palette, condition_palette = _palettes(generator)
+    single = inputs.num_images == size
+    if options.compile:
         log.info(COMPILING)
     with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
-        for start in range(0, inputs.num_images, settings.batch_size):
-            count = min(settings.batch_size, inputs.num_images - start)
-            numbers = range(start, start + count)
+        for start in range(0, inputs.num_images, size):
+            numbers = range(start, min(start + size, inputs.num_images))
             condition = inputs.condition(numbers)
-            given, given_tokens = None, None
+            columns, given_tokens = [], None
             if inputs.complete is not None:
-                given = inputs.complete.batch(numbers)
-                given_tokens = generator.first_tokens(given, inputs.keep_rows)
+                images = inputs.complete.batch(numbers)
+                given_tokens = generator.first_tokens(images, inputs.keep_rows)
+                columns.append(to_uint8(images, palette))
             if classifier is None:
-                images = generator.sample(
-                    count,
+                samples = generator.sample(
+                    len(numbers),
                     condition,
                     given_tokens=given_tokens,
                     options=options,
@@ -158,68 +194,108 @@ def _draw(
                 best = sample_best(
                     generator,
                     classifier,
-                    count,
+                    len(numbers),
                     condition,
-                    settings.candidates,
+                    candidates,
                     given_tokens=given_tokens,
                     options=options,
                     progress=single,
                     first_image=start,
                 )
-                images = best.images
+                samples = best.images
                 drawn.probabilities += best.probabilities.tolist()
-            drawn.samples.append(to_uint8(images, sample_palette(generator)))
+            drawn.samples.append(to_uint8(samples, palette))
             if start < MAX_GRID_IMAGES:
-                drawn.shown.append(beside(generator, condition, given, drawn.samples[-1]))
-            bar.update(count)
+                shown = condition if inputs.conditions is not None else None
+                columns.append(drawn.samples[-1])
+                drawn.shown.append(side_by_side(columns, shown, condition_palette))
+            bar.update(len(numbers))
     return drawn
 
 
-def _write(
-    generator: ImageGenerator,
-    settings: SampleSettings,
-    inputs: SampleInputs,
-    drawn: _Drawn,
-    output_dir: Path,
-) -> list[Path]:
-    pixels = np.concatenate(drawn.samples)
-    class_names = _class_names(generator, inputs)
-    arrays = [pixels] + ([] if inputs.labels is None else [inputs.labels.numpy()])
-    written = [output_dir / "samples.npz", output_dir / "samples.png"]
-    np.savez_compressed(written[0], *arrays)
-    shown = np.concatenate(drawn.shown)
-    sample_grid(shown, class_names, _num_columns(generator, settings, inputs)).save(written[1])
-    if settings.write_images:
-        written.append(output_dir / "images")
-        written[-1].mkdir(exist_ok=True)
-        files = inputs.names()
-        names = class_names if files is None else [PurePosixPath(name).stem for name in files]
-        for number, image in enumerate(pixels):
-            name = f"_{_file_name(names[number])}" if names else ""
-            Image.fromarray(image).save(written[-1] / f"{number:06d}{name}.png")
-    return written
+def _palettes(generator: ImageGenerator) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns the colours of samples and of conditions, each None for pictures."""
+    found: list[np.ndarray | None] = []
+    own = getattr(generator.conditioning, "palette", None)
+    for tokenizer, colors in ((generator.tokenizer, None), (generator.condition_tokenizer, own)):
+        if tokenizer is not None and tokenizer.label_maps:
+            found.append(as_palette(colors, tokenizer.image_channels))
+        else:
+            found.append(None)
+    return found[0], found[1]
+
+
+def _grid(shown: np.ndarray, class_names: list[str] | None, num_classes: int | None) -> Image.Image:
+    """Lays out the first images, `(n k H W 3)`: k pictures side by side for each."""
+    width = shown.shape[1]
+    shown = shown[: MAX_GRID_IMAGES // width]
+    num_columns, captions = None, None
+    if width > 1:
+        num_columns = width * math.ceil(math.sqrt(len(shown) / width))
+    elif class_names is not None and num_classes is not None and 4 <= num_classes <= 16:
+        num_columns = num_classes  # a column a class
+    if class_names is not None:
+        captions = [text for name in class_names for text in [""] * (width - 1) + [name]]
+    return pixel_grid(shown.reshape(-1, *shown.shape[2:]), num_columns, captions)
 
 
 def _class_names(generator: ImageGenerator, inputs: SampleInputs) -> list[str] | None:
-    """Of each image."""
+    """Returns the class of each image."""
     if inputs.labels is None:
         return None
-    labels = inputs.labels.tolist()
-    names = generator.class_names or [str(c) for c in range(max(labels) + 1)]
-    return [names[label] for label in labels]
+    names = generator.class_names
+    return [str(label) if names is None else names[label] for label in inputs.labels.tolist()]
 
 
-def _num_columns(
-    generator: ImageGenerator, settings: SampleSettings, inputs: SampleInputs
-) -> int | None:
-    """A column a class where that gives a readable grid."""
+def _write_images(
+    pixels: np.ndarray, class_names: list[str] | None, inputs: SampleInputs, directory: Path
+) -> None:
+    """Writes each image as a PNG, named after its file or its class."""
+    directory.mkdir(exist_ok=True)
+    source = inputs.conditions or inputs.complete
+    for number, image in enumerate(pixels):
+        name = f"{number:06d}"
+        if source is not None:
+            name += f"_{PurePosixPath(source.name(number)).stem}"
+        elif class_names is not None:
+            name += f"_{class_names[number]}"
+        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+        Image.fromarray(image).save(directory / f"{safe}.png")
+
+
+def _check_classifier(
+    classifier: Callable[[Tensor], Tensor],
+    generator: ImageGenerator,
+    grid_size: tuple[int, int],
+    inputs: SampleInputs,
+) -> None:
+    """Shows the classifier a grey image of the size that is drawn, before anything takes time."""
     if inputs.labels is None:
-        return None
-    count = generator.conditioning.num_classes
-    if settings.chosen_classes is not None:
-        count = len(settings.chosen_classes)
-    return count if count is not None and 4 <= count <= 16 else None
-
-
-def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-." else "_" for c in text)
+        raise UserError(
+            "rejection.classifier chooses the candidate that looks most like the requested class, "
+            "and there is none: use a model of classes, and name them with `classes`."
+        )
+    names, known = getattr(classifier, "class_names", None), generator.class_names
+    if names is not None and known is not None:
+        difference = class_difference("rejection.classifier: its", names, "this model's", known)
+        if difference is not None:
+            raise UserError(f"{difference}: they must be the same, in the same order.")
+    tokenizer = generator.require_tokenizer()
+    height, width = (cells * tokenizer.downsample_factor for cells in grid_size)
+    images = torch.zeros(1, tokenizer.image_channels, height, width, device=generator.device)
+    mode = evaluation_mode(classifier) if isinstance(classifier, nn.Module) else nullcontext()
+    try:
+        with torch.no_grad(), mode:
+            shape = tuple(classifier(images).shape)
+    except Exception as error:  # it is the user's own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"rejection.classifier cannot take an image of {height}×{width} pixels, the size that "
+            f"is drawn, {tuple(images.shape)}: {reason}"
+        ) from error
+    expected = 1, generator.conditioning.num_classes
+    if shape != expected:
+        raise UserError(
+            f"rejection.classifier gives {shape} for an image, and this model has {expected[1]} "
+            f"classes: it must give {expected}, a logit for each."
+        )

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,21 +22,12 @@ from taming.conditioning import (
     ImageCondition,
     Unconditional,
 )
-from taming.data import (
-    ImageDataModule,
-    ImageFiles,
-    ImageTransform,
-    LabelMapReader,
-    LoaderOptions,
-    PairFiles,
-    PictureReader,
-)
-from taming.evaluation import ImageClassifier, load_classifier
+from taming.data.label_maps import one_hot
+from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.sequence import to_tokens
 from taming.transformer import GPT, GPTConfig
 
-PLAIN = ImageTransform(resolution=16, resize="shorter_side", crop="center")
 SMALL = (
     "num_samples=6",
     "batch_size=4",
@@ -71,20 +63,20 @@ def untrained(
 ) -> ImageGenerator:
     """A generator in the directory `generator`."""
     tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
-    transformer = GPT(
-        GPTConfig(
-            codebook_size=tokenizer.codebook_size,
-            num_layers=1,
-            num_heads=2,
-            embed_dim=16,
-            **conditioning.transformer_config(grid_size),
-        )
+    shape = conditioning.transformer_config(grid_size)
+    config = GPTConfig(
+        codebook_size=tokenizer.codebook_size, num_layers=1, num_heads=2, embed_dim=16, **shape
     )
+    transformer = GPT(config)
     generator = ImageGenerator(
         tokenizer, transformer, conditioning, grid_size, condition_tokenizer=cells
     ).eval()
     generator.save_pretrained("generator")
     return generator
+
+
+def as_image(path: Path) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1)[None] / 127.5 - 1
 
 
 def good(outcome: Outcome) -> dict[str, Any]:
@@ -93,10 +85,13 @@ def good(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_a_generator_of_classes(
-    evaluate: Run, transformer_run: Path, images: Path, weights: Path
+    evaluate: Run, transformer_run: Path, tmp_path: Path, weights: Path
 ) -> None:
+    for seed, name in enumerate(("cats", "dogs")):
+        write_images(tmp_path / "my_val" / name, 2, seed=seed + 5)
     arguments = (
         f"checkpoint={transformer_run}",
+        "data.val_path=my_val",
         f"frechet.weights={weights}",
         "frechet.resolution=32",
     )
@@ -105,14 +100,12 @@ def test_a_generator_of_classes(
 
     # the likelihood is worked out anew, image by image
     generator = taming.ImageGenerator.from_pretrained(transformer_run)
-    data = ImageDataModule(
-        ImageFiles(path=images, reader=PictureReader(), val_fraction=0.25), PLAIN, LoaderOptions(4)
-    )
     nats = []
-    for item in [data.val_dataset[number] for number in range(len(data.val_dataset))]:
-        tokens = to_tokens(generator.tokenizer.encode(item["images"][None]))
-        logits = generator.logits(tokens, torch.tensor([item["labels"]]))
-        nats.append(F.cross_entropy(logits[0].double(), tokens[0]).item())
+    for label, name in enumerate(("cats", "dogs")):
+        for path in sorted((tmp_path / "my_val" / name).iterdir()):
+            tokens = to_tokens(generator.tokenizer.encode(as_image(path)))
+            logits = generator.logits(tokens, torch.tensor([label]))
+            nats.append(F.cross_entropy(logits[0].double(), tokens[0]).item())
     mean = sum(nats) / len(nats)
     assert found["likelihood"]["nats_per_token"] == pytest.approx(mean, rel=1e-6)
     assert found["likelihood"]["bits_per_token"] == pytest.approx(mean / math.log(2), rel=1e-6)
@@ -133,7 +126,7 @@ def test_a_generator_of_classes(
     assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
 
     # what the classifier says of samples is what it says of those that `sample` draws
-    classifier = load_classifier("out/classifier")
+    classifier = ImageClassifier.from_pretrained("out/classifier")
     assert classifier.class_names == ("cats", "dogs")
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     named = classifier(generator.sample(6, labels, seed=0)).argmax(1)
@@ -168,9 +161,8 @@ def test_without_classes_agreement_is_left_out(evaluate: Run, vqgan_run: Path) -
     found = good(evaluate("checkpoint=generator", "max_images=2"))
     assert found["likelihood"]["num_tokens"] == 2 * 4
     assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
-    assert any("asked for no classes" in note for note in found["notes"])
+    assert any("has no classes" in note for note in found["notes"])
     assert any("frechet.weights" in note for note in found["notes"])
-    assert any("No effect of classifier_training" in note for note in found["notes"])
     assert not Path("out/classifier").exists()
     assert Path("out/grid.png").is_file()
 
@@ -181,7 +173,7 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
         evaluate("checkpoint=generator", "guidance_scales=[1.0,4.0]", "guidance_schedule=linear")
     )
     assert [row["guidance_scale"] for row in found["samples"]] == [1.0, 4.0]
-    assert found["sampling"]["guidance_schedule"] == "linear"
+    assert found["sampling"]["guidance"]["schedule"] == "linear"
     with_class, without = (found[name] for name in ("likelihood", "likelihood_without_condition"))
     assert with_class["num_tokens"] == without["num_tokens"]
     assert with_class["nats_per_token"] != without["nats_per_token"]
@@ -189,52 +181,52 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     options = SamplingOptions(seed=0, guidance=Guidance(4.0, "linear"))
     guided = generator.sample(6, labels, options=options)
-    named = load_classifier("out/classifier")(guided).argmax(1)
+    named = ImageClassifier.from_pretrained("out/classifier")(guided).argmax(1)
     agreement = (named == labels).double().mean().item()
     assert found["samples"][1]["agreement"] == pytest.approx(agreement)
     assert {path.name for path in Path("out").glob("*.png")} == {
         "grid_guidance_1.png",
         "grid_guidance_4.png",
     }
-    good(evaluate("checkpoint=generator"))  # of which those are not
+    found = good(evaluate("checkpoint=generator", "guidance_scale=4.0"))  # one scale, one grid
+    assert [row["guidance_scale"] for row in found["samples"]] == [4.0]
     assert [path.name for path in Path("out").glob("*.png")] == ["grid.png"]
 
 
 def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Path) -> None:
     write_images(tmp_path / "pairs" / "image", 8)
     (tmp_path / "pairs" / "label").mkdir()
+    maps = []
     for index in range(8):
         classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
+        maps.append(classes)
         Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
+    shutil.copytree(tmp_path / "pairs", tmp_path / "val_pairs")
     cells = CellClasses(3, 8, 16)
     conditioning = ImageCondition(3, cells.grid_size, unlabelled=None)
     generator = untrained(vqgan_run, conditioning, cells)
     arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
-                 "frechet.resolution=32", "data.val_fraction=0.5")  # fmt: skip
+                 "frechet.resolution=32")  # fmt: skip
     paired = (
         "data=paired",
         "data.path=pairs",
+        "data.val_path=val_pairs",
         "data.num_classes=3",
         "data.label_map.unlabelled=null",
     )
     outcome = run(*arguments, *paired)
     found = good(outcome)
-    source = PairFiles(
-        path=tmp_path / "pairs", reader=PictureReader(), val_fraction=0.5,
-        condition_reader=LabelMapReader(3, unlabelled=None),
-    )  # fmt: skip
-    data = ImageDataModule(source, PLAIN, LoaderOptions(4))
-    items = [data.val_dataset[number] for number in range(4)]
-    conditions = torch.stack([item["conditions"] for item in items])
-    tokens = to_tokens(generator.tokenizer.encode(torch.stack([item["images"] for item in items])))
+    conditions = one_hot(torch.stack(maps), 3)
+    files = sorted((tmp_path / "pairs" / "image").iterdir())
+    tokens = to_tokens(generator.tokenizer.encode(torch.cat([as_image(file) for file in files])))
     logits = generator.logits(tokens, conditions)
     nats = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten()).item()
     assert found["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-6)
-    assert found["samples"][0]["num_images"] == 6  # of four conditions
+    assert found["samples"][0]["num_images"] == 6  # of eight conditions
     assert found["samples"][0]["frechet_distance"] > 0
     assert "agreement" not in found["samples"][0]
     next_step = (
-        "checkpoint=generator conditions.path=pairs conditions.subfolder=label num_images=16"
+        "checkpoint=generator conditions.path=val_pairs conditions.subfolder=label num_images=16"
     )
     assert next_step in outcome.out
     outcome = run(*arguments, "data=image_folder", "data.path=pairs/image", "output_dir=other")
@@ -320,7 +312,9 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     fails_before_writing(
         evaluate(checkpoint, f"classifier={transformer_run}"), "generator", "classifier"
     )
-    fails_before_writing(evaluate(checkpoint, "data.channels=1"), "data.channels=1")
+    fails_before_writing(
+        evaluate(checkpoint, "data.channels=1"), "images of 1 channels", "data.channels"
+    )
     fails_before_writing(
         evaluate(checkpoint, "data.resolution=32"),
         "32×32",
@@ -328,11 +322,10 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
     )
     fails_before_writing(evaluate(checkpoint, "data.source.labels=none"), "no classes", "2")
     fails_before_writing(evaluate(checkpoint, "temperature=0"), "temperature")
-    fails_before_writing(evaluate(checkpoint, "num_samples=0"), "num_samples=0")
+    fails_before_writing(evaluate(checkpoint, "num_samples=1"), "num_samples", "2, not 1")
     fails_before_writing(evaluate(checkpoint, "guidance_scales=[2.0]"), "dropout")
-    fails_before_writing(
-        evaluate(checkpoint, "guidance_schedule=steep"), "guidance_schedule", "steep"
-    )
+    fails_before_writing(evaluate(checkpoint, "guidance_scales=2.0"), "guidance_scales", "array")
+    fails_before_writing(evaluate(checkpoint, "classifier_training.num_steps=0"), "num_steps")
     fails_before_writing(evaluate(checkpoint, "classifier_training.num_levels=9"), "9 levels")
     (images / "dogs").rename(images / "wolves")
     fails_before_writing(evaluate(checkpoint), "class 1 is 'wolves', and the generator's 'dogs'")
@@ -347,9 +340,7 @@ def test_a_classifier_of_other_classes(evaluate: Run, vqgan_run: Path, images: P
         evaluate(*arguments),
         "the classifier's class 1 is 'owls', and the data's 'dogs': classifier=null trains",
     )
-    fails_before_writing(
-        evaluate(*arguments, "data.source.labels=none"), "the data have no classes"
-    )
+    fails_before_writing(evaluate(*arguments, "data.source.labels=none"), "2, and the data's 0")
     ImageClassifier(num_classes=3, **sizes).save_pretrained("other")
     fails_before_writing(evaluate(*arguments), "the classifier's classes are 3, and the data's 2")
 

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from tiny_commands import Run, fails_before_writing, write_images
 
-from taming.cli import sample as sample_command
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
 from taming.data.label_maps import one_hot
 from taming.evaluation import ImageClassifier
@@ -33,15 +32,8 @@ def save(conditioning: Conditioning, path: Path, cells: CellClasses | None = Non
         attention_resolutions=[],
         latent_channels=8,
     )
-    transformer = GPT(
-        GPTConfig(
-            **conditioning.transformer_config((2, 2)),
-            codebook_size=8,
-            num_layers=1,
-            num_heads=2,
-            embed_dim=16,
-        )
-    )
+    shape = conditioning.transformer_config((2, 2))
+    transformer = GPT(GPTConfig(codebook_size=8, num_layers=1, num_heads=2, embed_dim=16, **shape))
     with torch.no_grad():
         for parameter in (*vqgan.parameters(), *transformer.parameters()):
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -78,18 +70,23 @@ def test_every_setting_reaches_the_generator(
         return torch.zeros(count, 3, 8, 6)
 
     monkeypatch.setattr(ImageGenerator, "sample", sample)
-    expected: dict[str, Any] = {
-        "temperature": 0.9, "top_k": 4, "top_p": 0.8, "greedy": True, "seed": 7, "compile": True,
-        "guidance_scale": 2.5, "guidance_schedule": "linear", "guidance_power": 1.5,
-        "guidance_interval": [0.25, 0.75], "grid_size": (4, 3), "stride": 2,
+    overrides = (
+        "temperature=0.9", "top_k=4", "top_p=0.8", "greedy=true", "seed=7", "compile=true",
+        "guidance_scale=2.5", "guidance_schedule=linear", "guidance_power=1.5",
+        "guidance_interval=[0.25,0.75]", "grid_size=[4,3]", "stride=2", "batch_size=3",
+    )  # fmt: skip
+    samples(run, "checkpoint=of_classes", "num_images=3", *overrides)
+    options = SamplingOptions(
+        temperature=0.9, top_k=4, top_p=0.8, greedy=True, seed=7, compile=True,
+        guidance=Guidance(2.5, "linear", 1.5, (0.25, 0.75)), grid_size=(4, 3), stride=2,
+        batch_size=3,
+    )  # fmt: skip
+    fields = {name for name in vars(options) if name not in ("guidance",)}
+    assert all(getattr(options, name) != getattr(SamplingOptions(), name) for name in fields)
+    assert heard == {
+        "options": options, "first_image": 0, "progress": True, "condition": [0, 1, 0],
+        "given_tokens": None,
     }  # fmt: skip
-    overrides = [f"{name}={value}".replace(" ", "") for name, value in expected.items()]
-    overrides = [text.replace("(", "[").replace(")", "]") for text in overrides]
-    samples(run, "checkpoint=of_classes", "num_images=3", "batch_size=3", *overrides)
-    scale, schedule, power, interval = (expected.pop(n) for n in list(expected) if "guidance" in n)
-    guidance = Guidance(scale, schedule, power, interval)
-    assert heard["options"] == SamplingOptions(**expected, guidance=guidance, batch_size=3)
-    assert heard["condition"] == [0, 1, 0]
     samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
     assert (heard["options"].grid_size, heard["condition"]) == ((4, 4), [1])
 
@@ -98,8 +95,10 @@ def test_a_setting_that_is_refused_leaves_nothing(run: Run, of_classes: ImageGen
     for override, message in (
         ("guidance_schedule=steep", "guidance_schedule is 'steep'"),
         ("temperature=0", "temperature is 0"),
-        ("top_p=many", "top_p must be a number or null, not many"),
-        ("classes=1.5", "class 1.5 does not exist in this model"),
+        ("top_p=many", "top_p should be a valid number"),
+        ("num_images=0", "num_images should be greater than or equal to 1"),
+        ("rejection.candidates=0", "rejection.candidates should be greater"),
+        ("classes=wolves", "class 'wolves' does not exist in this model"),
         ("dtype=[float32]", "dtype is one of float32, bfloat16, not ['float32']"),
     ):
         outcome = run("sample", "checkpoint=of_classes", "output_dir=out", override)
@@ -111,9 +110,8 @@ def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> Non
         run, "checkpoint=of_classes", "num_images=3", "guidance_scale=3", "grid_size=[4,6]"
     )
     labels = torch.tensor([0, 1, 0])
-    expected = of_classes.sample(
-        3, labels, options=SamplingOptions(seed=0, guidance=Guidance(3.0), grid_size=(4, 6))
-    )
+    options = SamplingOptions(seed=0, guidance=Guidance(3.0), grid_size=(4, 6))
+    expected = of_classes.sample(3, labels, options=options)
     assert np.array_equal(drawn, to_uint8(expected))
     assert "wrote out/samples.npz" in out
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
@@ -131,13 +129,13 @@ def test_dtype_of_the_transformer(
     run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
+    original = ImageGenerator.sample
 
-    def watched(generator: ImageGenerator, *args: object) -> None:
-        seen.append((generator.transformer.head.weight.dtype, generator.tokenizer.last_layer.dtype))
-        return original(generator, *args)
+    def watched(self: ImageGenerator, *args: Any, **named: Any) -> torch.Tensor:
+        seen.append((self.transformer.head.weight.dtype, self.tokenizer.last_layer.dtype))
+        return original(self, *args, **named)
 
-    original = sample_command.sample_images
-    monkeypatch.setattr(sample_command, "sample_images", watched)
+    monkeypatch.setattr(ImageGenerator, "sample", watched)
     assert samples(run, "checkpoint=of_classes", "dtype=bfloat16")[0].shape[0] == 16
     assert seen == [(torch.bfloat16, torch.float32)]
     outcome = run("sample", "checkpoint=of_classes", "dtype=half")
@@ -173,14 +171,14 @@ def test_conditions_and_images_to_complete(
     ) in out
     refused = run("sample", "checkpoint=of_maps", "conditions.path=scenes", "output_dir=refused")
     assert refused.status == 2
-    assert "conditions.subfolder" in refused.err
+    assert "subfolder" in refused.err
     assert not Path("refused").exists()
     for folder, name in (("label", "1"), ("image", "2024")):
         (tmp_path / "scenes" / folder).rename(tmp_path / "scenes" / name)
     again, _ = samples(
         run, "checkpoint=of_maps", "num_images=3", "conditions.path=scenes",
-        "conditions.subfolder=1", "conditions.unlabelled=9", "conditions.unlabelled_class=1",
-        "complete.path=scenes", "complete.subfolder=2024", "complete.keep_rows=1",
+        'conditions.subfolder="1"', "conditions.unlabelled=9", "conditions.unlabelled_class=1",
+        "complete.path=scenes", 'complete.subfolder="2024"', "complete.keep_rows=1",
     )  # fmt: skip
     assert np.array_equal(again, drawn)
 
@@ -205,12 +203,13 @@ def test_rejection(run: Run, of_classes: ImageGenerator, tmp_path: Path) -> None
     fixed = ("checkpoint=of_classes", "num_images=4", "rejection.candidates=3")
     labels = torch.tensor([0, 1, 0, 1])
     drawn, out = samples(run, *fixed, "rejection.classifier=evaluation/classifier")
-    best = sample_best(of_classes, classifier, 4, labels, 3, options=SamplingOptions(seed=0))
+    options = SamplingOptions(seed=0)
+    best = sample_best(of_classes, classifier, 4, labels, 3, options=options)
     assert np.array_equal(drawn, to_uint8(best.images))
     assert "note: of 3 candidates" in out
     target = f"{{_target_: {__name__}.Darkest, num_classes: 2}}"
     drawn, _ = samples(run, *fixed, f"rejection.classifier={target}")
-    best = sample_best(of_classes, Darkest(2), 4, labels, 3, options=SamplingOptions(seed=0))
+    best = sample_best(of_classes, Darkest(2), 4, labels, 3, options=options)
     assert np.array_equal(drawn, to_uint8(best.images))
 
 

@@ -1,14 +1,23 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 import torchmetrics.image.fid
+import torchvision
 from torch import nn
+from torchvision.transforms import v2
 
-from taming.evaluation import FeatureExtractor, FrechetDistance, frechet_distance
+from taming.errors import MissingPathError, UserError
+from taming.evaluation import (
+    FeatureExtractor,
+    FeatureStatistics,
+    FrechetDistance,
+    frechet_distance,
+)
 
 SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
 
@@ -108,11 +117,12 @@ def test_batches_of_any_size_and_ranks_give_one_number() -> None:
     reconstructions, images = sets()
     whole = measured(reconstructions, images)
     assert measured(reconstructions, images, 7) == pytest.approx(whole, rel=1e-6)
-    ranks = [FrechetDistance(RandomFeatures()) for _ in range(2)]
-    for rank, part in zip(ranks, (slice(0, 13), slice(13, 40)), strict=True):
-        rank.update(reconstructions[part], images[part])
-    ranks[0].merge_state(ranks[1])  # adds states as a reduction over ranks does
-    assert ranks[0].compute()["frechet_distance"].item() == pytest.approx(whole, rel=1e-6)
+    halves = [[FeatureStatistics(RandomFeatures()) for _ in range(2)] for _ in range(2)]
+    for ranks, everything in zip(halves, (reconstructions, images), strict=True):
+        for rank, part in zip(ranks, (slice(0, 13), slice(13, 40)), strict=True):
+            rank.update(everything[part])
+        ranks[0].merge_state(ranks[1])  # adds states as a reduction over ranks does
+    assert halves[0][0].distance(halves[1][0]).item() == pytest.approx(whole, rel=1e-6)
 
 
 def test_reconstructions_are_clamped() -> None:
@@ -129,7 +139,7 @@ def test_the_distance_starts_anew_after_reset() -> None:
     metric.reset()
     metric.update(reconstructions, images)
     assert metric.compute()["frechet_distance"].item() == measured(reconstructions, images)
-    assert metric.image_products.dtype == torch.float64
+    assert metric.images.products.dtype == torch.float64
 
 
 def test_real_features_order_reconstructions_by_quality(shared: Path) -> None:
@@ -149,3 +159,109 @@ def test_real_features_order_reconstructions_by_quality(shared: Path) -> None:
     assert distances[0] == pytest.approx(0, abs=1e-6)
     assert distances[0] < distances[1] < distances[2]
     assert math.isfinite(distances[2])
+
+
+class Pixels(nn.Module):
+    """Three pixels as they are."""
+
+    num_features = 3
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1)
+
+
+def test_distance_of_sets_of_different_size() -> None:
+    # Of (±x, ±y) in all combinations mean and covariance are known: diag(x², y²)·n/(n - 1).
+    def corners(x: float, y: float, times: int, shift: float = 0.0) -> torch.Tensor:
+        signs = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
+        points = torch.cat([signs * torch.tensor([x, y]), torch.full((4, 1), shift)], 1)
+        return points.repeat(times, 1)[:, None, None, :]  # (b 1 1 3)
+
+    first, second = FeatureStatistics(Pixels()), FeatureStatistics(Pixels())
+    for part in corners(0.5, 0.2, 3).split(5):
+        first.update(part)
+    second.update(corners(0.1, 0.4, 5, shift=0.3))
+    assert (first.num_images, second.num_images) == (12, 20)
+    roots = [math.sqrt(12 / 11), math.sqrt(20 / 19)]  # of n / (n - 1)
+    deviations = [(0.5 * roots[0], 0.1 * roots[1]), (0.2 * roots[0], 0.4 * roots[1])]
+    expected = 0.3**2 + sum((a - b) ** 2 for a, b in deviations)
+    assert first.distance(second).item() == pytest.approx(expected, rel=1e-6)
+    assert second.distance(first).item() == pytest.approx(expected, rel=1e-6)
+    assert first.distance(first).item() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_the_distance_of_nothing_is_not_a_number() -> None:
+    first, second = FeatureStatistics(Pixels()), FeatureStatistics(Pixels())
+    first.update(torch.zeros(2, 1, 1, 3))
+    assert math.isnan(first.distance(second))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Random weights of a SqueezeNet in torchvision's key names."""
+    torch.manual_seed(0)
+    path = tmp_path / "squeezenet.pth"
+    torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), path)
+    return path
+
+
+def extractor(weights: Path, **settings: Any) -> FeatureExtractor:
+    return FeatureExtractor(backbone="squeezenet1_1", weights=weights, **settings)
+
+
+def test_features_are_torchvisions_averaged_over_the_image(weights: Path) -> None:
+    network = torchvision.models.squeezenet1_1(weights=None)
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    prepare = v2.Compose(
+        [
+            v2.Resize((48, 48), antialias=True),
+            v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ]
+    )
+    images = torch.rand(2, 3, 70, 90) * 2 - 1
+    with torch.no_grad():
+        expected = network.eval().features(prepare((images + 1) / 2)).mean((2, 3))
+    features = extractor(weights, resolution=48)
+    assert features.num_features == 512
+    assert "squeezenet1_1" in features.description
+    assert "48×48" in features.description
+    torch.testing.assert_close(features(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_float32_under_autocast_and_take_grey(weights: Path) -> None:
+    features = extractor(weights, resolution=32)
+    grey = torch.rand(2, 1, 16, 16) * 2 - 1
+    expected = features(grey.expand(-1, 3, -1, -1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(features(grey), expected)
+    assert expected.dtype == torch.float32
+
+
+def test_a_metric_keeps_the_network_out_of_checkpoints(weights: Path) -> None:
+    metric = FrechetDistance(extractor(weights, resolution=32))
+    assert dict(metric.state_dict()) == {}
+    assert list(metric.parameters()) == []
+
+
+@pytest.mark.parametrize("backbone", ["squeezenet1_1", "vgg16", "alexnet"])
+def test_the_stated_widths_are_the_networks(
+    backbone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.device("meta"):
+        network = getattr(torchvision.models, backbone)(weights=None)
+    monkeypatch.setattr(
+        "taming.losses.backbone._read", lambda path, expected: expected
+    )  # the weights do not matter
+    features = FeatureExtractor(backbone=backbone, weights=tmp_path, resolution=32)
+    assert features(torch.zeros(1, 3, 32, 32)).shape == (1, features.num_features)
+    assert features.num_features == [
+        m for m in network.features.modules() if isinstance(m, torch.nn.Conv2d)
+    ][-1].out_channels * (2 if backbone == "squeezenet1_1" else 1)  # a Fire joins two
+
+
+def test_what_does_not_fit_is_named(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match=r"nowhere\.pth does not exist.*frechet\.weights"):
+        extractor(tmp_path / "nowhere.pth")
+    with pytest.raises(UserError, match=r"resolution is 16: .* 32 or more"):
+        extractor(weights, resolution=16)

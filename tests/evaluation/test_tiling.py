@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from taming.evaluation.tiling import reconstruct_tiled, tile_starts, tile_weights
 from taming.vqgan import VQGAN
-from taming.workflows.tiling import reconstruct_tiled, tile_starts, tile_weights
 
 
 class Recorder(torch.nn.Module):

@@ -1,0 +1,110 @@
+"""Which images are taken, how sets are judged, and how that is reported."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from taming.evaluation import JudgedImages, Judges, in_proportion, report_text
+
+
+def test_images_are_taken_in_proportion_to_their_classes() -> None:
+    labels = [1] * 60 + [0] * 30 + [2] * 10
+    taken = in_proportion(labels, 20, seed=0)
+    assert Counter(labels[number] for number in taken) == {0: 6, 1: 12, 2: 2}
+    assert [labels[number] for number in taken] == sorted(labels[number] for number in taken)
+    assert len(set(taken)) == 20
+    assert taken == in_proportion(labels, 20, seed=0)
+    assert taken != in_proportion(labels, 20, seed=1)
+    assert sorted(in_proportion(labels, 100, seed=0)) == list(range(100))
+    assert Counter(in_proportion([None] * 3, 6, seed=0)) == {0: 2, 1: 2, 2: 2}
+
+
+class Bright(nn.Module):
+    """Class 1 where the mean is above 0; its only feature is that mean."""
+
+    num_classes, num_features = 2, 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        mean = images.mean((1, 2, 3))
+        return torch.stack([-mean, mean], 1)
+
+
+class Mean(nn.Module):
+    num_features = 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((1, 2, 3))[:, None]
+
+
+def grey(*levels: float) -> Tensor:
+    return torch.tensor(levels)[:, None, None, None].expand(-1, 1, 2, 2)
+
+
+def test_a_set_of_images_as_judged() -> None:
+    judges = Judges(Bright(), Mean(), torch.device("cpu"))  # type: ignore[arg-type]
+    real, samples = JudgedImages(judges), JudgedImages(judges)
+    real.update(grey(-0.5, 0.5), torch.tensor([0, 1]))
+    assert samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0])) == [0, 1, 1]
+    assert samples.update(grey(-0.1), torch.tensor([0])) == [0]
+    numbers = samples.numbers(real)
+    assert numbers["num_images"] == 4
+    assert numbers["agreement"] == pytest.approx(3 / 4)
+    means, deviations = (0.0, 0.2), (0.5**0.5, np.std([-0.4, 0.6, 0.7, -0.1], ddof=1))
+    expected = (means[0] - means[1]) ** 2 + (deviations[0] - deviations[1]) ** 2
+    assert numbers["frechet_distance"] == pytest.approx(expected, rel=1e-5)
+    assert samples.by_class(["dark", "bright"]) == [
+        {"class": "dark", "num_images": 3, "agreement": pytest.approx(2 / 3), "instead": "bright"},
+        {"class": "bright", "num_images": 1, "agreement": 1.0, "instead": None},
+    ]
+    assert real.numbers() == {"num_images": 2, "agreement": 1.0}
+    nobody = JudgedImages(Judges(None, None, torch.device("cpu")))
+    assert nobody.update(grey(0.0), torch.tensor([0])) is None
+    assert nobody.numbers(nobody) == {"num_images": 1}
+    assert nobody.by_class(["dark", "bright"]) == []
+
+
+def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
+    by_class = [
+        {"class": "dark", "num_images": 3, "agreement": 2 / 3, "instead": "bright"},
+        {"class": "bright", "num_images": 0, "agreement": None, "instead": None},
+    ]
+    samples = {"num_images": 3, "agreement": 2 / 3, "frechet_distance": 1.25, "by_class": by_class}
+    text = report_text(
+        {
+            "likelihood": {
+                "num_tokens": 6400,
+                "nats_per_token": 1.0,
+                "bits_per_token": 1.442695,
+                "perplexity": 2.7183,
+            },
+            "validation_images": {"num_images": 8, "agreement": 0.9, "by_class": by_class},
+            "reconstructions": {
+                "num_images": 8,
+                "agreement": 0.8,
+                "frechet_distance": 0.5,
+                "psnr": 25.0,
+                "ssim": 0.9,
+                "codebook_usage": 1.0,
+                "codebook_perplexity": 7.0,
+            },
+            "training_images": {"num_images": 3, "frechet_distance": 0.125},
+            "frechet_features": "a network",
+            "samples": [{"guidance_scale": scale, **samples} for scale in (1.0, 2.5)],
+        }
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    for row in (
+        ["tokens of the validation images", "6,400", "1.0000", "1.4427", "2.72"],
+        ["samples, guidance 1 (off)", "3", "66.7%", "1.25"],
+        ["samples, guidance 2.5", "3", "66.7%", "1.25"],
+        ["reconstructions of the validation images", "8", "80.0%", "0.5"],
+        ["training images", "3", "", "0.125"],
+        ["validation images", "8", "90.0%", ""],
+        ["dark", "66.7% of 3", "66.7% of 3", "bright", "66.7% of 3", "bright"],
+        ["bright", "– of 0", "– of 0", "", "– of 0", ""],
+    ):
+        assert row in rows, text
+    assert "a network: not FID" in text
