@@ -1,6 +1,9 @@
 """The interface of all conditionings."""
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -33,26 +36,35 @@ class Prompt(NamedTuple):
 class Conditioning(ABC):
     """Turns conditions into ids for the transformer: a prefix, or a context.
 
+    A subclass is a dataclass: its fields, and its kind, are what is saved of it.
+
     Attributes:
         kind: its name in a generator's config.json.
+        takes_images: whether a condition is an image, which becomes tokens first.
         num_prefix_ids: number of different prefix ids, the size of their embedding.
         prefix_length: ids in front of each sequence.
         num_context_ids: number of different context ids; 0 for no context.
         num_classes: number of classes to choose from; None where there are none.
         class_names: names of the classes in the order of their labels; None where unknown.
-        takes_images: whether a condition is an image, which becomes tokens first.
-        dropout: share of the conditions that training leaves out, so that the model learns to do
-            without.
+        dropout: share of the conditions that training replaces by "no condition". Only with some
+            does the model learn to draw images without one.
     """
 
     kind: ClassVar[str]
-    num_prefix_ids: int
-    prefix_length: int
+    takes_images: ClassVar[bool] = False
+    num_prefix_ids: int = 1
+    prefix_length: int = 1
     num_context_ids: int = 0
     num_classes: int | None = None
-    class_names: tuple[str, ...] | None = None
-    takes_images: ClassVar[bool] = False
+    class_names: Sequence[str] | None = None
     dropout: float = 0.0
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise UserError(
+                f"condition_dropout is {self.dropout}: it must be at least 0 and less than 1."
+            )
 
     @abstractmethod
     def prompt(
@@ -61,22 +73,22 @@ class Conditioning(ABC):
         """Returns what the transformer reads for b conditions, which are not checked.
 
         Args:
-            condition: `(b,)` class labels, or `(b p)` tokens of a condition image; None for no
-                condition.
+            condition: `(b,)` class labels, or `(b p)` tokens of a condition image; None for "no
+                condition".
             batch_size: b.
             device: where the ids are to be.
         """
 
     @abstractmethod
     def check_values(self, condition: Tensor) -> None:
-        """Refuses labels or tokens out of range, whatever the condition's shape.
+        """Raises a `UserError` for labels or tokens out of range, whatever their shape.
 
         Looking at values on a GPU means waiting for it: check them before they go there.
         """
 
     @abstractmethod
     def check(self, condition: Tensor | None, num_images: int) -> None:
-        """Raises a `UserError` unless the condition is one for so many images.
+        """Raises a `UserError` unless this is a condition for each of so many images.
 
         Args:
             condition: `(b,)` class labels, or `(b c H W)` condition images, whose pixels are not
@@ -90,18 +102,16 @@ class Conditioning(ABC):
         return self.dropout > 0
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
-        """Leaves out some conditions, as training does.
-
-        Args:
-            prompt: of b sequences.
-            generator: source of randomness, on the device of the prompt.
-        """
-        return prompt
-
-    def _dropped(self, ids: Tensor, nothing: int, generator: torch.Generator | None) -> Tensor:
-        """Replaces all of a sequence's ids `(b p)` by `nothing` with probability `dropout`."""
-        chance = torch.rand(len(ids), 1, device=ids.device, generator=generator)  # (b 1)
-        return ids.masked_fill(chance < self.dropout, nothing)
+        """Replaces each prompt by that of "no condition" with probability `dropout`."""
+        if self.dropout == 0.0:
+            return prompt
+        batch_size, device = len(prompt.prefix), prompt.prefix.device
+        dropped = torch.rand(batch_size, 1, device=device, generator=generator) < self.dropout
+        nothing = self.prompt(None, batch_size, device)
+        prefix, context = torch.where(dropped, nothing.prefix, prompt.prefix), None
+        if prompt.context is not None and nothing.context is not None:
+            context = torch.where(dropped, nothing.context, prompt.context)
+        return Prompt(prefix, context)
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
         """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""
@@ -115,7 +125,8 @@ class Conditioning(ABC):
 
     def config(self) -> dict[str, Any]:
         """Returns the plain dictionary from which `conditioning_from_config` rebuilds it."""
-        return {"kind": self.kind}
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples as lists
+        return {"kind": self.kind, **settings}
 
 
 def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
@@ -133,10 +144,3 @@ def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
         return kinds[kind](**settings)
     except TypeError as error:
         raise UserError(f"the config of the conditioning {kind!r} is wrong: {error}.") from error
-
-
-def check_dropout(dropout: float) -> float:
-    """Returns the share of conditions that training leaves out, if it is one."""
-    if not 0.0 <= dropout < 1.0:
-        raise UserError(f"condition_dropout is {dropout}: it must be at least 0 and less than 1.")
-    return dropout

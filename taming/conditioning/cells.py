@@ -12,24 +12,17 @@ __all__ = ["CellClasses", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
-    """What stage 2 needs of a model of stage 1: a `VQGAN`, or `CellClasses`.
+    """What stage 2 needs of a model of stage 1: a `VQGAN`, or `CellClasses`."""
 
-    Attributes:
-        image_channels: 3, 1, or the number of classes of one-hot label maps.
-        label_maps: whether the images are label maps.
-        resolution, grid_size: (height, width) in pixels and in codes that it was made for.
-        downsample_factor: pixels a side of the square that a code stands for.
-        codebook_size: number of codes.
-    """
-
-    image_channels: int
-    label_maps: bool
-    resolution: tuple[int, int]
-    grid_size: tuple[int, int]
-    downsample_factor: int
+    image_channels: int  # 3, 1, or the number of classes of one-hot label maps
+    label_maps: bool  # whether the images are label maps
+    resolution: tuple[int, int]  # (height, width) in pixels that it was made for
+    grid_size: tuple[int, int]  # and in codes
+    downsample_factor: int  # a code stands for so many pixels a side
 
     @property
-    def codebook_size(self) -> int: ...  # noqa: D102
+    def codebook_size(self) -> int:
+        """Number of codes."""
 
     def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
         """Returns the grid's (height, width) for images of this (height, width)."""
@@ -55,11 +48,6 @@ class CellClasses(PretrainedModel):
         cell_size: height and width of a cell in pixels.
         resolution: (height, width) of the label maps, one number for a square. Other sizes that
             divide by `cell_size` work too.
-
-    Attributes:
-        resolution, grid_size: (height, width) in pixels and in cells.
-        codebook_size, image_channels: the number of classes.
-        downsample_factor: the cell size.
 
     Raises:
         UserError: if the resolution does not divide by the cell size, or a number is too small.

@@ -1,5 +1,7 @@
 """No condition: every sequence begins with the same start id."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,12 +11,11 @@ from taming.errors import UserError
 __all__ = ["Unconditional"]
 
 
+@dataclass
 class Unconditional(Conditioning):
     """The prefix is the id 0, the only one there is."""
 
     kind = "unconditional"
-    num_prefix_ids = 1
-    prefix_length = 1
 
     @property
     def can_do_without(self) -> bool:

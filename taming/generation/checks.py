@@ -27,29 +27,31 @@ def check_parts(
     condition_tokenizer: Tokenizer | None,
 ) -> None:
     """Raises a `UserError` unless the parts belong to one generator with this grid."""
+    config = transformer.config
     needed = {"num_context_ids": 0, **conditioning.transformer_config(grid_size)}
     length = needed.pop("context_length")  # it can be longer
     for name in (*needed, "prefix_grid_size", "context_grid_size"):
-        found = getattr(transformer.config, name)
+        found = getattr(config, name)
         if found not in (None, needed.get(name)):  # None: it does without
             raise UserError(
                 f"the transformer has {name}={found}, and condition and grid need "
                 f"{needed.get(name)}: they are not of the same model."
             )
-    for name, part, num_codes in (
-        ("transformer", tokenizer, transformer.config.codebook_size),
-        ("condition", condition_tokenizer, getattr(conditioning, "num_codes", None)),
-    ):
-        if part is not None and part.codebook_size != num_codes:
-            raise UserError(
-                f"the tokenizer has {part.codebook_size} codes and the {name} {num_codes}: they "
-                "are not of the same model."
-            )
-    if length > transformer.config.context_length:
+    if length > config.context_length:
         raise UserError(
             f"a grid of {grid_size[0]} × {grid_size[1]} codes needs a context length of {length}, "
-            f"and the transformer's is {transformer.config.context_length}."
+            f"and the transformer's is {config.context_length}."
         )
+    num_codes = getattr(conditioning, "num_codes", None)
+    for name, part, count in (
+        ("transformer", tokenizer, config.codebook_size),
+        ("condition", condition_tokenizer, num_codes),
+    ):
+        if part is not None and part.codebook_size != count:
+            raise UserError(
+                f"the tokenizer has {part.codebook_size} codes and the {name} {count}: they are "
+                "not of the same model."
+            )
 
 
 def check_tokens(tokens: Tensor, codebook_size: int, most: int) -> Tensor:

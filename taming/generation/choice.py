@@ -1,6 +1,6 @@
 """From logits to tokens: guidance, filters, and random numbers that belong to the image."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,32 +87,23 @@ class TokenChoice:
         filtered = filter_logits(logits, self.temperature, self.top_k, self.top_p)
         return sample_by_inverse_cdf(filtered, self.uniforms[:, number].squeeze(1))
 
-    def at(self, numbers: Tensor) -> "TokenChoice":
-        """Returns the choice for some tokens of the image, which then count from 0."""
-        return replace(
-            self,
-            uniforms=None if self.uniforms is None else self.uniforms[:, numbers],
-            scales=None if self.scales is None else self.scales[numbers],
-        )
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors there are, both with the token's number as last dimension."""
+        return [x for x in (self.uniforms, self.scales) if x is not None]
 
-    def same_settings(self, other: "TokenChoice") -> bool:
-        """Returns whether both do the same with logits and random numbers of the same shape."""
-        return self._settings() == other._settings()
-
-    def copied(self) -> "TokenChoice":
-        """Returns the same choice with random numbers and scales in memory of its own."""
-        return replace(
-            self,
-            uniforms=None if self.uniforms is None else self.uniforms.clone(),
-            scales=None if self.scales is None else self.scales.clone(),
-        )
-
-    def copy_(self, other: "TokenChoice") -> None:
-        """Takes over the random numbers and scales of a choice with the same settings."""
-        for own, new in ((self.uniforms, other.uniforms), (self.scales, other.scales)):
-            if own is not None and new is not None:
-                own.copy_(new)
-
-    def _settings(self) -> tuple[object, ...]:
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """All but the tensors' values: what a compiled step depends on."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
+
+    def at(self, numbers: Tensor) -> "TokenChoice":
+        """Returns the choice for some tokens of the image, which then count from 0."""
+        return self.map(lambda x: x[..., numbers])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "TokenChoice":
+        """Returns the choice with each tensor replaced by a function of it."""
+        uniforms = None if self.uniforms is None else function(self.uniforms)
+        scales = None if self.scales is None else function(self.scales)
+        return replace(self, uniforms=uniforms, scales=scales)

@@ -1,18 +1,98 @@
-"""The decoding loop: one token after the other, window after window."""
+"""Decoding token by token: prefill and step are one function of tokens and their positions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from taming.attention import KeyValueCache
 from taming.conditioning import Prompt
 from taming.errors import UserError
 from taming.generation.choice import TokenChoice
-from taming.generation.steps import Steps
-from taming.generation.window import WindowRun
-from taming.sequence import to_indices, to_tokens
+from taming.transformer import GPT
 
-__all__ = ["decode_grid", "decode_tokens"]
+__all__ = ["Steps", "decode_tokens", "next_logits", "next_tokens"]
+
+
+def next_logits(
+    transformer: GPT,
+    cache: KeyValueCache,
+    tokens: Tensor,
+    positions: Tensor,
+    prompt: Prompt | None = None,
+) -> Tensor:
+    """Returns the logits `(b v)` of what follows the last of the tokens.
+
+    Args:
+        transformer: in evaluation mode.
+        cache: has all earlier positions, and gets these.
+        tokens: `(b n)` int64.
+        positions: `(p+n,)` int64, those of the prefix first.
+        prompt: of p prefix ids, where the sequence begins.
+    """
+    prefix, context = (None, None) if prompt is None else prompt
+    features = transformer.features(prefix, tokens, context, positions=positions, cache=cache)
+    return transformer.head(features[:, -1])
+
+
+def next_tokens(
+    transformer: GPT,
+    cache: KeyValueCache,
+    choose: TokenChoice,
+    num_prefix: int,
+    latest: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """Returns the tokens `(b,)` that follow the latest `(b 1)`, which are at a position `(1,)`."""
+    tokens = latest.repeat(choose.num_sequences, 1)
+    return choose(next_logits(transformer, cache, tokens, position), position - num_prefix + 1)
+
+
+class Steps:
+    """Prefill and steps of batches of one shape.
+
+    Args:
+        transformer: in evaluation mode.
+        choose: how a token is taken from its logits.
+        prompt: of as many sequences as there will be, and as long.
+        num_tokens: longest sequence of tokens.
+    """
+
+    def __init__(
+        self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int
+    ) -> None:
+        self.transformer = transformer
+        self.choose = choose
+        self.num_prefix = prompt.prefix.shape[1]
+        max_length = self.num_prefix + num_tokens
+        self.cache = KeyValueCache(len(transformer.blocks), max_length)
+        self.positions = torch.arange(max_length, device=prompt.prefix.device)
+
+    def prefill(self, prompt: Prompt, tokens: Tensor) -> Tensor:
+        """Returns the logits of what follows prompts and tokens `(b n)`."""
+        self.cache.clear()
+        tokens = tokens.repeat(self.choose.num_sequences, 1)
+        positions = self.positions[: self.num_prefix + tokens.shape[1]]
+        return next_logits(self.transformer, self.cache, tokens, positions, prompt)
+
+    def step(self, latest: Tensor, number: int) -> Tensor:
+        """Returns the tokens that follow the latest ones.
+
+        Args:
+            latest: `(b 1)` int64.
+            number: number of the new tokens in their images, 1 or more.
+
+        Returns:
+            `(b,)` int64.
+        """
+        end = self.num_prefix + number
+        return self.run(next_tokens, latest, self.positions[end - 1 : end])
+
+    def run(self, function: Callable[..., Tensor], latest: Tensor, position: Tensor) -> Tensor:
+        """Calls `next_tokens`, or what has been made of it."""
+        return function(
+            self.transformer, self.cache, self.choose, self.num_prefix, latest, position
+        )
 
 
 @torch.no_grad()
@@ -57,50 +137,4 @@ def decode_tokens(
         latest = steps.step(latest[:, None], number)
         tokens[:, number] = latest
         on_step()
-    return tokens
-
-
-def decode_grid(
-    steps_for: Callable[[TokenChoice, Prompt], Steps],
-    prompt_for: Callable[[WindowRun], Prompt],
-    given_tokens: Tensor,
-    choose: TokenChoice,
-    runs: Sequence[WindowRun],
-    *,
-    grid_size: tuple[int, int],
-    window: tuple[int, int],
-    on_step: Callable[[], object] = lambda: None,
-) -> Tensor:
-    """Continues the given tokens of a grid until it is full, window after window.
-
-    Args:
-        steps_for: returns the steps for a choice and a prompt.
-        prompt_for: returns what the transformer reads in a window; see `decode_tokens`.
-        given_tokens: `(b m)` first tokens.
-        choose: how a token is taken from its logits, for all tokens of the grid.
-        runs: from `plan_windows`, after m given tokens.
-        grid_size: (height, width) of the grid.
-        window: (height, width) of the window, the grid that the transformer was trained on.
-        on_step: called after each step, which gives every image a token.
-
-    Returns:
-        `(b n)` int64.
-    """
-    batch_size, done = given_tokens.shape
-    tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
-    tokens[:, :done] = given_tokens
-    for run in runs:
-        rows = slice(run.row, run.row + window[0])
-        columns = slice(run.column, run.column + window[1])
-        before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
-        # the numbers in the grid of the tokens that this run draws, by their number in the window
-        numbers = tokens.new_zeros(window[0] * window[1])
-        numbers[run.start : run.start + run.count] = torch.arange(
-            done, done + run.count, device=tokens.device
-        )
-        prompt = prompt_for(run)
-        steps = steps_for(choose.at(numbers), prompt)
-        drawn = decode_tokens(steps, prompt, before, run.start + run.count, on_step)
-        tokens[:, done : done + run.count] = drawn[:, run.start :]
-        done += run.count
     return tokens

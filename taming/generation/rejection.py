@@ -11,8 +11,9 @@ from tqdm import tqdm
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.checks import as_condition
-from taming.generation.generator import BATCH_SIZE, ImageGenerator
+from taming.generation.generator import ImageGenerator
 from taming.generation.options import SamplingOptions
+from taming.generation.tokens import BATCH_SIZE
 
 __all__ = ["BestSamples", "sample_best"]
 

@@ -4,7 +4,7 @@ Shapes, dtypes and devices of every operation are worked out as a GPU would have
 tensors forgotten on the CPU are found where there is no GPU. Backward passes cannot be pretended.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -116,21 +116,3 @@ def everywhere_cuda(result: Any) -> bool:
     """Whether all tensors in it are there."""
     tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
     return bool(tensors) and all(x.device.type == "cuda" for x in tensors)
-
-
-def without_backward(parameters: Callable[[], Iterator[nn.Parameter]]) -> dict[str, Any]:
-    """Stand-ins for `Tensor.backward` and `torch.autograd.grad`: gradients of zeros."""
-
-    def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        assert loss.device.type == "cuda" and loss.requires_grad and loss.ndim == 0
-        for parameter in parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-
-    def grad(
-        outputs: torch.Tensor, inputs: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor]:
-        assert outputs.device == inputs.device and outputs.requires_grad
-        return (torch.zeros_like(inputs),)
-
-    return {"backward": backward, "grad": grad}

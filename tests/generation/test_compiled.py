@@ -10,7 +10,7 @@ from recorded_graph import record_graphs
 from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, Prompt
-from taming.generation import CompiledSteps, ImageGenerator, TokenChoice, random_numbers, steps
+from taming.generation import CompiledSteps, ImageGenerator, TokenChoice, compiled, random_numbers
 from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)
@@ -51,10 +51,10 @@ def test_one_compilation_is_enough_for_all_windows(
 ) -> None:
     labels = torch.arange(count)
     eager = model.sample_tokens(count, labels, options=sampling(seed=1, grid_size=(5, 6)))
-    compiled = model.sample_tokens(
+    drawn = model.sample_tokens(
         count, labels, options=sampling(seed=1, grid_size=(5, 6), compile=True)
     )
-    assert torch.equal(compiled, eager)
+    assert torch.equal(drawn, eager)
     assert counter.frame_count == 1
 
 
@@ -69,7 +69,7 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     if dropout > 0:
         settings["guidance_scale"] = 2.0
     labels = torch.arange(5) % 3
-    eager = model.sample_tokens(5, labels, options=sampling(**settings))
+    eager = model.sample_tokens(5, labels, given_tokens=given, options=sampling(**settings))
     for _ in range(2):
         drawn = model.sample_tokens(
             5, labels, given_tokens=given, options=sampling(**settings, batch_size=3, compile=True)
@@ -160,7 +160,7 @@ def test_a_recorded_graph_draws_every_batch_and_window(
 def test_an_image_longer_than_a_span_has_two_graphs(
     model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
+    monkeypatch.setattr(compiled, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
     graphs = record_graphs(monkeypatch)
     for seed in (1, 2):
         eager = model.sample_tokens(3, torch.arange(3), seed=seed)

@@ -1,13 +1,14 @@
-"""Sampling on a pretended GPU: how often the program waits for it; see fake_cuda.py."""
+"""Sampling and training on a pretended GPU wait for it as seldom as can be; see fake_cuda.py."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from fake_cuda import everywhere_cuda, fake_cuda, to_cuda
+from fake_cuda import Watch, everywhere_cuda, fake_cuda, to_cuda
+from torch import Tensor
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
+from taming.discriminators import PatchDiscriminator
 from taming.generation import (
     CompiledSteps,
     Guidance,
@@ -15,7 +16,9 @@ from taming.generation import (
     SamplingOptions,
     TokenChoice,
 )
-from taming.generation.steps import next_tokens
+from taming.generation.decoding import next_tokens
+from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
+from taming.training.module import TrainingModule
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
@@ -37,31 +40,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(conditioning: Conditioning, **options: Any) -> ImageGenerator:
-    transformer = GPT(
-        GPTConfig(
-            **conditioning.transformer_config(GRID),
-            codebook_size=8,
-            num_layers=1,
-            num_heads=2,
-            embed_dim=8,
-            **options,
-        )
-    )
-    tokenizer = VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
-        resolution=8,
+def tokenizer(resolution: int = 8, **quantizer: Any) -> VQGAN:
+    return VQGAN(
+        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4, **quantizer},
+        resolution=resolution,
         base_channels=4,
         channel_multipliers=[1, 2],
         num_residual_blocks=1,
         attention_resolutions=[],
         latent_channels=4,
     )
+
+
+def build_on_cpu(conditioning: Conditioning, **options: Any) -> ImageGenerator:
+    sizes = {"codebook_size": 8, "num_layers": 1, "num_heads": 2, "embed_dim": 8}
+    transformer = GPT(GPTConfig(**conditioning.transformer_config(GRID), **sizes, **options))
     cells = CellClasses(5, 2, 8) if conditioning.takes_images else None
-    generator = ImageGenerator(
-        tokenizer, transformer, conditioning, GRID, condition_tokenizer=cells
-    )
-    return to_cuda(generator.eval())
+    return ImageGenerator(
+        tokenizer(), transformer, conditioning, GRID, condition_tokenizer=cells
+    ).eval()
+
+
+def build(conditioning: Conditioning, **options: Any) -> ImageGenerator:
+    return to_cuda(build_on_cpu(conditioning, **options))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -80,7 +81,7 @@ def test_it_waits_for_the_gpu_once_a_prefill_and_not_for_a_token(name: str, num_
 
 
 @pytest.mark.parametrize("conditioning", [Unconditional(), IMAGE, CONTEXT], ids=lambda c: c.kind)
-def test_conditions_larger_grids_and_completion(conditioning: Conditioning) -> None:
+def test_conditions_and_larger_grids(conditioning: Conditioning) -> None:
     with fake_cuda():
         generator = build(conditioning, positions="rotary_2d")
         to_cuda(generator.transformer, torch.bfloat16)
@@ -88,13 +89,9 @@ def test_conditions_larger_grids_and_completion(conditioning: Conditioning) -> N
         condition = torch.zeros(2, 5, 8, 12) if guided else None
         guidance = Guidance(2.0 if guided else 1.0)
         options = SamplingOptions(seed=0, top_k=3, guidance=guidance, grid_size=(4, 6))
-        images = generator.sample(2, condition, options=options)
-        assert images.shape == (2, 3, 8, 12) and everywhere_cuda(images)
+        tokens = generator.sample_tokens(2, condition, options=options)
+        assert tokens.shape == (2, 24) and everywhere_cuda(tokens)
         condition = torch.zeros(2, 5, 8, 8, device="cuda") if guided else None
-        completed = generator.complete(
-            torch.zeros(2, 3, 8, 8), 2, condition, options=replace(options, grid_size=None)
-        )
-        assert completed.shape == (2, 3, 8, 8) and everywhere_cuda(completed)
         logits = generator.logits(torch.zeros(2, 3, dtype=torch.int64), condition)
         assert logits.shape == (2, 3, 8) and everywhere_cuda(logits)
 
@@ -119,3 +116,49 @@ def test_a_step_has_nothing_that_a_graph_could_not_record(
         tokens = steps.run(next_tokens, latest, position)
         assert tokens.shape == (2,) and everywhere_cuda(tokens)
         assert not watch.waits and not watch.uploads and not watch.scalars
+
+
+def steps_wait_for(module: TrainingModule, batch: dict[str, Tensor], watch: Watch) -> list[str]:
+    """What the second training step waits for, or brings from the CPU."""
+    to_cuda(module).train()
+    for _ in range(2):
+        watch.forget()
+        loss = module.training_step(batch, 0)["loss"]
+        assert loss.device.type == "cuda" and loss.requires_grad and loss.ndim == 0
+    return [*watch.waits, *watch.uploads]
+
+
+@pytest.mark.parametrize("conditioning", [ClassLabel(3, 0.1), IMAGE, CONTEXT], ids=lambda c: c.kind)
+def test_a_step_of_stage_2_waits_for_nothing(conditioning: Conditioning) -> None:
+    module = TransformerTraining(
+        build_on_cpu(conditioning, dropout=0.1), optimizer=OptimizerConfig(1e-3), pkeep=0.9
+    )
+    with fake_cuda(bf16=True) as watch:
+        indices = torch.zeros(4, *GRID, dtype=torch.int64, device="cuda")
+        batch = {"indices": indices, "condition_indices": indices, "labels": indices[:, 0, 0]}
+        assert steps_wait_for(module, batch, watch) == []
+
+
+def test_a_step_of_stage_1_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grad(outputs: Tensor, inputs: Tensor, *_: Any, **__: Any) -> tuple[Tensor]:
+        """Stands for `torch.autograd.grad`: backward passes cannot be pretended."""
+        assert outputs.device == inputs.device and outputs.requires_grad
+        return (torch.zeros_like(inputs),)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    adversary = Adversary(
+        PatchDiscriminator(base_channels=4, num_layers=1, norm="batch"),
+        optimizer=OptimizerConfig(1e-3),
+        start=0,
+        warmup=0,
+        ramp=0,
+        weight=0.8,
+        adaptive=True,
+        lecam_weight=0.1,
+        augmentation=["color", "translation", "cutout"],
+    )
+    vqgan = tokenizer(resolution=16, cosine=True, init="uniform")
+    module = VQGANTraining(vqgan, None, adversary, optimizer=OptimizerConfig(1e-3))
+    with fake_cuda(bf16=True) as watch:
+        batch = {"images": torch.zeros(4, 3, 16, 16, device="cuda")}
+        assert steps_wait_for(module, batch, watch) == []

@@ -1,0 +1,308 @@
+"""Draws tokens: the transformer with its condition, batch after batch, window after window."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from taming.conditioning import Conditioning, ImageCondition, Prompt, Tokenizer
+from taming.contexts import evaluation_mode
+from taming.errors import UserError
+from taming.generation.checks import as_condition, check_guidance, check_tokens
+from taming.generation.choice import TokenChoice, random_numbers
+from taming.generation.compiled import CompiledSteps
+from taming.generation.decoding import Steps, decode_tokens
+from taming.generation.options import SamplingOptions, check_grid_size
+from taming.generation.window import WindowRun, plan_windows
+from taming.sequence import to_indices, to_tokens
+from taming.serialization import PretrainedModel
+from taming.transformer import GPT
+
+__all__ = ["BATCH_SIZE", "Condition", "TokenGenerator"]
+
+BATCH_SIZE = 64
+Condition = Tensor | str | Sequence[str] | None
+
+
+class TokenGenerator(PretrainedModel):
+    """The part of an `ImageGenerator` that draws tokens; see there."""
+
+    def __init__(
+        self,
+        transformer: GPT,
+        conditioning: Conditioning,
+        grid_size: int | Sequence[int],
+        condition_tokenizer: Tokenizer | None = None,
+    ) -> None:
+        super().__init__()
+        self.grid_size = check_grid_size(grid_size)
+        self.transformer = transformer
+        self.condition_tokenizer = condition_tokenizer
+        self.conditioning = conditioning
+        self._compiled: CompiledSteps | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one image."""
+        return self.grid_size[0] * self.grid_size[1]
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """Names of the classes in the order of their labels, where they are known."""
+        return self.conditioning.class_names
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and the results."""
+        return self.transformer.head.weight.device
+
+    def logits(self, tokens: Tensor, condition: Condition = None) -> Tensor:
+        """Returns logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
+
+        Args:
+            tokens: `(b n)` of integers, n at most `num_tokens`.
+            condition: see `sample_tokens`.
+
+        Returns:
+            `(b n v)` on the model's device, with gradients where they are enabled.
+
+        Raises:
+            UserError: if tokens or condition do not fit the model.
+        """
+        tokens = self._check_tokens(tokens, self.grid_size)
+        condition = as_condition(condition, self.conditioning, len(tokens))
+        prompt = self._prompt(self._encoded(condition, self.grid_size), len(tokens))
+        return self.transformer.token_logits(prompt.prefix, tokens.to(self.device), prompt.context)
+
+    def sample_tokens(
+        self,
+        num_images: int,
+        condition: Condition = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float = 1.0,
+        greedy: bool = False,
+        seed: int | None = None,
+        given_tokens: Tensor | None = None,
+        *,
+        options: SamplingOptions | None = None,
+        progress: bool = False,
+        first_image: int = 0,
+    ) -> Tensor:
+        """Draws the tokens of some images, in evaluation mode whatever mode the model is in.
+
+        Every image has its own random numbers, which depend on the seed and its number alone:
+        in which batch it is drawn makes no difference (float32; elsewhere up to rounding).
+
+        Args:
+            num_images: number of images.
+            condition: `(num_images,)` int64 class labels, or class names, or one name for all; or
+                `(num_images c H W)` condition images, or their codes `(num_images h w)` int64;
+                None for no condition.
+            temperature: see `SamplingOptions`.
+            top_k: likewise.
+            top_p: likewise.
+            guidance_scale: how strongly the condition is followed, 1 as trained; see `Guidance`.
+            greedy: see `SamplingOptions`.
+            seed: likewise.
+            given_tokens: `(num_images m)` fixed first tokens, integers, which the result includes.
+            options: all of how to sample, instead of the six arguments above.
+            progress: show a progress bar.
+            first_image: number of the first image, to draw a long series in several calls.
+
+        Returns:
+            `(num_images n)` int64 on the model's device.
+
+        Raises:
+            UserError: if an argument is out of range or not what the model was trained for.
+        """
+        options = SamplingOptions.of(
+            options, temperature, top_k, top_p, guidance_scale, greedy, seed
+        )
+        if num_images < 1 or first_image < 0:
+            raise UserError(
+                f"num_images is {num_images} and must be at least 1, first_image is {first_image} "
+                "and must not be negative."
+            )
+        grid_size = self._grid_size_of(options.grid_size)
+        condition = as_condition(condition, self.conditioning, num_images)
+        check_guidance(options.guidance, self.conditioning, has_condition=condition is not None)
+        if given_tokens is None:
+            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
+        given_tokens = self._check_tokens(given_tokens, grid_size).to(self.device)
+        if len(given_tokens) != num_images:
+            raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
+        runs = self.plan_windows(grid_size, options.stride, num_given=given_tokens.shape[1])
+        if options.seed is None:
+            options = replace(options, seed=int(torch.randint(2**62, ())))
+
+        batch_size = options.batch_size or min(num_images, BATCH_SIZE)
+        batches = []
+        num_new = num_images * (grid_size[0] * grid_size[1] - given_tokens.shape[1])
+        bar = tqdm(
+            total=num_new, disable=not progress, desc="sampling", unit=" tokens", unit_scale=True
+        )
+        with bar, evaluation_mode(self.transformer):
+            for start in range(0, num_images, batch_size):
+                count = min(batch_size, num_images - start)
+                num_drawn = batch_size if options.compile else count
+                tokens = self._draw(
+                    None if condition is None else _batch(condition, start, count, num_drawn),
+                    _batch(given_tokens, start, count, num_drawn),
+                    range(first_image + start, first_image + start + num_drawn),
+                    replace(options, grid_size=grid_size),
+                    runs,
+                    partial(bar.update, count),
+                )
+                batches.append(tokens[:count])
+        return torch.cat(batches)
+
+    def _draw(
+        self,
+        condition: Tensor | None,
+        given_tokens: Tensor,
+        image_numbers: range,
+        options: SamplingOptions,
+        runs: Sequence[WindowRun],
+        on_step: Callable[[], object],
+    ) -> Tensor:
+        """Draws a batch, window after window."""
+        grid_size = self._grid_size_of(options.grid_size)
+        condition = self._encoded(condition, grid_size)
+        batch_size, done = given_tokens.shape
+        tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
+        tokens[:, :done] = given_tokens
+        choose = self._choice(options, image_numbers, tokens.shape[1])
+        for run in runs:
+            rows = slice(run.row, run.row + self.grid_size[0])
+            columns = slice(run.column, run.column + self.grid_size[1])
+            before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
+            prompt = self._prompt(condition, batch_size, run, guided=not options.guidance.is_off)
+            # the numbers in the image of the tokens that are drawn, by their number in the window
+            numbers = tokens.new_zeros(self.num_tokens)
+            numbers[run.start : run.start + run.count] = torch.arange(
+                done, done + run.count, device=tokens.device
+            )
+            steps = self._steps(choose.at(numbers), prompt, options)
+            drawn = decode_tokens(steps, prompt, before, run.start + run.count, on_step)
+            tokens[:, done : done + run.count] = drawn[:, run.start :]
+            done += run.count
+        return tokens
+
+    def _choice(self, options: SamplingOptions, numbers: range, num_tokens: int) -> TokenChoice:
+        """Returns how the tokens of the images with these numbers are chosen."""
+        uniforms = scales = None
+        if not options.greedy:
+            assert options.seed is not None
+            uniforms = random_numbers(options.seed, numbers, num_tokens)  # (b n)
+            if self.device.type == "mps":
+                uniforms = uniforms.float()  # it has no float64
+            uniforms = uniforms.to(self.device)
+        if not options.guidance.is_off:
+            scales = options.guidance.scales(num_tokens).to(self.device)
+        return TokenChoice(uniforms, scales, options.temperature, options.top_k, options.top_p)
+
+    def _steps(self, choose: TokenChoice, prompt: Prompt, options: SamplingOptions) -> Steps:
+        """Returns new steps, or the compiled ones of the previous batch, if reusable."""
+        arguments = self.transformer, choose, prompt, self.num_tokens
+        if not options.compile:
+            return Steps(*arguments)
+        if self._compiled is None or not self._compiled.fits(*arguments):
+            self._compiled = CompiledSteps(*arguments)
+        self._compiled.take(choose)
+        return self._compiled
+
+    def _prompt(
+        self,
+        condition: Tensor | None,
+        batch_size: int,
+        run: WindowRun | None = None,
+        *,
+        guided: bool = False,
+    ) -> Prompt:
+        """Returns what the transformer reads for a condition from `_encoded`.
+
+        With guidance, b prompts with condition and b without. Of a code grid larger than the
+        trained one it is the part that belongs to the window of `run`.
+        """
+        if condition is not None and isinstance(self.conditioning, ImageCondition):
+            height, width = self.conditioning.grid_size
+            row = 0 if run is None else run.row * height // self.grid_size[0]
+            column = 0 if run is None else run.column * width // self.grid_size[1]
+            condition = to_tokens(condition[:, row : row + height, column : column + width])
+        prompt = self.conditioning.prompt(condition, batch_size, self.device)
+        if guided:
+            prompt = prompt.and_then(self.conditioning.prompt(None, batch_size, self.device))
+        return prompt
+
+    def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
+        """Returns codes `(b h w)` for condition images, labels as they are; on the device."""
+        if condition is None:
+            return None
+        indices = condition = condition.to(self.device)
+        if not self.conditioning.takes_images:
+            return condition
+        if condition.is_floating_point():
+            with torch.no_grad():
+                indices = self.require_condition_tokenizer().encode(condition)  # (b h w)
+        needed = self.condition_grid_size(grid_size)
+        if indices.shape[1:] != needed:
+            raise UserError(
+                f"the condition images have {indices.shape[1]} × {indices.shape[2]} codes, and "
+                f"images of {grid_size[0]} × {grid_size[1]} codes need {needed[0]} × {needed[1]} "
+                "of them: give condition images of another size."
+            )
+        return indices
+
+    def condition_grid_size(self, grid_size: tuple[int, int]) -> tuple[int, int]:
+        """Returns (height, width) in codes of the condition image for an image of this size."""
+        assert isinstance(self.conditioning, ImageCondition)
+        sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
+        height, width = (condition * size // trained for condition, size, trained in sizes)
+        return height, width
+
+    def plan_windows(
+        self, grid_size: tuple[int, int], stride: int | None = None, *, num_given: int = 0
+    ) -> list[WindowRun]:
+        """Calls `plan_windows` so that no window cuts through a cell of a condition image."""
+        step = (1, 1)
+        if isinstance(self.conditioning, ImageCondition):
+            sides = zip(self.grid_size, self.conditioning.grid_size, strict=True)
+            rows, columns = (
+                trained // math.gcd(trained, condition) for trained, condition in sides
+            )
+            step = rows, columns
+        return plan_windows(grid_size, self.grid_size, stride, num_given=num_given, step=step)
+
+    def require_condition_tokenizer(self) -> Tokenizer:
+        """Returns what makes tokens of condition images.
+
+        Raises:
+            UserError: if there is none.
+        """
+        if self.condition_tokenizer is None:
+            raise UserError(
+                "this generator has no tokenizer for condition images: save it with the one it was "
+                "trained with."
+            )
+        return self.condition_tokenizer
+
+    def _check_tokens(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
+        codebook_size = self.transformer.config.codebook_size
+        return check_tokens(tokens, codebook_size, grid_size[0] * grid_size[1])
+
+    def _grid_size_of(self, grid_size: int | Sequence[int] | None) -> tuple[int, int]:
+        return self.grid_size if grid_size is None else check_grid_size(grid_size)
+
+
+def _batch(rows: Tensor, start: int, count: int, size: int) -> Tensor:
+    """Returns some rows, the last one again until they are a batch of this size."""
+    batch = rows[start : start + count]
+    if count == size:
+        return batch
+    return torch.cat([batch, batch[-1:].expand(size - count, *batch.shape[1:])])
