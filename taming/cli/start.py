@@ -4,12 +4,15 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -66,9 +69,9 @@ def _run_job(name: str, config: DictConfig) -> float | None:
         for key in DIRECTORIES:
             if key in config:  # where this job writes, in a sweep too
                 config[key] = str(_below_here(directory))
-        with read_write(job):  # type: ignore[arg-type]
+        with read_write(job), _as_if_alone(job):  # type: ignore[arg-type]
             job.run.dir = str(directory)  # Lightning hands it to the processes it starts
-        objective: float | None = import_module(f"taming.cli.{name}").main(config)
+            objective: float | None = import_module(f"taming.cli.{name}").main(config)
         return objective
     except (UserError, OmegaConfBaseException) as error:
         if job.mode == RunMode.MULTIRUN:  # the other jobs go on
@@ -76,6 +79,28 @@ def _run_job(name: str, config: DictConfig) -> float | None:
         _exit_with(error, name)
     finally:
         _remove_if_empty(directory)
+
+
+@contextmanager
+def _as_if_alone(job: HydraConf) -> Iterator[None]:
+    """Lets a job of a sweep start processes of its own, as Lightning does, and leaves no trace.
+
+    Lightning starts them with this process's arguments, which are those of the whole sweep.
+    """
+    if job.mode != RunMode.MULTIRUN:
+        yield
+        return
+    arguments, environment = sys.argv, dict(os.environ)
+    sys.argv = [sys.argv[0], *job.overrides.task, "hydra.mode=RUN"]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        os.environ.clear()
+        os.environ.update(environment)
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def _exit_with(error: Exception, name: str) -> NoReturn:
