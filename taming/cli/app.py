@@ -25,10 +25,8 @@ from taming.errors import UserError
 
 __all__ = [
     "RESOLVED_FILE",
-    "begin_run",
     "build",
     "build_all",
-    "check_run_dir",
     "config_directory",
     "device",
     "is_first_process",
@@ -47,8 +45,7 @@ RESOLVED_FILE = "config.yaml"  # in a run directory
 
 # what a run keeps when it is resumed: what its model is, and which images it is trained on
 FIXED = ("adversary", "data", "experiment", "run_dir", "size", "callbacks.average.decay",
-    "data.resolution", "data.channels", "data.val_fraction", "data.source.labels",
-    "data.num_classes", "data.condition")  # fmt: skip
+    "data.resolution", "data.channels", "data.val_fraction", "data.source.labels")  # fmt: skip
 FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",
     "conditioning", "condition_", "size/", "~")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to
@@ -178,7 +175,7 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
     nothing = group is None or ("_target_" in group and group._target_ is None)
     if "." in name and nothing and not override.startswith("+"):
         raise UserError(f"{override} would do nothing: the run has no {name.split('.')[0]}.")
-    names = [f"trainer.{key}" for key in ("accelerator", "devices", "strategy")]
+    names = [f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy")]
     for key in names if name == "trainer" else [name]:
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
 
@@ -233,29 +230,6 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
-
-
-def check_run_dir(config: DictConfig) -> None:
-    """Raises a `UserError` if a new run's directory holds another run already."""
-    run_dir = Path(config.run_dir).expanduser()
-    begun = (run_dir / "checkpoints" / "last.ckpt").exists() or (run_dir / "model").exists()
-    if config.resume is None and begun and is_first_process():
-        raise UserError(
-            f"{run_dir} holds a run already. Continue it with resume={run_dir}, or give another "
-            "run_dir."
-        )
-
-
-def begin_run(config: DictConfig) -> Path:
-    """Writes the configuration of a new run into its directory, and returns that; once checked.
-
-    Raises:
-        UserError: if the directory cannot be written.
-    """
-    run_dir = Path(config.run_dir).expanduser()
-    if config.resume is None and is_first_process():
-        write_config(config, run_dir)
-    return run_dir
 
 
 def write_config(config: DictConfig, run_dir: Path) -> None:

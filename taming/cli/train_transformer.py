@@ -29,7 +29,8 @@ def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
     if config.resume is not None:
         config = resume_config(config)
-    check_types(config, {**ENCODING_TYPES, "condition_dropout": Annotated[float, Ge(0), Lt(1)]})
+    types = {"trainer.precision": str | int, "condition_dropout": Annotated[float, Ge(0), Lt(1)]}
+    check_types(config, {**ENCODING_TYPES, **types})
     run_dir = check_run_dir(config)
     trainer = build_trainer(config)
     resume_from, saved = None, None

@@ -1,6 +1,7 @@
 """`train_vqgan`: stage 1, images to a VQGAN."""
 
 import logging
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -35,7 +36,7 @@ def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
     if config.resume is not None:
         config = resume_config(config)
-    check_types(config, {"data.label_map.num_classes": int | None})
+    check_types(config, {"trainer.precision": str | int, "data.label_map.num_classes": int | None})
     run_dir = check_run_dir(config)
     trainer = build_trainer(config, parts_rest=config.adversary._target_ is not None)
     resume_from = None
@@ -73,7 +74,7 @@ def main(config: DictConfig) -> float | None:
         on_start=partial(write_config, config, run_dir),
     )
     for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data)]
-    for_transformer += config.get("transformer_settings") or []
+    for_transformer += map(shlex.quote, config.get("transformer_settings") or [])
     return finish(
         config,
         result,

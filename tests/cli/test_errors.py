@@ -263,11 +263,11 @@ def test_classes_changed_since_the_run(run: Run, images: Path, transformer_run: 
     fails(outcome, "classes", "same data")
 
 
-@pytest.mark.parametrize("override", ["seed=-1", "callbacks.between.every_n_train_steps=0", "trainer.gradient_clip_val=0",
-    "callbacks.average.decay=1.5", "adversary.weight=-1", "trainer.max_time=-5", "callbacks.best.monitor=val/x",
-    "training.optimizer.learning_rate=0", "training.reconstruction=l3", "trainer.accelerator=tpu",
-    "model.quantizer.revive_after=0", "trainer.mode=most", "trainer.devices=foo",
-    "trainer.strategy=foo", "training.optimizer.weight_decay=-1",
+@pytest.mark.parametrize("override", ["seed=-1", "callbacks.between.every_n_train_steps=-1",
+    "trainer.gradient_clip_val=-1", "callbacks.average.decay=1.5", "adversary.weight=-1",
+    "callbacks.best.monitor=val/x", "training.optimizer.learning_rate=0",
+    "training.reconstruction=l3", "trainer.accelerator=tpu", "model.quantizer.revive_after=0",
+    "trainer.devices=foo", "trainer.strategy=foo", "training.optimizer.weight_decay=-1",
     "training.optimizer.betas=[0.9]", "training.optimizer.betas=[0.9,1.5]",
     "training.optimizer.final_fraction=-2", "data.resolution=[32,32,32]"])  # fmt: skip
 def test_values_out_of_range(run: Run, images: Path, override: str) -> None:

@@ -46,7 +46,8 @@ def test_settings_of_one_stage(run: Run) -> None:
         name = override.partition("=")[0]
         fails_before_writing(run("train_vqgan", *STAGE_1, override), f"{name} should be a valid")
     for override in ("condition_dropout=null", "tokens.num_views=null", "tokens.batch_size=many",
-        "condition_cell=small", "model.num_layers=null", "callbacks.grids.num_images=null"):  # fmt: skip
+        "condition_cell=small", "model.num_layers=null",
+        "callbacks.grids.num_images=null"):  # fmt: skip
         name = override.partition("=")[0]
         outcome = run("train_transformer", *STAGE_2, override)
         fails_before_writing(outcome, f"{name} should be a valid")
@@ -115,7 +116,7 @@ def test_the_defaults_have_their_types(name: str) -> None:
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         config = compose(name)
     # open until the tokenizer is known, or nothing is built without it
-    left_open = ("data.resolution", "data.channels", "frechet.weights")
+    left_open = ("data.resolution", "data.channels", "frechet.weights", "trainer.precision")
     try:
         check_types(config)
     except UserError as error:

@@ -57,7 +57,7 @@ def test_mistakes_without_heavy_imports(
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["--help"], "trainer: auto, cpu, ddp, gpu"),
+        (["--help"], "trainer: auto, cpu, ddp"),
         (["--cfg", "job"], "learning_rate: 0.0004"),
         (["-sc", "query=bash"], "size=tiny"),
     ],
