@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from PIL import Image
 from torch import Tensor
 from torchmetrics import Metric
@@ -31,6 +31,7 @@ from taming.vqgan import VQGAN
 
 __all__ = ["ReconstructionReport", "reconstruct_images"]
 
+Byte = Annotated[int, Ge(0), Le(255)]
 NUM_GRID_IMAGES = 16
 MAX_GRID_SIDE = 512  # pixels of a picture, if there are several
 
@@ -61,7 +62,7 @@ def reconstruct_images(
     batch_size: Annotated[int, Ge(1)] = 16,
     max_images: Annotated[int, Ge(1)] | None = None,
     num_workers: Annotated[int, Ge(0)] = 0,
-    background: tuple[int, int, int] = (255, 255, 255),
+    background: tuple[Byte, Byte, Byte] = (255, 255, 255),
     lpips: Literal["vgg", "alex"] | None = None,
     features: FeatureExtractor | None = None,
     write_images: bool = False,
@@ -117,8 +118,7 @@ def reconstruct_images(
         overlap = (tile or 0) // 4
     if write_images and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    red, green, blue = background
-    reader = PictureReader(1 if vqgan.image_channels == 1 else 3, (red, green, blue))
+    reader = PictureReader(1 if vqgan.image_channels == 1 else 3, background)
     images = InspectionImages(
         ImageFolder(path, reader),
         factor=factor,
