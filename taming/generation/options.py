@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
-
 from taming.errors import UserError
 from taming.generation.guidance import Guidance
 
@@ -42,7 +40,7 @@ class SamplingOptions:
                 f"temperature is {self.temperature} and must be more than 0; for the most probable "
                 "tokens use greedy=true."
             )
-        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
+        if self.top_k is not None and (self.top_k < 1 or self.top_k != int(self.top_k)):
             raise UserError(
                 f"top_k is {self.top_k} and must be a whole number, 1 or more; for no limit leave "
                 "it out (null)."
@@ -89,15 +87,10 @@ class SamplingOptions:
 
 def check_grid_size(grid_size: int | Sequence[int]) -> tuple[int, int]:
     """Returns (height, width), for one number a square; raises a `UserError` for anything else."""
-    sides = tuple(grid_size) if isinstance(grid_size, Sequence) else (grid_size, grid_size)
-    if len(sides) != 2 or not all(is_whole(side) and side > 0 for side in sides):
+    sides = grid_size if isinstance(grid_size, Sequence) else (grid_size, grid_size)
+    if len(sides) != 2 or min(sides) < 1 or any(side != int(side) for side in sides):
         raise UserError(
             f"grid_size is {grid_size} and must be (height, width) in codes, or one whole number "
             "for a square."
         )
     return int(sides[0]), int(sides[1])
-
-
-def is_whole(value: object) -> bool:
-    """Returns whether a value is a whole number, and not True or False."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -59,25 +59,6 @@ def test_concatenation_and_output_map_are_a_sum_over_heads() -> None:
     torch.testing.assert_close(module(x, source), total)
 
 
-def test_row_form_equals_column_form() -> None:
-    """With tokens as columns: W_O Σ V softmax(KᵀQ / √d_k), where Q = W_Q X and so on."""
-    module = MultiHeadAttention(6, 1, bias=False).double()
-    x = torch.randn(5, 6, dtype=torch.float64)
-    columns = x.T  # (d n)
-    query, key, value = (map_.weight @ columns for map_ in (module.query, module.key, module.value))
-    output = module.output.weight @ value @ (key.T @ query / 6**0.5).softmax(dim=0)
-    torch.testing.assert_close(module(x[None])[0].T, output)
-
-
-@FUSED
-def test_a_single_query_is_its_row(fused: bool) -> None:
-    module = MultiHeadAttention(8, 2, fused=fused).double()
-    x = torch.randn(2, 6, 8, dtype=torch.float64)
-    whole = module(x)
-    for i in range(6):
-        torch.testing.assert_close(module(x[:, i : i + 1], x), whole[:, i : i + 1])
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_biases_are_optional(bias: bool) -> None:
     module = MultiHeadAttention(8, 2, source_dim=5, key_dim=6, value_dim=4, bias=bias)
