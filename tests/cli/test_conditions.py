@@ -165,14 +165,6 @@ def test_what_does_not_fit_is_said_before_any_work(
 ) -> None:
     for overrides, message in (
         ([*data(pairs), "condition_tokenizer=tokenizer"], "is of pictures, and the conditions"),
-        (
-            [*folder_overrides, "model.bidirectional_prefix=true"],
-            "bidirectional_prefix=true is for condition images in front",
-        ),
-        (
-            [*data(pairs), "condition_as=context", "model.bidirectional_prefix=true"],
-            "bidirectional_prefix=true is for condition images in front",
-        ),
         ([*data(pairs), "condition_cell=5"], "does not divide by the cell size 5"),
         ([*data(pairs), "condition_as=suffix"], "condition_as is prefix or context"),
         ([*folder_overrides, "conditioning=image"], "needs images with condition images"),

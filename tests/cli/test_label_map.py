@@ -45,9 +45,8 @@ def test_it_builds_at_full_size() -> None:
     assert vqgan.grid_size == (16, 16)
     assert (vqgan.image_channels, vqgan.codebook_size) == (183, 1024)
     assert build(config.perceptual) is None
-    assert build(config.adversary, max_steps=1) is None
-    module = build(config.training, vqgan=vqgan, perceptual=None, adversary=None, max_steps=1)
-    assert module.palette.shape == (183, 3)
+    assert build(config.adversary) is None
+    build(config.training, vqgan=vqgan, perceptual=None, adversary=None)
 
 
 @pytest.mark.parametrize("resolution", [None, (16, 32)])

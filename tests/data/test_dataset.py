@@ -42,9 +42,7 @@ def test_items(make_folder: Any) -> None:
 def test_without_classes_there_are_no_labels(make_folder: Any) -> None:
     data = dataset(make_folder({"": 2}))
     assert set(data[0]) == {"images"}
-    assert data.num_classes is None
-    assert data.class_names == []
-    assert data.label(0) is None
+    assert (data.num_classes, data.class_names, data.label(0)) == (None, [], None)
 
 
 def test_augmentation_depends_on_seed_and_draw_alone(make_folder: Any) -> None:

@@ -74,12 +74,6 @@ def test_broken_files_are_left_out_and_named(tmp_path: Path) -> None:
     assert "cut.jpg: " in images.describe_broken()
 
 
-def test_only_broken_files(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"1 of 1 images are broken.*\(a\.png: not an image"):
-        inspected(tmp_path)
-
-
 def test_images_that_are_too_small(tmp_path: Path) -> None:
     write(tmp_path / "a.png", 3, 40)
     with pytest.raises(UserError, match=r"a\.png, 3×40 .* leaves 0×40 .* 8 pixels .*resolution="):

@@ -36,10 +36,6 @@ def test_folders_insists() -> None:
         folder_labels(["a/1.png", "2.png"], "folders", "x")
 
 
-def test_none_takes_none() -> None:
-    assert folder_labels(["a/1.png", "b/2.png"], "none", "x") == ([], [None, None])
-
-
 def test_a_split_is_not_taken_for_classes() -> None:
     with pytest.raises(UserError, match=r"train, val look like a split.*val_path"):
         folder_labels(["train/cat/1.png", "val/cat/2.png"], "auto", "x")

@@ -279,18 +279,6 @@ def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> No
     assert is_new()
 
 
-def test_another_interrupted_cache_is_not_gone_on_with(pairs: Path, tmp_path: Path) -> None:
-    model = tokenizer()
-    interrupting(model, 3, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
-    for seed, num_images in ((1, 21), (0, 9)):
-        model = tokenizer(seed)
-        sizes = interrupting(model, 100, KeyboardInterrupt())
-        encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
-        assert sum(sizes) == num_images
-
-
 def test_of_two_at_once_one_encodes(
     pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
