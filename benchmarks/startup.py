@@ -5,6 +5,7 @@ The command is ended after that line. With another checkout the two take turns.
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkout", type=Path, help="another checkout of this program")
+    parser.add_argument("--generator", type=Path, help="a model directory that both can read")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     options = parser.parse_args(arguments)
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds: list[list[float]] = [[] for _ in checkouts]
         for number in range(1 + options.rounds):  # the first fills the disk's cache
             for side in range(len(checkouts))[:: 1 if number % 2 == 0 else -1]:
-                took = seconds_to_first_line(checkouts[side], *COMMANDS[name])
+                took = seconds_to_first_line(checkouts[side], options.generator, *COMMANDS[name])
                 seconds[side] += [took] if number else []
         ratios = [b / a for a, b in zip(seconds[0], seconds[-1], strict=True)]
         cells = [spread_text(spread(numbers), 2) for numbers in (*seconds, ratios)]
@@ -50,14 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(aligned(rows)))
 
 
-def seconds_to_first_line(checkout: Path, script: str, *arguments: str) -> float:
-    """Runs a script of a checkout up to its first line.
+def seconds_to_first_line(
+    checkout: Path, generator: Path | None, script: str, *arguments: str
+) -> float:
+    """Runs a script of a checkout up to its first line; `generator` None samples a tiny one.
 
     Raises:
         RuntimeError: if there is none, or it tells of an error.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        write_inputs(Path(directory))
+        write_inputs(Path(directory), generator)
         started = time.perf_counter()
         with subprocess.Popen(
             [sys.executable, str(checkout / "scripts" / f"{script}.py"), *arguments],
@@ -68,7 +72,7 @@ def seconds_to_first_line(checkout: Path, script: str, *arguments: str) -> float
             env={**os.environ, "PYTHONPATH": str(checkout), "PYTHONUNBUFFERED": "1"},
         ) as process:
             assert process.stdout is not None
-            line = process.stdout.readline().strip()
+            line = next(filter(None, map(str.strip, process.stdout)), "")
             seconds = time.perf_counter() - started
             process.kill()
     if not line or "error" in line.lower():
@@ -76,8 +80,8 @@ def seconds_to_first_line(checkout: Path, script: str, *arguments: str) -> float
     return seconds
 
 
-def write_inputs(directory: Path) -> None:
-    """Writes `images/`, some random pictures, and `generator/`, a tiny model directory."""
+def write_inputs(directory: Path, generator: Path | None) -> None:
+    """Writes `images/`, random pictures, and `generator/`, a copy or a tiny random model."""
     from taming.conditioning import Unconditional
     from taming.generation import ImageGenerator
     from taming.transformer import GPT, GPTConfig
@@ -88,13 +92,16 @@ def write_inputs(directory: Path) -> None:
     for number in range(64):
         pixels = random.integers(256, size=(32, 32, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(directory / "images" / f"{number}.png")
+    if generator is not None:
+        shutil.copytree(generator, directory / "generator")
+        return
     quantizer = {"kind": "vector", "codebook_size": 8, "codebook_dim": 4}
     sizes = {"base_channels": 8, "num_residual_blocks": 1, "latent_channels": 8}
     tokenizer = VQGAN(quantizer=quantizer, resolution=16, channel_multipliers=[1, 1, 1], **sizes)
     sizes = Unconditional().transformer_config((4, 4))
     config = GPTConfig(codebook_size=8, num_layers=1, num_heads=1, embed_dim=8, **sizes)
-    generator = ImageGenerator(tokenizer, GPT(config), Unconditional(), (4, 4))
-    generator.save_pretrained(directory / "generator")
+    model = ImageGenerator(tokenizer, GPT(config), Unconditional(), (4, 4))
+    model.save_pretrained(directory / "generator")
 
 
 if __name__ == "__main__":
