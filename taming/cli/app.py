@@ -17,7 +17,7 @@ import torch
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory
 from taming.cli.setting_types import check_types
@@ -148,7 +148,9 @@ def resume_config(config: DictConfig) -> DictConfig:
             or this command line, name.
     """
     run_dir = Path(config.resume).expanduser()
-    saved = load_saved_config(run_dir / COMPOSED_FILE, trusted=config)
+    path = run_dir / COMPOSED_FILE
+    saved = load_saved_config(path)
+    _check_targets(saved, path, trusted=config)
     max_time = OmegaConf.select(saved, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s was for one session", max_time)
@@ -172,7 +174,7 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
         )
     group = OmegaConf.select(saved, name.split(".")[0])
-    nothing = group is None or ("_target_" in group and group._target_ is None)
+    nothing = not group or ("_target_" in group and group._target_ is None)
     if "." in name and nothing and not override.startswith("+"):
         raise UserError(f"{override} would do nothing: the run has no {name.split('.')[0]}.")
     names = [f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy")]
@@ -180,16 +182,12 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
 
 
-def load_saved_config(path: Path, trusted: DictConfig | None = None) -> DictConfig:
+def load_saved_config(path: Path) -> DictConfig:
     """Reads the configuration that a run, perhaps a stranger's, has saved.
 
-    Args:
-        path: the file.
-        trusted: a configuration of this command line, whose targets are allowed besides our own.
-
     Raises:
-        UserError: if the file cannot be read, or if something in it would run code or look
-            beyond it: a `_target_` that is neither ours nor `trusted`, or a resolver.
+        UserError: if the file cannot be read, or refers to anything beyond itself, such as
+            variables of the environment.
     """
     try:
         saved = OmegaConf.load(path)
@@ -197,6 +195,23 @@ def load_saved_config(path: Path, trusted: DictConfig | None = None) -> DictConf
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(saved, DictConfig):
         raise UserError(f"{path} holds no settings by name.")
+    for key, text in _leaves(OmegaConf.to_container(saved)):
+        if isinstance(text, str) and "${" in text and "$" in REFERENCE.sub("", text):
+            raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
+    return saved
+
+
+def _check_targets(saved: DictConfig, path: Path, trusted: DictConfig) -> None:
+    """Checks that building a saved configuration calls nothing unknown.
+
+    Args:
+        saved: the configuration.
+        path: its file.
+        trusted: the configuration of this command line, whose targets are allowed.
+
+    Raises:
+        UserError: for a `_target_` that neither the packaged configurations nor `trusted` name.
+    """
     allowed = {*_packaged_targets(), *(target for _, target in _targets(trusted))}
     for key, target in _targets(saved):
         if target not in allowed or "$" in target:
@@ -204,10 +219,6 @@ def load_saved_config(path: Path, trusted: DictConfig | None = None) -> DictConf
                 f"{path} names {key}={target}, which is none of this program's: it is not run. "
                 f"If you trust it, add {shlex.quote(f'+{key}={target}')} to the command."
             )
-    for key, text in _leaves(OmegaConf.to_container(saved)):
-        if isinstance(text, str) and "${" in text and "$" in REFERENCE.sub("", text):
-            raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
-    return saved
 
 
 @cache
@@ -216,9 +227,9 @@ def _packaged_targets() -> frozenset[str]:
     return frozenset(target for config in configs for _, target in _targets(config))
 
 
-def _targets(config: Any) -> Iterator[tuple[str, str]]:
+def _targets(config: DictConfig | ListConfig) -> Iterator[tuple[str, str]]:
     """Every `_target_` in a configuration, at any depth, as (key, target)."""
-    for key, value in _leaves(None if config is None else OmegaConf.to_container(config)):
+    for key, value in _leaves(OmegaConf.to_container(config)):
         if key.rpartition(".")[2].startswith("_target_") and value is not None:
             yield key, str(value)
 

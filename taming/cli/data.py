@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, build, set_seed
+from taming.cli.app import RESOLVED_FILE, build, load_saved_config, set_seed
 from taming.cli.hints import given_settings, setting
 from taming.cli.mistakes import config_directory
 from taming.conditioning import CellClasses
@@ -252,7 +252,7 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
     path = Path(checkpoint).expanduser() / RESOLVED_FILE
     settings = []
     if path.is_file():
-        data = OmegaConf.load(path).data
+        data = load_saved_config(path).data
         settings = data_settings(data)
         if settings and _size(data.resolution) != resolution:
             settings.append(setting("data.resolution", data.resolution))

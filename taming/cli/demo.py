@@ -8,7 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, run_command
+from taming.cli.app import run_command
+from taming.cli.data import build_data
 from taming.cli.hints import override
 from taming.errors import UserError
 from taming.workflows import report_digits
@@ -26,48 +27,30 @@ Your own images, in a folder or a .zip, are next:
 def main(config: DictConfig) -> None:
     """Trains both stages, samples 200 digits and reports how good they are."""
     started = time.monotonic()
-    output_dir = Path(config.output_dir).expanduser()
-    if output_dir.exists():
-        if not (output_dir / "demo.txt").exists():
-            raise UserError(f"{output_dir} exists and is not an earlier demo's: not overwritten.")
-        if (output_dir / "report.json").exists():
-            raise UserError(
-                f"{output_dir} holds a finished demo: delete it to make it anew, or give another "
-                "output_dir."
-            )
-        shutil.rmtree(output_dir)
-    output_dir.mkdir(parents=True)
-    (output_dir / "demo.txt").write_text(
-        "Made by `make demo`, which deletes it if it was broken off.\n"
-    )
+    output_dir = Path(config.output_dir)
+    _begin(output_dir)
     vqgan, transformer, samples = (
-        output_dir / name for name in ("vqgan", "transformer", "samples")
+        output_dir / part for part in ("vqgan", "transformer", "samples")
     )
-    seed = override("seed", config.seed)
-    run_command(
-        "train_vqgan",
-        "experiment=digits",
-        override("run_dir", str(vqgan)),
-        seed,
-        *config.train_overrides,
-    )
+    common = (override("seed", config.seed), *config.train_overrides)
+    run_command("train_vqgan", "experiment=digits", override("run_dir", str(vqgan)), *common)
     run_command(
         "train_transformer",
         "experiment=transformer_digits",
         override("vqgan", str(vqgan)),
         override("tokens.cache_dir", str(output_dir / "tokens")),
         override("run_dir", str(transformer)),
-        seed,
-        *config.train_overrides,
+        *common,
     )
     run_command(
         "sample",
         override("checkpoint", str(transformer)),
         override("num_images", config.num_samples),
         override("output_dir", str(samples)),
-        seed,
+        override("seed", config.seed),
     )
-    data = build(config.data)
+    data = build_data(config)
+    data.setup()
     digits = report_digits(samples / "samples.npz", data.train_dataset, data.val_dataset)
     stage_1, stage_2 = (
         json.loads((run / "result.json").read_text())["metrics"] for run in (vqgan, transformer)
@@ -86,7 +69,7 @@ def main(config: DictConfig) -> None:
 The demo took {report["seconds"]:.0f} s. On new digits:
   reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
   transformer         {report["bits_per_token"]:.3f} bits per token
-  {digits.num_samples} sampled digits  an SVM sees the asked-for digit in {digits.agreement:.1%} \
+  {digits.num_samples} sampled digits  an SVM sees the requested digit in {digits.agreement:.1%} \
 (in {digits.svm_accuracy:.1%} of real ones);
                       distance to the nearest training image {digits.distance_ratio:.2f} of a new \
 real digit's
@@ -96,4 +79,25 @@ It wrote under {output_dir}/:
   vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
   report.json          the numbers above
 {NEXT}"""
+    )
+
+
+def _begin(output_dir: Path) -> None:
+    """Empties the directory of a demo that was broken off.
+
+    Raises:
+        UserError: if it holds anything else.
+    """
+    if (output_dir / "report.json").exists():
+        raise UserError(
+            f"{output_dir} holds a finished demo: delete it to make it anew, or give another "
+            "output_dir."
+        )
+    if any(output_dir.iterdir()):
+        if not (output_dir / "demo.txt").exists():
+            raise UserError(f"{output_dir} exists and is not an earlier demo's: not overwritten.")
+        shutil.rmtree(output_dir)
+        output_dir.mkdir()
+    (output_dir / "demo.txt").write_text(
+        "Made by `make demo`, which deletes it if it was broken off.\n"
     )

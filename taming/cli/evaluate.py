@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, build, device, program, resolved
+from taming.cli.app import RESOLVED_FILE, build, device, load_saved_config, program, resolved
 from taming.cli.data import build_data, condition_settings, with_tokenizer_shape
 from taming.cli.hints import setting
 from taming.errors import UserError
@@ -65,8 +65,7 @@ def warn_of_trained_images(config: DictConfig) -> None:
     path = Path(config.checkpoint).expanduser() / RESOLVED_FILE
     if not path.is_file():
         return
-    trained = OmegaConf.load(path)
-    assert isinstance(trained, DictConfig)
+    trained = load_saved_config(path)
 
     def value(source: DictConfig, name: str) -> Any:
         found = OmegaConf.select(source, f"data.{name}")

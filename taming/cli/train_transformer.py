@@ -2,7 +2,7 @@
 
 import logging
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 from omegaconf import DictConfig
@@ -29,7 +29,11 @@ def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
     if config.resume is not None:
         config = resume_config(config)
-    types = {"trainer.precision": str | int, "condition_dropout": Annotated[float, Ge(0), Lt(1)]}
+    types = {
+        "trainer.precision": str | int,
+        "export": Literal["best", "last"],
+        "condition_dropout": Annotated[float, Ge(0), Lt(1)],
+    }
     check_types(config, {**ENCODING_TYPES, **types})
     run_dir = check_run_dir(config)
     trainer = build_trainer(config)

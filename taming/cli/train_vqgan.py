@@ -4,7 +4,7 @@ import logging
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from omegaconf import DictConfig
 
@@ -36,7 +36,14 @@ def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
     if config.resume is not None:
         config = resume_config(config)
-    check_types(config, {"trainer.precision": str | int, "data.label_map.num_classes": int | None})
+    check_types(
+        config,
+        {
+            "trainer.precision": str | int,
+            "export": Literal["best", "last"],
+            "data.label_map.num_classes": int | None,
+        },
+    )
     run_dir = check_run_dir(config)
     trainer = build_trainer(config, parts_rest=config.adversary._target_ is not None)
     resume_from = None

@@ -4,18 +4,28 @@ import copy
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tiny_commands import Run, fails
 
-from taming.cli.app import config_directory, load_saved_config
+from taming.cli import app
+from taming.cli.app import config_directory, resume_config
 from taming.errors import UserError
 
 TOUCH = "__import__('os').mkdir('marker')"
+
+
+def resumed(path: Path) -> DictConfig:
+    """What a command would build from, of a run directory that holds this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        job = SimpleNamespace(overrides=SimpleNamespace(task=[]))
+        patch.setattr(app.HydraConfig, "get", lambda: job)
+        return resume_config(OmegaConf.create({"resume": str(path.parent)}))
 
 
 class Pickled:
@@ -78,7 +88,7 @@ def test_a_saved_configuration_calls_nothing(name: str) -> None:
         saved = OmegaConf.create({"attempt": attempt, **saved})
         OmegaConf.save(saved, "config_composed.yaml")
         with pytest.raises(UserError, match=r"none of this program's|looks beyond the file"):
-            load_saved_config(Path("config_composed.yaml"))
+            resumed(Path("config_composed.yaml"))
         assert not Path("marker").exists()
 
 
@@ -100,7 +110,7 @@ def test_a_saved_configuration_looks_at_nothing_else(tmp_path: Path, text: str) 
     path = tmp_path / "config_composed.yaml"
     path.write_text(f"name: env\nbrace: '{{oc.env:HOME}}'\nlist: [{{deep: '{text}'}}]\n")
     with pytest.raises(UserError, match=r"list.0.deep=.* looks beyond the file"):
-        load_saved_config(path)
+        resumed(path)
 
 
 @pytest.mark.parametrize("text", ["!!python/object/apply:os.system ['touch marker']", "[", "- a"])
@@ -108,7 +118,7 @@ def test_a_file_that_holds_no_settings(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config_composed.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"cannot be read|holds no settings"):
-        load_saved_config(path)
+        resumed(path)
 
 
 @pytest.mark.usefixtures("traps")
@@ -158,5 +168,5 @@ def test_what_our_own_runs_save_is_accepted(tmp_path: Path) -> None:
         config = OmegaConf.load(path)
         for key in ("defaults", "hydra"):  # which no run saves
             config.pop(key, None)
-        OmegaConf.save(config, tmp_path / "config.yaml")
-        load_saved_config(tmp_path / "config.yaml")
+        OmegaConf.save(config, tmp_path / "config_composed.yaml")
+        resumed(tmp_path / "config_composed.yaml")

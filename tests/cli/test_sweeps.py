@@ -63,18 +63,32 @@ def test_recipes_and_seeds_in_one_table(run: Run, images: Path, tmp_path: Path) 
     fails(run("compare", f"runs={images}"), "holds no finished runs")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason="optuna is not installed")
-def test_optuna_looks_for_the_best_setting(images: Path, tmp_path: Path) -> None:
-    search = subprocess.run(
-        [sys.executable, SCRIPT, "+sweep=optuna", "hydra.sweeper.n_trials=2", *TINY,
-         f"data.path={images}"],
-        cwd=tmp_path,
+def in_a_process(folder: Path, *arguments: str) -> None:
+    """Runs `train_vqgan` as a user does."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
-    )  # fmt: skip
-    assert search.returncode == 0, search.stderr
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_each_job_may_train_in_two_processes(images: Path, tmp_path: Path) -> None:
+    in_a_process(tmp_path, "-m", f"data.path={images}", *TINY, "trainer.devices=2", "seed=0,1")
+    results = sorted((tmp_path / "sweep").glob("*/result.json"))
+    assert [path.parent.name for path in results] == ["0_seed-0", "1_seed-1"]
+    assert all(json.loads(path.read_text())["step"] == 2 for path in results)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason="optuna is not installed")
+def test_optuna_looks_for_the_best_setting(images: Path, tmp_path: Path) -> None:
+    trials = ("+sweep=optuna", "hydra.sweeper.n_trials=2")
+    in_a_process(tmp_path, *trials, f"data.path={images}", *TINY)
     found = OmegaConf.load(tmp_path / "sweep" / "optimization_results.yaml")
     results = [json.loads(p.read_text()) for p in (tmp_path / "sweep").glob("*/result.json")]
     assert len(results) == 2
