@@ -17,6 +17,7 @@ import torch
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory
@@ -107,7 +108,7 @@ def build(config: DictConfig | None, /, **arguments: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, UserError):
             raise cause from None
-        if isinstance(cause, TypeError | ValueError):
+        if isinstance(cause, TypeError | ValueError | MisconfigurationException):
             raise UserError(f"configuration of {config._target_}: {cause}.") from error
         raise
 

@@ -2,7 +2,7 @@
 
 import logging
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge, Lt
 from omegaconf import DictConfig
@@ -11,7 +11,7 @@ from taming.cli.app import build, program, resume_config, write_config
 from taming.cli.data import ENCODING_TYPES, condition_settings, encode, open_images
 from taming.cli.hints import setting
 from taming.cli.setting_types import check_types
-from taming.cli.training import begin_run, build_trainer, check_run_dir, finish
+from taming.cli.training import TRAINING_TYPES, begin_run, build_trainer, check_run_dir, finish
 from taming.data import TokenDataModule
 from taming.errors import UserError
 from taming.generation import ImageGenerator
@@ -29,12 +29,8 @@ def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
     if config.resume is not None:
         config = resume_config(config)
-    types = {
-        "trainer.precision": str | int,
-        "export": Literal["best", "last"],
-        "condition_dropout": Annotated[float, Ge(0), Lt(1)],
-    }
-    check_types(config, {**ENCODING_TYPES, **types})
+    share = {"condition_dropout": Annotated[float, Ge(0), Lt(1)]}
+    check_types(config, {**ENCODING_TYPES, **TRAINING_TYPES, **share})
     run_dir = check_run_dir(config)
     trainer = build_trainer(config)
     resume_from, saved = None, None

@@ -4,7 +4,7 @@ import logging
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from omegaconf import DictConfig
 
@@ -12,7 +12,7 @@ from taming.cli.app import build, is_first_process, program, resume_config, set_
 from taming.cli.data import build_data, data_settings
 from taming.cli.hints import override, setting
 from taming.cli.setting_types import check_types
-from taming.cli.training import begin_run, build_trainer, check_run_dir, finish
+from taming.cli.training import TRAINING_TYPES, begin_run, build_trainer, check_run_dir, finish
 from taming.errors import UserError
 from taming.serialization import load_training_checkpoint
 from taming.training import (
@@ -36,14 +36,7 @@ def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
     if config.resume is not None:
         config = resume_config(config)
-    check_types(
-        config,
-        {
-            "trainer.precision": str | int,
-            "export": Literal["best", "last"],
-            "data.label_map.num_classes": int | None,
-        },
-    )
+    check_types(config, {"data.label_map.num_classes": int | None, **TRAINING_TYPES})
     run_dir = check_run_dir(config)
     trainer = build_trainer(config, parts_rest=config.adversary._target_ is not None)
     resume_from = None

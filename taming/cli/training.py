@@ -2,9 +2,11 @@
 
 import logging
 from pathlib import Path
+from typing import Annotated, Literal
 
 import lightning as L
 import torch
+from annotated_types import Ge
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,7 +15,15 @@ from taming.cli.hints import setting
 from taming.errors import UserError
 from taming.training import MetricsFile, TrainingResult
 
-__all__ = ["begin_run", "build_trainer", "check_run_dir", "finish"]
+__all__ = ["TRAINING_TYPES", "begin_run", "build_trainer", "check_run_dir", "finish"]
+
+
+TRAINING_TYPES = {
+    "trainer.precision": int | str,  # auto, too
+    "trainer.gradient_clip_val": Annotated[float, Ge(0)] | None,
+    "export": Literal["best", "last"],
+}
+DEVICES = ("accelerator", "devices", "strategy")
 
 
 def build_trainer(config: DictConfig, *, parts_rest: bool = False) -> L.Trainer:
@@ -35,11 +45,19 @@ def build_trainer(config: DictConfig, *, parts_rest: bool = False) -> L.Trainer:
     alone = str(settings.devices) == "1" and settings.num_nodes == 1
     if settings.strategy == "auto" and parts_rest and not alone:
         settings.strategy = "ddp_find_unused_parameters_true"
+    if settings.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"trainer.accelerator={settings.accelerator}, but PyTorch sees no CUDA GPU here. Check "
+            "nvidia-smi and that PyTorch is a CUDA build, or use trainer=cpu."
+        )
     callbacks = build_all(config.callbacks)
     try:
         trainer = build(settings, callbacks=callbacks, logger=False)
     except InstantiationException as error:
-        raise UserError(f"trainer: {' '.join(str(error.__cause__).split())}") from error
+        found = " ".join(
+            f"trainer.{n}={settings[n]}" for n in ("accelerator", "devices", "strategy")
+        )
+        raise UserError(f"{found}: {' '.join(str(error.__cause__).split())}") from error
     if trainer.max_steps < 1:
         raise UserError(f"trainer.max_steps must be at least 1, not {trainer.max_steps}.")
     return trainer

@@ -22,10 +22,11 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
     be small, and copies from there.
 
     Attributes:
-        failure: why the last checkpoint is not on the disk; None if it is.
+        failures: by file, why its latest checkpoint is not on the disk.
     """
 
-    failure: str | None = None
+    def __init__(self) -> None:
+        self.failures: dict[Path, str] = {}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
@@ -33,7 +34,7 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         """Writes `checkpoint` to `path`, or warns why it cannot."""
         path = Path(path)
         unfinished = path.with_suffix(".unfinished")
-        self.failure = None
+        self.failures.pop(path, None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb") as file:
@@ -44,10 +45,10 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch's word for a full disk
             reason = (str(error) or type(error).__name__).splitlines()[0]
             kept = f" The earlier {path.name} is intact." if path.exists() else ""
-            self.failure = (
+            self.failures[path] = (
                 f"the checkpoint {path} could not be written ({reason}).{kept} Is the disk full? "
                 "Free some space."
             )
-            log.warning("%s Training goes on.", self.failure)
+            log.warning("%s Training goes on.", self.failures[path])
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Pictures of a validation, in the run directory and with the loggers."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import torch
 from annotated_types import Ge
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from taming.conditioning import ImageCondition
 from taming.generation import ImageGenerator
@@ -52,9 +54,13 @@ class _Grids(L.Callback):
     ) -> None:
         """Writes it; a full disk stops no training."""
         wanted = batch_idx == 0 and self.num_images > 0 and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if not wanted or not trainer.is_global_zero:
+        if not wanted:
             return
-        picture = self.picture(pl_module, outputs, batch)
+        with _whole_weights(trainer.model):  # of every rank
+            if trainer.is_global_zero:
+                self._write(trainer, self.picture(pl_module, outputs, batch))
+
+    def _write(self, trainer: L.Trainer, picture: Image.Image) -> None:
         step = trainer.global_step
         path = self.dirpath / f"{self.name}_{step:07d}.png"
         try:
@@ -68,6 +74,13 @@ class _Grids(L.Callback):
             elif isinstance(logger, TensorBoardLogger):
                 pixels = np.asarray(picture.convert("RGB"))
                 logger.experiment.add_image(f"val/{self.name}", pixels, step, dataformats="HWC")
+
+
+def _whole_weights(model: Any) -> AbstractContextManager[None]:
+    """Where weights are split among ranks, every rank has all of them inside this context."""
+    if isinstance(model, FullyShardedDataParallel):
+        return FullyShardedDataParallel.summon_full_params(model, writeback=False)
+    return nullcontext()
 
 
 class ReconstructionGrids(_Grids):

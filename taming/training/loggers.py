@@ -54,6 +54,7 @@ class MetricsFile(Logger):
             self._write({"step": str(step), **numbers})
         except OSError as error:
             log.warning("%s cannot be written (%s); training goes on.", self.path, error)
+            self.columns = None  # the file may end in half a row
 
     def _write(self, row: dict[str, str]) -> None:
         if self.columns is not None and set(row) <= set(self.columns):
@@ -64,20 +65,22 @@ class MetricsFile(Logger):
         if self.columns is None:  # the first row of this session
             rows = [old for old in rows if int(old["step"]) < int(row["step"])]
         columns = list(rows[0]) if rows else ["step"]
-        self.columns = columns + [name for name in row if name not in columns]
+        columns += [name for name in row if name not in columns]
         unfinished = self.path.with_suffix(".unfinished")
         with unfinished.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows([*rows, row])
         unfinished.replace(self.path)
+        self.columns = columns
 
     def _rows(self) -> list[dict[str, str]]:
         """The rows that are whole; a full disk or a power cut leaves others."""
         if not self.path.is_file():
             return []
         with self.path.open(newline="", errors="replace") as file:
-            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+            whole = (line for line in file if line.endswith("\n") and "\0" not in line)
+            rows = list(csv.DictReader(whole))
         return [
             row
             for row in rows

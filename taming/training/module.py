@@ -81,6 +81,11 @@ class TrainingModule(L.LightningModule):
 
     # --- optimizers -----------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        """Notes which weights are matrices: FSDP flattens them before the optimizer is built."""
+        for parameter in self.parameters():
+            parameter.is_matrix = parameter.ndim > 1  # type: ignore[attr-defined]
+
     def configure_optimizers(self) -> Any:
         """One AdamW over all networks, and a schedule for each of its parameter groups."""
         groups, factors = [], []
@@ -112,15 +117,17 @@ class TrainingModule(L.LightningModule):
     ) -> None:
         """Clips each network by itself, and reports its gradient norm."""
         for trained in self.trained_networks():
-            norm = self._clip(trained.network, gradient_clip_val, gradient_clip_algorithm)
+            norm = self._clip(trained.network, gradient_clip_val or None, gradient_clip_algorithm)
             if norm is not None:
-                self.remember({f"{trained.prefix}gradient_norm": norm})
-                if self.scaler is None:  # which skips steps whose gradients overflow
-                    finite = norm.isfinite()
+                finite = norm.isfinite()
+                if self.scaler is not None:  # it skips steps whose gradients overflow
+                    norm = norm.where(finite, 0.0)
+                else:
                     self._finite = finite if self._finite is None else self._finite & finite
+                self.remember({f"{trained.prefix}gradient_norm": norm})
         step = self.global_step + 1
         self.report = {}
-        if step % self.trainer.log_every_n_steps == 0:
+        if step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log_training(step)
 
     def _clip(
@@ -191,10 +198,12 @@ class TrainingModule(L.LightningModule):
     # --- checkpoints ----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the finished model and the random state; a diverged training is not saved."""
+        """Adds the model, reports and the random state; a diverged training is not saved."""
         self.require_finite()
         checkpoint["model"] = checkpoint_entry(self.saved_from(checkpoint["state_dict"]))
         checkpoint["val_metrics"] = self.val_metrics
+        checkpoint["since_report"] = {"sums": self._sums, "counts": self._counts}
+        checkpoint["latest_report"] = self._latest
         checkpoint["random_state"] = {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
@@ -204,7 +213,10 @@ class TrainingModule(L.LightningModule):
         """Notes where to go on; see `on_train_start`."""
         checkpoint.pop("loops", None)
         self.val_metrics = checkpoint["val_metrics"]
-        self._resumed = {name: checkpoint[name] for name in ("global_step", "random_state")}
+        self._latest = checkpoint["latest_report"]
+        self._resumed = {
+            name: checkpoint[name] for name in ("global_step", "random_state", "since_report")
+        }
 
     def on_train_start(self) -> None:
         """Goes on at the step, the random numbers and the learning rates of a resumed run.
@@ -215,12 +227,15 @@ class TrainingModule(L.LightningModule):
         step = 0
         if self._resumed is not None:
             step = self._resumed["global_step"]
+            report = self._resumed["since_report"]
+            self._sums = {name: value.to(self.device) for name, value in report["sums"].items()}
+            self._counts = dict(report["counts"])
             loop = self.trainer.fit_loop.epoch_loop
             loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
             loop.batch_progress.total.ready = step * self.trainer.accumulate_grad_batches
             loop._batches_that_stepped = step
             for config in self.trainer.lr_scheduler_configs:  # with the rates of this session
-                schedule = config.scheduler
+                schedule: Any = config.scheduler
                 for group, factor in zip(
                     schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True
                 ):

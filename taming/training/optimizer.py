@@ -40,10 +40,9 @@ class OptimizerConfig:
     def parameter_groups(self, network: nn.Module, **more: Any) -> list[dict[str, Any]]:
         """Returns the network's trained parameters with and without weight decay, for AdamW."""
         trained = [p for p in network.parameters() if p.requires_grad]
-        groups = (
-            ([p for p in trained if p.ndim > 1], self.weight_decay),
-            ([p for p in trained if p.ndim <= 1], 0.0),
-        )
+        matrices = [p for p in trained if getattr(p, "is_matrix", p.ndim > 1)]
+        others = [p for p in trained if not getattr(p, "is_matrix", p.ndim > 1)]
+        groups = ((matrices, self.weight_decay), (others, 0.0))
         return [
             {
                 "params": parameters,

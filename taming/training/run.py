@@ -102,7 +102,7 @@ def train(
 
     Raises:
         UserError: if a checkpoint is to be chosen by a number that validation does not report, or
-            the last checkpoint or the model cannot be written.
+            a checkpoint or the model cannot be written.
     """
     check_monitors(module, trainer)
 
@@ -129,19 +129,20 @@ def train(
             )
     except TrainingInterrupted:
         interrupted = True
+    best = best_checkpoint(trainer) if export == "best" else None
+    exported = best or run_dir / "checkpoints" / "last.ckpt"
     checkpoints = trainer.strategy.checkpoint_io
-    if isinstance(checkpoints, WholeFileCheckpointIO) and checkpoints.failure is not None:
-        raise UserError(checkpoints.failure)
+    if isinstance(checkpoints, WholeFileCheckpointIO) and exported in checkpoints.failures:
+        raise UserError(checkpoints.failures[exported])
     step = trainer.global_step
     result = TrainingResult(step, interrupted, step, module.val_metrics)
-    best = best_checkpoint(trainer) if export == "best" else None
     if best is not None:
         checkpoint = read_training_checkpoint(best)
         result = TrainingResult(
             step, interrupted, checkpoint["global_step"], checkpoint["val_metrics"]
         )
     if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        _export(best or run_dir / "checkpoints" / "last.ckpt", module, run_dir, result)
+        _export(exported, module, run_dir, result)
     return result
 
 

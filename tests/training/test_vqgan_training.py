@@ -2,32 +2,34 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import Gradients, tiny_adversary, tiny_vqgan, vqgan_training
-from torch.nn.utils import parameters_to_vector
+from tiny_training import (
+    Gradients,
+    alone,
+    backward,
+    optimizer_config,
+    tiny_adversary,
+    tiny_vqgan,
+    vqgan_training,
+)
+from torch.nn.utils import get_total_norm
 
-from taming.errors import UserError
-from taming.losses import hinge_generator_loss
-from taming.training import OptimizerConfig, VQGANTraining
-from taming.training.adversary import Adversary
+from taming.losses import LPIPSLoss, hinge_generator_loss
+from taming.training import VQGANTraining
 from taming.vqgan import VQGAN
 
+Tensors = dict[str, torch.Tensor]
 
-def batch(size: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
+
+def batch(size: int = 4, seed: int = 0) -> Tensors:
     generator = torch.Generator().manual_seed(seed)
     return {"images": torch.rand(size, 3, 16, 16, generator=generator) * 2 - 1}
 
 
-def alone(module: VQGANTraining) -> VQGANTraining:
-    """The module without a trainer: `manual_backward` goes straight to `backward`."""
-    module.manual_backward = lambda loss: module.backward(loss)  # type: ignore[method-assign]
-    return module.train()
-
-
-def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def gradients(module: torch.nn.Module) -> Tensors:
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def plain_gradients(module: VQGANTraining, images: torch.Tensor) -> dict[str, torch.Tensor]:
+def plain_gradients(module: VQGANTraining, images: torch.Tensor) -> Tensors:
     """The gradients of the loss as the paper writes it, by one ordinary backward pass."""
     vqgan, adversary = module.vqgan, module.adversary
     output = vqgan(images)
@@ -36,7 +38,7 @@ def plain_gradients(module: VQGANTraining, images: torch.Tensor) -> dict[str, to
     loss = 2.0 * difference.abs().mean() + 0.5 * difference.diff(dim=3).square().mean()
     reconstruction_loss = loss
     loss = loss + sum(output.quantizer.losses.values())
-    factor = adversary.generator_factor(module.step) if adversary is not None else 0.0
+    factor = adversary.generator_factor(module.global_step) if adversary is not None else 0.0
     if adversary is not None and factor > 0:
         adversarial = hinge_generator_loss(adversary.discriminator(reconstructions))
         if adversary.adaptive:
@@ -56,18 +58,12 @@ def plain_gradients(module: VQGANTraining, images: torch.Tensor) -> dict[str, to
     [(None, 0), ({"adaptive": True}, 0), ({"adaptive": True}, 4), ({"adaptive": False}, 3)],
 )
 def test_the_gradients_are_those_of_the_papers_loss(adversary: Any, step: int) -> None:
-    torch.manual_seed(0)
-    module = alone(
-        vqgan_training(
-            tiny_adversary(**adversary) if adversary is not None else None,
-            reconstruction_weight=2.0,
-            perceptual_weight=0.5,
-        )
-    )
+    discriminator = tiny_adversary(**adversary) if adversary is not None else None
+    weights = {"reconstruction_weight": 2.0, "perceptual_weight": 0.5}
+    module = alone(vqgan_training(discriminator, **weights), step)
     module.vqgan(batch()["images"])  # its codebook is initialised by the first batch
-    module.step = step
     expected = plain_gradients(module, batch()["images"])
-    losses = module.backward_losses(batch())
+    losses = backward(module, batch())
     found = gradients(module.vqgan)
     assert found.keys() == expected.keys()
     # of a bias before a normalisation all terms cancel: what is left is rounding of their size
@@ -81,25 +77,19 @@ def test_the_gradients_are_those_of_the_papers_loss(adversary: Any, step: int) -
     assert ("adaptive_weight" in losses) is (listens and adversary["adaptive"])
 
 
-def test_the_generator_changes_nothing_of_the_discriminator() -> None:
-    torch.manual_seed(0)
-    module = alone(vqgan_training(tiny_adversary(start=0, warmup=0)))
+def test_the_discriminator_learns_its_own_loss_and_nothing_else() -> None:
+    module = alone(vqgan_training(tiny_adversary(start=0, warmup=0)), 5)
     adversary = module.adversary
-    assert isinstance(adversary, Adversary)
-    statistics: list[dict[str, torch.Tensor]] = []
     discriminator_loss = adversary.discriminator_loss
+    before = {n: b.clone() for n, b in adversary.named_buffers()}
 
-    def watched(*args: torch.Tensor) -> dict[str, torch.Tensor]:
-        statistics.append({n: b.clone() for n, b in adversary.named_buffers()})
-        assert all(p.grad is None for p in adversary.parameters())
+    def watched(*args: torch.Tensor) -> Tensors:
+        """The generator's pass, just done, has changed no statistics."""
+        assert all(torch.equal(before[name], b) for name, b in adversary.named_buffers())
         return discriminator_loss(*args)
 
-    adversary.discriminator_loss = watched  # type: ignore[method-assign]
-    before = {n: b.clone() for n, b in adversary.named_buffers()}
-    module.step = 5
-    assert "generator_loss" in module.backward_losses(batch())
-    assert all(torch.equal(before[name], b) for name, b in statistics[0].items())
-    # what the discriminator then learns is its own loss and no more
+    adversary.discriminator_loss = watched
+    assert "generator_loss" in backward(module, batch())
     found = gradients(adversary.discriminator)
     adversary.zero_grad()
     with torch.no_grad():
@@ -110,100 +100,67 @@ def test_the_generator_changes_nothing_of_the_discriminator() -> None:
 
 
 def test_the_discriminators_loss_does_not_reach_the_generator() -> None:
-    torch.manual_seed(0)
-    without = alone(vqgan_training())
-    torch.manual_seed(0)
-    with_adversary = alone(vqgan_training())
-    with_adversary.adversary = tiny_adversary(start=0, warmup=100)
     found = []
-    for module in (with_adversary, without):
+    for adversary in (tiny_adversary(start=0, warmup=100), None):
         torch.manual_seed(1)
-        module.backward_losses(batch())
+        module = alone(vqgan_training())
+        module.adversary = adversary
+        backward(module, batch())
+        assert adversary is None or gradients(adversary)
         found.append(gradients(module.vqgan))
-    assert gradients(with_adversary.adversary)  # type: ignore[arg-type]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
 
 
 def test_the_discriminator_learns_nothing_before_its_start() -> None:
-    module = alone(vqgan_training(tiny_adversary(start=2)))
-    losses = module.backward_losses(batch())
-    assert "discriminator_loss" not in losses
-    assert gradients(module.adversary) == {}  # type: ignore[arg-type]
-    module.step = 2
-    assert "discriminator_loss" in module.backward_losses(batch())
+    module = alone(vqgan_training(tiny_adversary(start=2)), 1)
+    assert "discriminator_loss" not in backward(module, batch())
+    assert gradients(module.adversary) == {}
+    assert "discriminator_loss" in backward(alone(module, 2), batch())
 
 
 def test_two_half_batches_have_the_gradient_of_the_whole() -> None:
     found = []
-    for accumulate, parts in ((1, [slice(0, 4)]), (2, [slice(0, 2), slice(2, 4)])):
+    for parts in ([slice(0, 4)], [slice(0, 2), slice(2, 4)]):
         torch.manual_seed(0)
-        module = alone(vqgan_training(tiny_adversary(adaptive=False), accumulate=accumulate))
+        module = alone(vqgan_training(tiny_adversary(adaptive=False)), 5)
         module.vqgan.quantizer.started.fill_(True)  # the codes stay where they are
-        module.adversary.discriminator.eval()  # type: ignore[union-attr]  # no batch statistics
-        module.step = 5
+        module.adversary.discriminator.eval()  # no batch statistics
         for part in parts:
-            module.backward_losses({"images": batch()["images"][part]})
-        found.append({**gradients(module.vqgan), **gradients(module.adversary)})  # type: ignore[arg-type]
-    assert len(found[0]) > len(list(module.vqgan.parameters()))
+            backward(module, {"images": batch()["images"][part]}, 1 / len(parts))
+        found.append(gradients(module))
+    assert any(name.startswith("adversary") for name in found[0])
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
-class Watched(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self.norm = parameters_to_vector([p.grad for p in parameters]).norm().item()
-        self.learning_rate = self.param_groups[0]["lr"]
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(0.5, 0.5), (100.0, 5.0), (None, 5.0)])
-def test_gradients_are_clipped_to_their_norm(limit: float | None, expected: float) -> None:
-    module = vqgan_training(gradient_clip=limit)
-    weight = torch.nn.Parameter(torch.zeros(2))
-    weight.grad = torch.tensor([3.0, 4.0])
-    optimizer = Watched([weight], lr=1.0)
-    config = OptimizerConfig(learning_rate=0.4, warmup_steps=4)
-    module.step = 1
-    module.step_optimizer(optimizer, config, [weight], "")
-    assert optimizer.norm == pytest.approx(expected, rel=1e-4)
-    assert optimizer.learning_rate == pytest.approx(0.2)  # the second of four steps of warm-up
-    assert weight.grad is None
-    assert module._sums["gradient_norm"].item() == pytest.approx(5.0)  # reported before clipping
+@pytest.mark.parametrize(("limit", "factor"), [(0.5, 0.5), (100.0, 1.0), (None, 1.0)])
+def test_each_network_is_clipped_to_the_norm_by_itself(limit: float | None, factor: float) -> None:
+    module = alone(vqgan_training(tiny_adversary()))
+    networks = {"": module.vqgan, "discriminator_": module.adversary.discriminator}
+    for norm, network in zip((5.0, 7.0), networks.values(), strict=True):
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.view(-1)[0] = norm
+    module.configure_gradient_clipping(None, limit, None if limit is None else "norm")
+    for norm, (prefix, network) in zip((5.0, 7.0), networks.items(), strict=True):
+        clipped = get_total_norm([p.grad for p in network.parameters()]).item()
+        assert clipped == pytest.approx(min(norm, limit or norm), rel=1e-4)
+        assert module._sums[f"{prefix}gradient_norm"] == norm  # reported as before clipping
+    module.adversary.zero_grad()  # as before its start
+    module._sums = {}
+    module.configure_gradient_clipping(None, limit, None if limit is None else "norm")
+    assert module._sums.keys() == {"gradient_norm"}
 
 
 def test_the_perceptual_network_is_in_no_checkpoint_and_no_optimizer() -> None:
-    from taming.losses import LPIPSLoss
-
-    module = VQGANTraining(
-        VQGAN(**{**tiny_vqgan().config, "resolution": 32}),
-        LPIPSLoss(backbone="alex", pretrained=False),
-        None,
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        max_steps=1,
-    ).train()
+    vqgan = VQGAN(**{**tiny_vqgan().config, "resolution": 32})
+    perceptual = LPIPSLoss(backbone="alex", pretrained=False)
+    module = alone(VQGANTraining(vqgan, perceptual, None, optimizer=optimizer_config()))
     assert not any("lpips" in name or "perceptual" in name for name in module.state_dict())
-    (optimizer,) = module.configure_optimizers()
-    trained = sum(len(group["params"]) for group in optimizer.param_groups)
-    assert trained == len(list(module.vqgan.parameters()))
-    assert module.perceptual is not None
-    assert not any(m.training for m in module.perceptual.lpips.network.modules())
-
-
-def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match=r"is 'l1', 'l2' or 'cross_entropy', not 'l3'"):
-        vqgan_training(reconstruction="l3")
-    with pytest.raises(UserError, match=r"trainer\.accumulate must be at least 1, not 0"):
-        vqgan_training(accumulate=0)
-    adversary = tiny_adversary()
-    adversary.discriminator.num_layers = 3
-    with pytest.raises(UserError, match="needs images of 24 pixels or more, and these are 16×16"):
-        VQGANTraining(
-            tiny_vqgan(),
-            Gradients(),
-            adversary,
-            optimizer=OptimizerConfig(learning_rate=1e-3),
-            max_steps=1,
-        )
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    optimized = {id(p) for group in groups for p in group["params"]}
+    assert optimized == {id(p) for p in vqgan.parameters()}
+    assert not any(m.training for m in perceptual.lpips.network.modules())
 
 
 def settings_of_speed() -> list[Any]:
@@ -219,19 +176,15 @@ def settings_of_speed() -> list[Any]:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.compile itself
 @pytest.mark.parametrize("settings", settings_of_speed())
 def test_switches_of_speed_and_memory_change_no_gradient(settings: dict[str, bool]) -> None:
-    def run(**settings: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def run(**settings: bool) -> tuple[Tensors, Tensors, set[str]]:
         torch.manual_seed(0)
-        module = alone(vqgan_training(tiny_adversary(), **settings))
-        names = set(module.state_dict())
+        module = alone(vqgan_training(tiny_adversary(), **settings), 4)
+        names = set(module.state_dict())  # checkpoints do not depend on the switches
         module.vqgan(batch()["images"])
-        module.step = 4
-        losses = module.backward_losses(batch())
-        assert set(module.state_dict()) == names  # a checkpoint does not depend on the switches
-        return losses, gradients(module)
+        return backward(module, batch()), gradients(module), names
 
-    losses, expected = run()
-    other_losses, found = run(**settings)
-    assert found.keys() == expected.keys()
+    (losses, expected, names), (other_losses, found, other_names) = run(), run(**settings)
+    assert other_names == names and found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
     for name, value in losses.items():
@@ -240,8 +193,7 @@ def test_switches_of_speed_and_memory_change_no_gradient(settings: dict[str, boo
 
 def test_checkpointing_keeps_fewer_activations() -> None:
     def num_saved(checkpointing: bool) -> int:
-        torch.manual_seed(0)
-        module = alone(vqgan_training(checkpointing=checkpointing))
+        module = vqgan_training(checkpointing=checkpointing).train()
         sizes: list[int] = []
 
         def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -255,35 +207,28 @@ def test_checkpointing_keeps_fewer_activations() -> None:
     assert num_saved(True) < 0.7 * num_saved(False)
 
 
-def test_the_adaptive_weight_is_computed_every_few_steps() -> None:
-    torch.manual_seed(0)
+def test_the_adaptive_weight_is_computed_every_few_steps_and_bounded() -> None:
     module = alone(vqgan_training(tiny_adversary(adaptive_every=2)))
     weights = []
     for step in range(3, 7):  # the generator listens from step 3 on
-        module.step = step
-        weights.append(float(module.backward_losses(batch(seed=step))["adaptive_weight"]))
+        weights.append(backward(alone(module, step), batch(seed=step))["adaptive_weight"].item())
         module.vqgan.last_layer.data *= 1.1
     assert weights[0] == weights[1] != weights[2] == weights[3]
     assert float(module.state_dict()["adaptive_weight"]) == weights[-1]
-
-
-def test_the_adaptive_weight_is_bounded() -> None:
-    module = alone(vqgan_training(tiny_adversary(adaptive_max=1e-3)))
-    module.step = 4
-    assert float(module.backward_losses(batch())["adaptive_weight"]) == pytest.approx(1e-3)
+    module.adversary.adaptive_max = 1e-3
+    bounded = backward(alone(module, 7), batch())["adaptive_weight"]
+    assert bounded.item() == pytest.approx(1e-3)
 
 
 def test_bf16_is_close_to_float32() -> None:
-    def run(enabled: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def run(enabled: bool) -> tuple[Tensors, Tensors]:
         torch.manual_seed(0)
-        module = alone(vqgan_training(tiny_adversary()))
-        module.step = 4
+        module = alone(vqgan_training(tiny_adversary()), 4)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            losses = module.backward_losses(batch(16))
+            losses = backward(module, batch(16))
         return losses, gradients(module)
 
-    losses, expected = run(False)
-    bf16_losses, found = run(True)
+    (losses, expected), (bf16_losses, found) = run(False), run(True)
     for name, value in losses.items():
         assert bf16_losses[name].dtype == torch.float32, name
         torch.testing.assert_close(bf16_losses[name], value, rtol=0.1, atol=0.02, msg=name)
@@ -294,10 +239,45 @@ def test_bf16_is_close_to_float32() -> None:
         assert torch.cosine_similarity(*pair, dim=0) > least, name
 
 
-def test_metrics_fit_the_images() -> None:
-    metric: Any = torch.nn.Module()
-    metric.min_side = 17
-    with pytest.raises(UserError, match="16×16 are too small for Module, which needs 17"):
-        vqgan_training(metrics=[metric])
-    with pytest.raises(UserError, match=r"small for the perceptual loss.* needs 17.*perceptual="):
-        VQGANTraining(tiny_vqgan(), metric, None, optimizer=OptimizerConfig(1e-3), max_steps=8)
+class Half(Gradients):
+    """Its products are in float16, and so are their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3).requires_grad_(False)
+
+    def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return (self.conv(reconstructions) - self.conv(images)).float().square().mean()
+
+
+def scaled_gradients(module: VQGANTraining, scale: float | None) -> Tensors:
+    """The gradients with a gradient scaler, divided by its scale again."""
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    backward(alone(module, 4, scaler), batch())
+    return {name: gradient / (scale or 1.0) for name, gradient in gradients(module).items()}
+
+
+def test_a_scaler_changes_no_gradient() -> None:
+    results = []
+    for scale in (None, 2.0**16):
+        torch.manual_seed(0)
+        module = vqgan_training(tiny_adversary())
+        results.append((scaled_gradients(module, scale), module.adaptive_weight))
+    (plain, weight), (scaled, other_weight) = results
+    torch.testing.assert_close(other_weight, weight)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(scaled[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_small_gradients_survive_float16_with_a_scaler() -> None:
+    found = []
+    for weight, scale in ((1.0, None), (1e-6, None), (1e-6, 2.0**20)):
+        torch.manual_seed(0)
+        module = vqgan_training(reconstruction_weight=0.0, perceptual_weight=weight)
+        module.perceptual = Half()
+        last = scaled_gradients(module, scale)["vqgan.decoder.conv_out.weight"]
+        found.append(last.flatten() / weight)
+    right, without, scaled = found
+    assert (scaled - right).norm() < 0.01 * right.norm()
+    assert (without - right).norm() > 0.3 * right.norm()

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -88,8 +89,9 @@ class FakeData(L.LightningDataModule):
         self.start_batch = state_dict["next_batch"]
 
     def trained_on(self, num_batches: int) -> list[int]:
-        """The items of the training's batches; the trainer fetches one batch ahead."""
-        assert 0 <= len(self.items.requested) - num_batches * self.batch_size <= self.batch_size
+        """The items of the training's batches; the trainer fetches one or two more."""
+        ahead = len(self.items.requested) - num_batches * self.batch_size
+        assert 0 <= ahead <= 2 * self.batch_size
         return self.items.requested[: num_batches * self.batch_size]
 
 
@@ -202,20 +204,47 @@ def token_data(batch_size: int = 4) -> FakeData:
     )
 
 
+def alone(module: Any, step: int = 0, scaler: Any = None) -> Any:
+    """The module as after `step` steps of a training, without a trainer."""
+    module.trainer = SimpleNamespace(
+        global_step=step,
+        max_steps=8,
+        world_size=1,
+        log_every_n_steps=100,
+        model=module,
+        precision_plugin=SimpleNamespace(scaler=scaler),
+    )
+    return module.train()
+
+
+def backward(
+    module: TrainingModule, batch: dict[str, torch.Tensor], factor: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """Adds the gradients of one batch; returns its numbers."""
+    loss = module.training_step(batch, 0)["loss"] * factor
+    (loss if module.scaler is None else module.scaler.scale(loss)).backward()
+    numbers, module._sums, module._counts = module._sums, {}, {}
+    return numbers
+
+
 def tiny_trainer(
     directory: Path,
     module: TrainingModule,
     *,
     save_every: int | None = None,
-    monitor: str = "val/reconstruction_loss",
+    monitor: str | None = None,
+    mode: str = "min",
     ema_decay: float | None = 0.9,
+    palette: list[list[int]] | None = None,
     callbacks: list[L.Callback] | None = None,
     loggers: list[Logger] | None = None,
     **changes: Any,
 ) -> L.Trainer:
     """A trainer as `configs/` makes it."""
     stage_1 = isinstance(module, VQGANTraining)
-    grids = ReconstructionGrids if stage_1 else SampleGrids
+    grids: L.Callback = SampleGrids(directory / "grids", num_images=3)
+    if stage_1:
+        grids = ReconstructionGrids(directory / "grids", num_images=3, palette=palette)
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
     between = (
         [ModelCheckpoint(**files, filename="last", every_n_train_steps=save_every)]
@@ -225,13 +254,14 @@ def tiny_trainer(
     best = ModelCheckpoint(
         **files,
         filename="best",
-        monitor=monitor if stage_1 else "val/loss",
+        monitor=monitor or ("val/reconstruction_loss" if stage_1 else "val/loss"),
+        mode=mode,
         auto_insert_metric_name=False,
     )
     last = ModelCheckpoint(**files, filename="last", save_on_exception=True)
     everything = [
         average_weights(ema_decay),
-        grids(directory / "grids", num_images=3),
+        grids,
         *(callbacks or []),
         EndAfterStep(),
         best,

@@ -1,0 +1,122 @@
+"""The average of the weights, and the optimizer that moves them."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from taming.training import OptimizerConfig, WarmEMA
+from taming.training.optimizer import build_optimizer
+
+
+class Model(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(5.0))
+        self.register_buffer("count", torch.tensor(0))
+
+
+def walk(model: Model, average: WarmEMA, values: list[float], first_step: int = 1) -> Model:
+    """Moves the weight in steps of two batches each; returns the averaged model."""
+    for step, value in enumerate(values, first_step):
+        for finished in (step - 1, step):
+            if finished == step:
+                nn.init.constant_(model.weight, value)
+            model.count += 1
+            trainer: Any = SimpleNamespace(global_step=finished)
+            average.on_train_batch_end(trainer, model, None, None, 0)
+    assert average._average_model is not None
+    return average._average_model.module
+
+
+def set_up(model: Model, decay: float) -> WarmEMA:
+    average = WarmEMA(decay)
+    average.setup(SimpleNamespace(), model, "fit")  # type: ignore[arg-type]
+    return average
+
+
+def test_the_average_in_closed_form_and_buffers_as_they_are() -> None:
+    model = Model()
+    values = [1.0, -2.0, 4.0, 0.5, 3.0]
+    averaged = walk(model, set_up(model, 0.3), values)
+    expected = 5.0
+    for n, value in enumerate(values):
+        decay = min(0.3, (1 + n) / (10 + n))  # 0.1, 0.18, 0.25, 0.3, 0.3
+        expected = decay * expected + (1 - decay) * value
+    assert averaged.weight.item() == pytest.approx(expected, rel=1e-6)
+    assert averaged.count == model.count == 10
+
+
+def test_a_reloaded_average_goes_on_where_it_was() -> None:
+    model = Model()
+    average = set_up(model, 0.9)
+    walk(model, average, [1.0, 2.0, 3.0])
+    checkpoint = {"state_dict": copy.deepcopy(model.state_dict())}
+    average.on_save_checkpoint(SimpleNamespace(), model, checkpoint)  # type: ignore[arg-type]
+    resumed = Model()
+    reloaded = set_up(resumed, 0.9)
+    reloaded.on_load_checkpoint(SimpleNamespace(), resumed, copy.deepcopy(checkpoint))  # type: ignore[arg-type]
+    reloaded.load_state_dict(average.state_dict())
+    assert resumed.weight == 3.0
+    ends = [walk(m, a, [4.0, 5.0], 4).weight for m, a in ((model, average), (resumed, reloaded))]
+    assert torch.equal(*ends)
+
+
+def test_a_learning_rate_rises_and_falls_as_a_cosine() -> None:
+    config = OptimizerConfig(1.0, warmup_steps=4, schedule="cosine", final_fraction=0.1)
+    rates = [config.factor(step, 14) for step in range(16)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rates[9] == pytest.approx(0.55)  # half way
+    assert rates[14:] == pytest.approx([0.1, 0.1])  # and never rises again
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    constant = OptimizerConfig(0.5, warmup_steps=2)
+    assert [constant.factor(step, 10) for step in (0, 1, 2, 9)] == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_weight_decay_is_for_trained_matrices_only() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Linear(4, 4))
+    model[2].requires_grad_(False)
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.2, betas=(0.5, 0.9))
+    groups = config.parameter_groups(model, prefix="x_")
+    found = [(g["weight_decay"], len(g["params"]), g["betas"], g["prefix"]) for g in groups]
+    assert found == [(0.2, 1, (0.5, 0.9), "x_"), (0.0, 3, (0.5, 0.9), "x_")]
+
+
+def built(fused: bool, **settings: Any) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    config = OptimizerConfig(learning_rate=0.1, **settings)
+    return layer, build_optimizer(config.parameter_groups(layer), fused=fused)
+
+
+def test_a_fused_step_is_the_plain_one() -> None:
+    results = []
+    for fused in (True, False):
+        layer, optimizer = built(fused, weight_decay=0.01)
+        for _ in range(3):
+            layer(torch.ones(1, 3)).square().sum().backward()
+            optimizer.step()
+        results.append(layer.weight.detach())
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: bool) -> None:
+    first, saved = built(not fused)
+    layer, optimizer = built(fused, weight_decay=0.5, betas=(0.1, 0.2))
+    for one in (first, layer):
+        one(torch.ones(1, 3)).sum().backward()
+    saved.step()
+    before, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    optimizer.load_state_dict(saved.state_dict())
+    groups = [(g["weight_decay"], g["betas"], g["fused"]) for g in optimizer.param_groups]
+    assert groups == [(0.5, (0.1, 0.2), fused), (0.0, (0.1, 0.2), fused)]
+    optimizer.step()  # the second: its gradients are 1, and so were those of the first
+    # moments 0.9·0.1 → 0.1·0.1 + 0.9 and 0.05 → 0.2·0.05 + 0.8, corrected by 1 - 0.1² and 1 - 0.2²
+    moved = 0.1 * (0.91 / 0.99) / (0.81 / 0.96) ** 0.5
+    torch.testing.assert_close(layer.weight.detach(), before * (1 - 0.1 * 0.5) - moved)
+    torch.testing.assert_close(layer.bias.detach(), bias - moved)

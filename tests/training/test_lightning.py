@@ -1,0 +1,264 @@
+"""What users give Lightning's Trainer: its options, callbacks, loggers and strategies."""
+
+import math
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+from tiny_training import (
+    FakeData,
+    Gradients,
+    image_data,
+    optimizer_config,
+    run_training,
+    tiny_adversary,
+    tiny_trainer,
+    tiny_vqgan,
+    token_data,
+    transformer_training,
+    vqgan_training,
+)
+from torch import distributed as dist
+from torch import multiprocessing
+from torch.distributed import fsdp
+
+from taming.conditioning import ClassLabel
+from taming.discriminators import PatchDiscriminator
+from taming.serialization import load_saved_model
+from taming.training import VQGANTraining, WholeFileCheckpointIO, train
+from taming.vqgan import VQGAN
+
+STAGES = ["vqgan", "transformer"]
+
+
+def stage(kind: str, **changes: Any) -> tuple[Any, FakeData]:
+    torch.manual_seed(0)
+    if kind == "vqgan":
+        return vqgan_training(tiny_adversary(), **changes), image_data()
+    return transformer_training(**changes), token_data()
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_fast_dev_run_writes_nothing_and_breaks_nothing(tmp_path: Path, kind: str) -> None:
+    run_training(tmp_path, *stage(kind), max_steps=1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    result, recorder = run_training(tmp_path, *stage(kind), fast_dev_run=True)
+    assert result.step == 1 and result.metrics and recorder.rows == []
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_profiler_writes_what_took_how_long(tmp_path: Path) -> None:
+    profiler = SimpleProfiler(dirpath=tmp_path, filename="profile")
+    run_training(tmp_path, *stage("vqgan"), max_steps=2, profiler=profiler)
+    text = (tmp_path / "fit-profile.txt").read_text()
+    for part in ("VQGANTraining.configure_gradient_clipping", "run_training_batch", "WarmEMA"):
+        assert part in text
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_limit_val_batches(tmp_path: Path, limit: int) -> None:
+    module, data = stage("vqgan")
+    result, _ = run_training(tmp_path, module, data, max_steps=3, limit_val_batches=limit)
+    vqgan = VQGAN.from_pretrained(tmp_path / "model")
+    assert torch.equal(vqgan.last_layer, module.vqgan.last_layer)  # Lightning ends with averages
+    assert result.exported_step == 3
+    if limit == 0:
+        assert result.metrics == {} and not (tmp_path / "checkpoints").exists()
+        return
+    images = data.val_items.tensors["images"][:3]
+    with torch.no_grad():
+        loss = (vqgan(images).reconstructions - images).abs().mean().item()
+    assert result.metrics["val/pixel_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_bf16_and_float16_train_much_as_float32(tmp_path: Path, kind: str) -> None:
+    losses = {}
+    for precision in ("32-true", "bf16-mixed", "16-mixed"):
+        changes: dict[str, Any] = {"precision": precision}
+        if precision == "16-mixed":  # Lightning itself allows it on GPUs alone
+            scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+            plugins = [WholeFileCheckpointIO(), MixedPrecision("16-mixed", "cpu", scaler)]
+            changes = {"plugins": plugins, "max_steps": 50}
+        module, data = stage(kind)
+        result, recorder = run_training(tmp_path / precision, module, data, **changes)
+        assert all(math.isfinite(x) for _, row in recorder.rows for x in row.values())
+        name = "val/pixel_loss" if kind == "vqgan" else "val/loss"
+        losses[precision] = result.metrics[name]
+        if precision == "16-mixed":  # the first steps overflowed, and were skipped
+            assert 2.0 < scaler.get_scale() < 2.0**30
+            norms = [norm for _, norm in recorder.column("train/gradient_norm")]
+            assert norms[0] == 0 and norms[-1] > 0
+    assert losses["bf16-mixed"] == pytest.approx(losses["32-true"], rel=0.05)
+    assert losses["16-mixed"] == pytest.approx(losses["32-true"], rel=0.15)
+
+
+class Users(L.Callback):
+    """A callback of a user's own."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        assert set(outputs) == {"loss"}
+        reported = float(trainer.callback_metrics["train/loss"])
+        self.seen.append((trainer.global_step, reported - float(outputs["loss"])))
+
+
+def test_callbacks_of_a_users_own(tmp_path: Path) -> None:
+    users = Users()
+    # nothing gets better by so much: the second validation ends the training
+    stopping = EarlyStopping("val/loss", min_delta=100.0, patience=1)
+    result, _ = run_training(tmp_path, *stage("transformer"), callbacks=[users, stopping])
+    assert (result.step, result.exported_step, result.interrupted) == (6, 6, False)
+    assert users.seen == [(step, 0.0) for step in range(1, 7)]
+    load_saved_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", STAGES)
+@pytest.mark.filterwarnings("ignore")  # of TensorBoard's reader
+def test_tensorboard_and_csv_at_once(tmp_path: Path, kind: str) -> None:
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    module, data = stage(kind)
+    loggers: list[Any] = [TensorBoardLogger(tmp_path, "board", ""), CSVLogger(tmp_path, "csv", "")]
+    trainer = tiny_trainer(tmp_path, module, loggers=loggers)
+    result = train(module, data, trainer, run_dir=tmp_path, export="last")
+    events = event_accumulator.EventAccumulator(str(tmp_path / "board")).Reload()
+    name = "val/pixel_loss" if kind == "vqgan" else "val/loss"
+    assert [event.step for event in events.Scalars(name)] == [3, 6, 8]
+    assert events.Scalars(name)[-1].value == pytest.approx(result.metrics[name])
+    assert [event.step for event in events.Scalars("train/gradient_norm")] == list(range(1, 9))
+    pictures = events.Images("val/reconstructions" if kind == "vqgan" else "val/samples")
+    assert [picture.step for picture in pictures] == [3, 6, 8]
+    assert pictures[0].encoded_image_string.startswith(b"\x89PNG")
+    assert (tmp_path / "csv" / "metrics.csv").read_text().count("\n") > 8
+
+
+def test_max_time_ends_the_run_whole(tmp_path: Path) -> None:
+    result, _ = run_training(tmp_path, *stage("transformer"), max_time={"microseconds": 1})
+    assert (result.step, result.exported_step, result.interrupted) == (1, 1, False)
+    assert result.metrics
+    load_saved_model(tmp_path / "model")
+
+
+# --- two processes ------------------------------------------------------------------------------
+
+
+def exact(kind: str, batch_size: int) -> tuple[Any, FakeData]:
+    """A training without random numbers, and with nothing that depends on how a batch is cut."""
+    torch.manual_seed(0)
+    optimizer = optimizer_config(schedule="constant", weight_decay=0.3)
+    if kind == "vqgan":
+        adversary = tiny_adversary(loss="vanilla", adaptive=False, optimizer=optimizer)
+        adversary.discriminator = PatchDiscriminator(base_channels=4, num_layers=1, norm="group")
+        vqgan = tiny_vqgan(init="uniform")
+        module: Any = VQGANTraining(vqgan, Gradients(), adversary, optimizer=optimizer)
+        return module, image_data(batch_size)
+    module = transformer_training(ClassLabel(3), optimizer=optimizer)
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return module, token_data(batch_size)
+
+
+class CountReductions(L.Callback):
+    """Counts how often the ranks exchange each bucket of gradients."""
+
+    def __init__(self) -> None:
+        self.buckets: Counter[int] = Counter()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = trainer.model
+        model.register_comm_hook(self.buckets, self.reduce)
+
+    @staticmethod
+    def reduce(
+        buckets: Counter[int], bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        buckets[bucket.index()] += 1
+        summed = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return summed.then(lambda done: done.value()[0] / 2)
+
+
+class OnCPU(fsdp.FullyShardedDataParallel):
+    """PyTorch splits weights among CPUs only when it is told the device, and Lightning does not."""
+
+    def __init__(self, *args: Any, device_id: Any, **settings: Any) -> None:
+        super().__init__(*args, device_id=torch.device("cpu"), **settings)
+
+
+class CPUStrategy(FSDPStrategy):
+    """Lightning's Trainer refuses the class itself on a CPU."""
+
+
+def on_rank(rank: int, folder: str, port: int) -> None:
+    """Trains as one of two processes that `torchrun` has started."""
+    torch.set_num_threads(1)
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0}
+    os.environ |= {name: str(value) for name, value in places.items()}
+    os.environ["TORCHELASTIC_RUN_ID"] = "test"
+    results = {}
+    for kind in STAGES:
+        counting = CountReductions()
+        _, recorder = run_training(
+            Path(folder, kind),
+            *exact(kind, 1),
+            max_steps=5,
+            accumulate_grad_batches=2,
+            val_check_interval=6,
+            devices=2,
+            strategy=DDPStrategy(find_unused_parameters=kind == "vqgan"),
+            callbacks=[counting],
+        )
+        results[kind] = (recorder.rows, set(counting.buckets.values()))
+    fsdp.FullyShardedDataParallel = OnCPU
+    changes = {"ema_decay": None, "max_steps": 5, "devices": 2}
+    strategy = CPUStrategy(process_group_backend="gloo", state_dict_type="full")
+    _, recorder = run_training(
+        Path(folder, "fsdp"), *exact("transformer", 2), strategy=strategy, **changes
+    )
+    results["fsdp"] = (recorder.rows, None)
+    torch.save(results, f"{folder}/{rank}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """With a part of each batch, accumulation, and weights split among them and put together."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(on_rank, (str(tmp_path), port), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    for name in (*STAGES, "fsdp"):
+        alone = tmp_path / f"{name}_alone"
+        stage_2 = "transformer" if name == "fsdp" else name
+        changes = {"max_steps": 5, "ema_decay": None if name == "fsdp" else 0.9}
+        _, recorder = run_training(alone, *exact(stage_2, 4), **changes)
+        rows, reductions = ranks[0][name]
+        assert reductions == ranks[1][name][1] == (None if name == "fsdp" else {5})
+        assert [step for step, _ in rows] == [step for step, _ in recorder.rows]
+        for (_, found), (_, expected) in zip(rows, recorder.rows, strict=True):
+            assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        one, two = (load_saved_model(path / "model") for path in (alone, tmp_path / name))
+        part = "transformer" if name != "vqgan" else None
+        states = [(saved.parts[part] if part else saved).state for saved in (one, two)]
+        for weight, value in states[0].items():
+            if value.ndim < 2:  # where the gradient is all but zero, Adam's steps are rounding
+                continue
+            torch.testing.assert_close(states[1][weight], value, rtol=1e-3, atol=1e-4)
