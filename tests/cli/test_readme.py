@@ -49,8 +49,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             arguments.append("num_images=4")
         elif name == "encode_dataset":
             arguments += ["data.loader.num_workers=0", "data.val_fraction=0.25"]
-        elif name == "import_checkpoint":
-            pass  # of the tiny checkpoint
+        elif name in ("import_checkpoint", "compare"):
+            pass  # of the tiny checkpoint, of the tiny runs
         elif name == "evaluate":
             arguments += TINY_EVALUATION
         elif name == "reconstruct":
