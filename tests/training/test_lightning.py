@@ -16,17 +16,18 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from tiny_training import (
+    STAGES,
     FakeData,
     Gradients,
     image_data,
     optimizer_config,
     run_training,
+    stage,
     tiny_adversary,
     tiny_trainer,
     tiny_vqgan,
     token_data,
     transformer_training,
-    vqgan_training,
 )
 from torch import distributed as dist
 from torch import multiprocessing
@@ -37,15 +38,6 @@ from taming.discriminators import PatchDiscriminator
 from taming.serialization import load_saved_model
 from taming.training import VQGANTraining, WholeFileCheckpointIO, train
 from taming.vqgan import VQGAN
-
-STAGES = ["vqgan", "transformer"]
-
-
-def stage(kind: str, **changes: Any) -> tuple[Any, FakeData]:
-    torch.manual_seed(0)
-    if kind == "vqgan":
-        return vqgan_training(tiny_adversary(), **changes), image_data()
-    return transformer_training(**changes), token_data()
 
 
 @pytest.mark.parametrize("kind", STAGES)

@@ -12,29 +12,16 @@ import lightning as L
 import pytest
 import torch
 from tiny_training import (
-    FakeData,
-    image_data,
+    STAGES,
     optimizer_config,
     run_training,
-    tiny_adversary,
-    token_data,
-    transformer_training,
-    vqgan_training,
+    stage,
 )
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import load_saved_model, load_training_checkpoint
 from taming.training import EndAfterStep, check_resume
 from taming.vqgan import VQGAN
-
-STAGES = ["vqgan", "transformer"]
-
-
-def stage(kind: str, **changes: Any) -> tuple[Any, FakeData]:
-    torch.manual_seed(0)
-    if kind == "vqgan":  # start 2, warmup 1, ramp 2
-        return vqgan_training(tiny_adversary(), **changes), image_data()
-    return transformer_training(**changes), token_data()
 
 
 def last(directory: Path) -> Path:
@@ -178,19 +165,6 @@ def test_the_best_or_the_last_is_exported(
     prints = {name: load_training_checkpoint(path).fingerprint() for name, path in paths.items()}
     assert prints["best"] != prints["last"]
     assert load_saved_model(tmp_path / "model").fingerprint() == prints[export]
-
-
-def test_a_resumed_run_may_choose_its_best_by_another_number(tmp_path: Path) -> None:
-    for monitor, max_steps, losses, best in (
-        ("val/loss", 4, [1.0, 2.0], 2),
-        ("val/loss", 6, [3.0], 2),  # 3 of 6 is not better than 1
-        ("val/perplexity", 8, [4.0], 8),  # and now its perplexity, which says nothing about 1
-    ):
-        module, data = stage("transformer")
-        validations(module, "loss", losses)
-        changes = {"max_steps": max_steps, "val_check_interval": 2, "monitor": monitor}
-        run_training(tmp_path, module, data, resume=max_steps > 4, **changes)
-        assert content(tmp_path / "checkpoints" / "best.ckpt")["global_step"] == best
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, full: Callable[[int], bool]) -> None:

@@ -204,6 +204,17 @@ def token_data(batch_size: int = 4) -> FakeData:
     )
 
 
+STAGES = ["vqgan", "transformer"]
+
+
+def stage(kind: str, **changes: Any) -> tuple[Any, FakeData]:
+    """The module and the data of a stage, the same at each call."""
+    torch.manual_seed(0)
+    if kind == "vqgan":  # the discriminator starts at 2, warmup 1, ramp 2
+        return vqgan_training(tiny_adversary(), **changes), image_data()
+    return transformer_training(**changes), token_data()
+
+
 def alone(module: Any, step: int = 0, scaler: Any = None) -> Any:
     """The module as after `step` steps of a training, without a trainer."""
     module.trainer = SimpleNamespace(
