@@ -72,8 +72,8 @@ class TrainingModule(L.LightningModule):
 
     @property
     @abstractmethod
-    def val_names(self) -> tuple[str, ...]:
-        """Names of the numbers that validation logs."""
+    def val_modes(self) -> dict[str, str]:
+        """Of each number that validation logs, whether its `"min"` or its `"max"` is best."""
 
     def training_metrics(self) -> dict[str, float]:
         """Returns more numbers to report beside the means; none unless overridden."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import WandbLogger
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import (
@@ -129,6 +130,10 @@ def train(
             )
     except TrainingInterrupted:
         interrupted = True
+    finally:
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
+                logger.experiment.finish()
     best = best_checkpoint(trainer) if export == "best" else None
     exported = best or run_dir / "checkpoints" / "last.ckpt"
     checkpoints = trainer.strategy.checkpoint_io
@@ -147,14 +152,24 @@ def train(
 
 
 def check_monitors(module: TrainingModule, trainer: L.Trainer) -> None:
-    """Raises a `UserError` if a callback monitors a number that nobody will report."""
+    """Raises a `UserError` if a callback monitors a number that nobody reports, or its wrong end.
+
+    Lightning would notice the first after hours, and the second never.
+    """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        monitor = getattr(callback, "monitor", None)
-        of_validation = isinstance(monitor, str) and monitor.startswith("val/")
-        if of_validation and monitor not in module.val_names:
+        monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
+        if not isinstance(monitor, str) or not monitor.startswith("val/"):
+            continue
+        name = type(callback).__name__
+        if monitor not in module.val_modes:
             raise UserError(
-                f"{type(callback).__name__} monitors {monitor!r}, which validation does not "
-                f"report; it reports {', '.join(module.val_names)}."
+                f"{name} monitors {monitor!r}, which validation does not report; it reports "
+                f"{', '.join(module.val_modes)}."
+            )
+        if mode != module.val_modes[monitor]:
+            raise UserError(
+                f"{name} takes mode={mode} of {monitor}, of which the best is the "
+                f"{module.val_modes[monitor]}: set callbacks.best.mode={module.val_modes[monitor]}."
             )
 
 

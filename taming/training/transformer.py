@@ -127,9 +127,9 @@ class TransformerTraining(TrainingModule):
     # --- validation -----------------------------------------------------------------------------
 
     @property
-    def val_names(self) -> tuple[str, ...]:
+    def val_modes(self) -> dict[str, str]:
         """Nats and bits per token, perplexity, and the distance from the training loss."""
-        return ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
+        return dict.fromkeys(("val/loss", "val/bits_per_token", "val/perplexity", "val/gap"), "min")
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""

@@ -24,10 +24,10 @@ class Validation(nn.Module):
         losses: names of the loss terms, whose means over images are reported.
         of_label_maps: whether the images are one-hot label maps.
         metrics: more metrics, with `update(reconstructions, images)` and a tuple `names` of what
-            their `compute` gives.
+            their `compute` gives, and torchmetrics' `higher_is_better`.
 
     Attributes:
-        names: of all numbers, as they are logged.
+        modes: of each number, by its logged name, whether its `"min"` or its `"max"` is best.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Validation(nn.Module):
         )
         self.images: Any = nn.ModuleList([quality, *metrics])
         self.codebook = CodebookUsage(vqgan.codebook_size)
-        names = [name for metric in (*self.images, self.codebook) for name in metric.names]
-        self.names = tuple(f"val/{name}" for name in (*losses, *names))
+        self.modes = dict.fromkeys((f"val/{name}" for name in losses), "min")
+        for metric in (*self.images, self.codebook):
+            mode = "max" if metric.higher_is_better else "min"
+            self.modes |= dict.fromkeys((f"val/{name}" for name in metric.names), mode)
 
     def reset(self) -> None:
         """Forgets the last validation."""

@@ -226,9 +226,9 @@ class VQGANTraining(TrainingModule):
     # --- validation -----------------------------------------------------------------------------
 
     @property
-    def val_names(self) -> tuple[str, ...]:
-        """Names of losses, image metrics and codebook usage."""
-        return self.validation.names
+    def val_modes(self) -> dict[str, str]:
+        """Losses, image metrics and codebook usage."""
+        return self.validation.modes
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_said_before_any_work(
             [*folder_overrides, "data.source.labels=none", "condition_dropout=0.1"],
             "condition_dropout=0.1 leaves out the condition",
         ),
-        ([*data(pairs), "conditioning=class"], "data=paired have none, but condition images"),
+        ([*data(pairs), "conditioning=class"], "needs images with classes"),
         ([*folder_overrides, "condition_cell=4"], "condition_cell=4 is for condition images"),
         (
             [*data(pairs), "conditioning=none", "condition_tokenizer=tokenizer"],

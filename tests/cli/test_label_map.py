@@ -82,7 +82,7 @@ def test_mistakes_are_one_line(run: Run, label_maps: Path) -> None:
             "has a pixel of value 3, and there are 3 classes",
         ),
         (["data.channels=5", "perceptual.pretrained=true"], "pretrained"),
-        (["data.channels=5", "training.reconstruction=l1"], "experiment=label_map sets it"),
+        (["data.channels=5", "training.reconstruction=l1"], "experiment=label_map sets both"),
         (["data=image_folder", "data.channels=3"], "data=label_maps go together"),
         (["data.channels=3", "training.reconstruction=l1"], "data=label_maps go together"),
     ):

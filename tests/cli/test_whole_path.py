@@ -86,7 +86,7 @@ def test_tokens_are_cached_and_never_stale(
         assert outcome.status == 0, outcome.err
         return outcome.err
 
-    assert "encoding training images" in train("first")
+    assert "encoding my_images" in train("first")
     assert "encoding" not in train("second")
     Image.new("RGB", (16, 16), "red").save(images / "cats" / "000.png")
     assert "encoding" in train("third")

@@ -61,7 +61,7 @@ def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None
     changes = {"max_steps": 60, "val_check_interval": 60, "ema_decay": None, "palette": COLORS}
     result, recorder = run_training(tmp_path, module, data, **changes)
     metrics = result.metrics
-    assert sorted(metrics) == sorted(module.val_names)
+    assert sorted(metrics) == sorted(module.val_modes)
     assert not {"val/psnr", "val/ssim"} & metrics.keys()
     (_, first), *_ = recorder.column("train/pixel_loss")
     assert first == pytest.approx(math.log(3), rel=0.3)  # knows nothing at the start

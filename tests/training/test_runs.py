@@ -83,7 +83,7 @@ def test_steps_are_updates(tmp_path: Path, kind: str, accumulate: int) -> None:
     assert [rate for _, rate in rates] == pytest.approx(expected)
     validated = [step for step, row in recorder.rows if "val/gap" in row or "val/psnr" in row]
     assert validated == [3, 5]  # every third step, and at the end
-    assert sorted(result.metrics) == sorted(module.val_names)
+    assert sorted(result.metrics) == sorted(module.val_modes)
     learned = [step for step, _ in recorder.column("train/discriminator_loss")]
     listened = [step for step, _ in recorder.column("train/generator_loss")]
     assert (learned, listened) == (([3, 4, 5], [4, 5]) if kind == "vqgan" else ([], []))
