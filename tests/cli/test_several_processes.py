@@ -44,6 +44,23 @@ def train(directory: Path, script: str, *overrides: str) -> subprocess.Completed
     )
 
 
+def start_node(directory: Path, rank: int, script: str, *overrides: str) -> subprocess.Popen[str]:
+    """One of two machines; the port is this process's, so that tests do not meet."""
+    port = 20000 + os.getpid() % 20000
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"),
+            *("--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"),
+            *(SCRIPTS / f"{script}.py", *overrides),
+        ],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     write_images(tmp_path / "few" / "a", 8, side=32)
@@ -56,7 +73,16 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         arguments = ("data.path=few", *COMMON, *overrides, f"run_dir={name}")
         done = train(tmp_path, "train_vqgan", *arguments)
         assert done.returncode == 0, done.stderr
+    # the same two as two machines, each of which torchrun starts
+    arguments = ("data.path=few", *COMMON, "data.batch_size=4", "data.loader.val_batch_size=1")
+    several = (*arguments, "trainer.num_nodes=2", "trainer.devices=1", "run_dir=nodes")
+    nodes = [start_node(tmp_path, rank, "train_vqgan", *several) for rank in (0, 1)]
+    for node in nodes:
+        _, errors = node.communicate(timeout=300)
+        assert node.returncode == 0, errors
     one, two = (VQGAN.from_pretrained(tmp_path / name) for name in ("one", "two"))
+    same = VQGAN.from_pretrained(tmp_path / "nodes").to_saved().state
+    assert all(torch.equal(same[name], value) for name, value in two.to_saved().state.items())
     # not every weight: where the gradient is all but zero, Adam's steps are rounding errors
     torch.testing.assert_close(two.last_layer, one.last_layer, rtol=1e-3, atol=1e-5)
     codebooks = [model.quantizer.state_dict()["codebook"] for model in (one, two)]
