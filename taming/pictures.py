@@ -31,12 +31,9 @@ GOOD, BAD = (60, 170, 90), (220, 50, 40)  # of frames
 def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
     """Converts pictures or label maps `(b c H W)` to uint8 `(b H W 3)`.
 
-    With a palette, or with a number of channels other than 1 and 3, they are label maps, one-hot or
-    logits: each pixel gets the colour of its largest channel.
-
-    Args:
-        images: pictures in [-1, 1], clamped; or label maps.
-        palette: uint8 `(c 3)`, see `as_palette`; None for the generated one.
+    Pictures are in [-1, 1], clamped. With a palette (see `as_palette`), or with a number of
+    channels other than 1 and 3, they are label maps, one-hot or logits: each pixel gets the colour
+    of its largest channel.
     """
     if palette is not None or images.shape[1] not in (1, 3):
         palette = as_palette(None, images.shape[1]) if palette is None else palette
@@ -48,14 +45,9 @@ def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
 def as_palette(colors: Sequence[Sequence[int]] | None, num_classes: int) -> np.ndarray:
     """Returns a colour for each class, uint8 `(num_classes 3)`.
 
-    Args:
-        colors: red, green and blue, 0 to 255, by class; extra ones are ignored. None for the
-            colours of PASCAL VOC (Everingham et al. 2010), up to 256, all distinct: the bits of the
-            class number are dealt to red, green and blue in turn, the lowest bit to the highest.
-        num_classes: number of classes.
-
-    Raises:
-        UserError: if there are too few colours, or one is not a colour.
+    `colors` are red, green and blue, 0 to 255, by class; None: those of PASCAL VOC (Everingham
+    et al. 2010), up to 256, all distinct: the bits of the class number are dealt to red, green and
+    blue in turn, the lowest bit to the highest.
     """
     if colors is None:
         numbers = np.arange(num_classes)[:, None]
@@ -129,11 +121,7 @@ def condition_grid(
 ) -> Image.Image:
     """Lays out each condition, its sample and, where it is known, the real image, side by side.
 
-    Args:
-        conditions: `(b c H W)`, resized to the samples' size.
-        samples: `(b c' H' W')`.
-        images: like the samples; or None.
-        palette: of the conditions, if they are label maps.
+    See `side_by_side` for the conditions and their palette; all others are `(b c H W)`.
     """
     columns = [to_uint8(samples)] + ([] if images is None else [to_uint8(images)])
     groups = side_by_side(columns, conditions, palette)  # (b k H W 3)
@@ -146,10 +134,8 @@ def side_by_side(
 ) -> np.ndarray:
     """Groups k pictures of each image, the condition first if there is one, uint8 `(b k H W 3)`.
 
-    Args:
-        columns: uint8 `(b H W 3)` each.
-        conditions: `(b c h w)`, resized to H×W; or None.
-        palette: of the conditions, if they are label maps.
+    `columns` are uint8 `(b H W 3)` each; conditions `(b c h w)` are resized to H×W, and shown with
+    `palette` if they are label maps.
     """
     columns = list(columns)
     if conditions is not None:
@@ -165,11 +151,8 @@ def class_grid(
     """Lays out samples by class, a row each: recognised ones framed green, mistaken ones red.
 
     Above each sample stands its class, and below that the class a mistaken one was taken for.
-
-    Args:
-        samples: by label, pictures uint8 `(H W 3)` with the class that a classifier predicts, None
-            without one.
-        class_names: by label.
+    `samples` are, by label, pictures uint8 `(H W 3)` with the class that a classifier predicts,
+    None without one.
     """
     num_columns = max(map(len, samples.values()))
     pictures, captions = [], []

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -60,8 +59,7 @@ def main(config: DictConfig) -> None:
         "psnr": stage_1["val/psnr"],
         "codebook_usage": stage_1["val/codebook_usage"],
         "bits_per_token": stage_2["val/bits_per_token"],
-        **asdict(digits),
-        "distance_ratio": digits.distance_ratio,
+        **digits,
     }
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print(
@@ -69,10 +67,10 @@ def main(config: DictConfig) -> None:
 The demo took {report["seconds"]:.0f} s. On new digits:
   reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
   transformer         {report["bits_per_token"]:.3f} bits per token
-  {digits.num_samples} sampled digits  an SVM sees the requested digit in {digits.agreement:.1%} \
-(in {digits.svm_accuracy:.1%} of real ones);
-                      distance to the nearest training image {digits.distance_ratio:.2f} of a new \
-real digit's
+  {report["num_samples"]} sampled digits  an SVM sees the requested digit in \
+{report["agreement"]:.1%} (in {report["svm_accuracy"]:.1%} of real ones);
+                      distance to the nearest training image {report["distance_ratio"]:.2f} of a \
+new real digit's
 It wrote under {output_dir}/:
   samples/samples.png  the sampled digits: look at them
   samples/samples.npz  the same as numbers
@@ -83,11 +81,7 @@ It wrote under {output_dir}/:
 
 
 def _begin(output_dir: Path) -> None:
-    """Empties the directory of a demo that was broken off.
-
-    Raises:
-        UserError: if it holds anything else.
-    """
+    """Empties the directory of an unfinished demo; a `UserError` if it holds anything else."""
     if (output_dir / "report.json").exists():
         raise UserError(
             f"{output_dir} holds a finished demo: delete it to make it anew, or give another "

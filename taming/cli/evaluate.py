@@ -10,7 +10,7 @@ from taming.cli.app import RESOLVED_FILE, build, device, load_saved_config, prog
 from taming.cli.data import build_data, condition_settings, with_tokenizer_shape
 from taming.cli.hints import setting
 from taming.errors import UserError
-from taming.evaluation import ImageClassifier
+from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator
 from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
@@ -27,8 +27,7 @@ def main(config: DictConfig) -> None:
     evaluate_model, training = build(config.evaluation), build(config.classifier_training)
     where = device(plain["device"])
     features = None if config.frechet.weights is None else build(config.frechet)
-    path = plain["classifier"]
-    classifier = None if path is None else ImageClassifier.from_pretrained(path)
+    classifier = plain["classifier"] and ImageClassifier.from_pretrained(plain["classifier"])
     model = load_model(plain["checkpoint"])
     if isinstance(model, ImageGenerator):
         tokenizer, resolution = model.require_tokenizer(), model.resolution
@@ -39,7 +38,7 @@ def main(config: DictConfig) -> None:
     warn_of_trained_images(config)
     data = build_data(config)
     data.setup()
-    report = evaluate_model(
+    numbers, written = evaluate_model(
         model.to(where),
         data,
         classifier=classifier,
@@ -51,13 +50,13 @@ def main(config: DictConfig) -> None:
             "data": resolved(config)["data"],  # with the model's resolution
         },
     )
-    print(f"\n{report.text}")
-    for path in report.written:
+    print(f"\n{report_text(numbers)}")
+    for path in written:
         print(f"wrote {path}")
     for_sampling = [setting("checkpoint", plain["checkpoint"])]
     if isinstance(model, ImageGenerator) and model.conditioning.takes_images:
         for_sampling += [*condition_settings(config.data), "num_images=16"]
-    print(next_steps(for_sampling, report.written))
+    print(next_steps(for_sampling, written))
 
 
 def warn_of_trained_images(config: DictConfig) -> None:
@@ -86,11 +85,7 @@ def warn_of_trained_images(config: DictConfig) -> None:
 
 
 def load_model(path: str) -> ImageGenerator | VQGAN:
-    """The generator or VQGAN that a path means, in evaluation mode.
-
-    Raises:
-        UserError: if it is neither.
-    """
+    """Loads the generator or VQGAN that a path means."""
     saved = load_saved_model(path)
     if saved.kind == "generator":
         return ImageGenerator.from_saved(saved)
@@ -100,17 +95,12 @@ def load_model(path: str) -> ImageGenerator | VQGAN:
 
 
 def next_steps(for_sampling: list[str], written: list[Path]) -> str:
-    """What can be done now, as commands; the first setting `for_sampling` is the checkpoint."""
-    lines, checkpoint = [], for_sampling[0]
-    for path in written:
-        if path.name == "classifier":
-            lines.append(
-                "evaluate with the same classifier again: add " + setting("classifier", str(path))
-            )
+    """Returns what can be done now; the first setting `for_sampling` is the checkpoint."""
+    again = "evaluate with the same classifier again: add "
+    lines = [again + setting("classifier", str(p)) for p in written if p.name == "classifier"]
     if any(path.suffix == ".png" for path in written):
         lines.append(f"draw more:\n  {program('sample')} {' '.join(for_sampling)}")
     else:
-        lines.append(
-            f"look at reconstructions:\n  {program('reconstruct')} {checkpoint} input=MY_IMAGES"
-        )
+        command = f"{program('reconstruct')} {for_sampling[0]} input=MY_IMAGES"
+        lines.append(f"look at reconstructions:\n  {command}")
     return "\n".join(lines)

@@ -16,16 +16,16 @@ def main(config: DictConfig) -> None:
     reconstruct_images = build(config.reconstruction)
     features = None if config.frechet.weights is None else build(config.frechet)
     vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(device(plain["device"]))
-    report = reconstruct_images(vqgan, features=features)
-    print(table(report.numbers))
-    for note in report.notes:
+    numbers, written = reconstruct_images(vqgan, features=features)
+    print(table(numbers))
+    for note in numbers["notes"]:
         print(f"note: {note}")
-    for path in report.written:
+    for path in written:
         print(f"wrote {path}")
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """The numbers as aligned lines."""
+    """Returns the numbers as aligned lines."""
     size = numbers["resolution"]
     resolution = "several sizes" if size is None else f"{size[0]}×{size[1]}"
     rows = [

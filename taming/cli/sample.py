@@ -35,23 +35,19 @@ def main(config: DictConfig) -> None:
         raise UserError(f"dtype is one of {', '.join(DTYPES)}, not {plain['dtype']!r}.")
     generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(where)
     generator.transformer.to(DTYPES[plain["dtype"]])
-    report = sample_images(generator, classifier=classifier)
-    for note in report.notes:
+    notes, written = sample_images(generator, classifier=classifier)
+    for note in notes:
         print(f"note: {note}")
-    for path in report.written:
+    for path in written:
         print(f"wrote {path}")
     print(next_steps(plain, build(config.conditions), generator))
 
 
 def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
-    """What a configuration names: a directory of ours, a `_target_`, or nothing.
-
-    A target may be in a module in the current directory.
+    """Makes the classifier of a directory of ours or a `_target_`, also of the current directory.
 
     Raises:
-        MissingPathError: if there is nothing at the path.
-        UserError: if what is there is not a classifier, or the target cannot be called, or gives
-            nothing to call.
+        UserError: if there is none, or it cannot be called.
     """
     if config is None:
         return None
@@ -79,7 +75,7 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
 
 
 def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenerator) -> str:
-    """What can be done now, as a command."""
+    """Returns what can be done now, as a command."""
     checkpoint = setting("checkpoint", plain["checkpoint"])
     tokenizer = generator.require_tokenizer()
     takes_images = generator.conditioning.takes_images

@@ -12,16 +12,16 @@ from taming.evaluation.frechet import (
     FrechetDistance,
     frechet_distance,
 )
-from taming.evaluation.judging import JudgedImages, Judges, in_proportion
-from taming.evaluation.reconstruction import (
+from taming.evaluation.judging import JudgedImages, Judges, in_proportion, measure_validation
+from taming.evaluation.metrics import (
+    CodebookUsage,
     LabelMapMetrics,
     LPIPSMetric,
     ReconstructionMetrics,
+    TokenLikelihood,
 )
 from taming.evaluation.report import report_text
 from taming.evaluation.tiling import reconstruct_tiled
-from taming.evaluation.tokens import CodebookUsage, TokenLikelihood
-from taming.evaluation.validation import measure_validation
 
 __all__ = [
     "ClassifierTraining",

@@ -35,9 +35,6 @@ class ImageClassifier(PretrainedModel):
         base_channels: width of the first level.
         num_levels: levels; each but the last halves the image.
         class_names: in the order of the labels, where they are known.
-
-    Raises:
-        UserError: if a size is out of range.
     """
 
     kind = "classifier"
@@ -74,12 +71,10 @@ class ImageClassifier(PretrainedModel):
             "class_names": None if class_names is None else list(class_names),
         }
         widths = [image_channels, *(base_channels * 2**level for level in range(num_levels))]
-        self.levels = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.ReLU()
-            )
-            for narrow, wide in pairwise(widths)
-        )
+        self.levels = nn.ModuleList()
+        for narrow, wide in pairwise(widths):
+            convolution = nn.Conv2d(narrow, wide, 3, padding=1, bias=False)
+            self.levels.append(nn.Sequential(convolution, nn.BatchNorm2d(wide), nn.ReLU()))
         self.head = nn.Linear(widths[-1] * GRID_SIDE**2, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -96,30 +91,19 @@ class ImageClassifier(PretrainedModel):
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """How a classifier is trained.
+    """How a classifier is trained."""
 
-    Attributes:
-        num_steps: largest number of batches; with `batch_size` it bounds the time.
-        max_epochs: passes over the images that end the training before, but not before 100 steps.
-        batch_size: images a step.
-        learning_rate: the highest; it rises from a 25th of it for three tenths of the steps, then
-            falls to nothing (Smith and Topin 2018, "Super-Convergence").
-        weight_decay: of AdamW.
-        base_channels: width of the classifier's first level.
-        num_levels: its levels.
-        max_side: pixels; larger images are classified at a smaller size, their aspect kept.
-        seed: of the initialisation, the order and the augmentation.
-    """
-
-    num_steps: Annotated[int, Ge(1)] = 1000
-    max_epochs: Annotated[int, Ge(1)] = 100
+    num_steps: Annotated[int, Ge(1)] = 1000  # most batches; with `batch_size` it bounds the time
+    max_epochs: Annotated[int, Ge(1)] = 100  # most passes over the images, but 100 steps at least
     batch_size: Annotated[int, Ge(2)] = 128
+    # the highest; it rises from a 25th of it for three tenths of the steps, then falls to nothing
+    # (Smith and Topin 2018, "Super-Convergence")
     learning_rate: Annotated[float, Gt(0)] = 5e-3
-    weight_decay: Annotated[float, Ge(0)] = 1e-2
-    base_channels: Annotated[int, Ge(1)] = 16
+    weight_decay: Annotated[float, Ge(0)] = 1e-2  # of AdamW
+    base_channels: Annotated[int, Ge(1)] = 16  # width of the classifier's first level
     num_levels: Annotated[int, Ge(1)] = 3
-    max_side: Annotated[int, Ge(8)] = 64
-    seed: Annotated[int, Ge(0)] = 0
+    max_side: Annotated[int, Ge(8)] = 64  # pixels; larger images are classified at a smaller size
+    seed: Annotated[int, Ge(0)] = 0  # of the initialisation, the order and the augmentation
 
     def steps_for(self, num_images: int) -> int:
         """Returns the number of batches for this number of images."""
@@ -152,11 +136,7 @@ def train_classifier(
 ) -> ImageClassifier:
     """Minimises the cross-entropy with AdamW, where the classifier is; returns it in eval mode.
 
-    Args:
-        classifier: see `ClassifierTraining.new_classifier`.
-        batches: `images` `(b c H W)` in [-1, 1] and `labels` `(b,)`, `num_steps` or more.
-        settings: the optimizer's.
-        num_steps: see `ClassifierTraining.steps_for`.
+    `batches` are `images` `(b c H W)` in [-1, 1] and `labels` `(b,)`, `num_steps` or more.
     """
     optimizer = torch.optim.AdamW(
         classifier.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
@@ -165,10 +145,9 @@ def train_classifier(
         optimizer, settings.learning_rate, total_steps=num_steps
     )
     device = classifier.head.weight.device
-    steps = islice(batches, num_steps)
-    for batch in tqdm(
-        steps, desc="training the classifier", total=num_steps, unit="step", mininterval=1
-    ):
+    description = "training the classifier"
+    steps = tqdm(islice(batches, num_steps), description, num_steps, unit="step", mininterval=1)
+    for batch in steps:
         loss = F.cross_entropy(classifier(batch["images"].to(device)), batch["labels"].to(device))
         optimizer.zero_grad()
         loss.backward()

@@ -28,20 +28,16 @@ class FeatureExtractor(nn.Module):
 
     Attributes:
         num_features: width f of the result.
-        description: network and resolution, to be named beside every number.
-
-    Raises:
-        MissingPathError: if the weights file does not exist.
-        UserError: if it does not fit the network, or the resolution is too small for it.
+        description: network and resolution, for use beside every number.
     """
 
     MIN_RESOLUTION = 32  # below, the last stage has nothing to see
 
     def __init__(self, *, backbone: str, weights: str | Path, resolution: int = 224) -> None:
         super().__init__()
-        if not isinstance(resolution, int) or resolution < self.MIN_RESOLUTION:
+        if resolution < self.MIN_RESOLUTION:
             raise UserError(
-                f"the feature network's resolution is {resolution}: give pixels, one number, "
+                f"the feature network's resolution is {resolution} and must be "
                 f"{self.MIN_RESOLUTION} or more."
             )
         self.backbone = Backbone(backbone, weights)
@@ -56,6 +52,15 @@ class FeatureExtractor(nn.Module):
                 images.float(), (self.resolution, self.resolution), mode="bilinear", antialias=True
             )
             return self.backbone(images)[-1].mean((2, 3))
+
+    def notes(self, num_images: int) -> list[str]:
+        """Warns of a distance whose covariance is that of too few images; nothing for enough."""
+        if num_images > self.num_features:
+            return []
+        return [
+            f"{num_images} images are no more than the network's {self.num_features} features: the "
+            "Fréchet distance says little, and less beside one of more images."
+        ]
 
 
 class FeatureStatistics(Metric):
@@ -74,13 +79,11 @@ class FeatureStatistics(Metric):
     def __init__(self, features: nn.Module) -> None:
         super().__init__()
         self.features = features
-        num_features = features.num_features
-        assert isinstance(num_features, int)
         self.sum: Tensor
         self.products: Tensor
         self.num_images: Tensor
-        shapes = {"sum": (num_features,), "products": (num_features, num_features)}
-        for name, shape in {**shapes, "num_images": ()}.items():
+        f: int = features.num_features  # type: ignore[assignment]
+        for name, shape in {"sum": (f,), "products": (f, f), "num_images": ()}.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     @torch.no_grad()
@@ -107,15 +110,12 @@ class FeatureStatistics(Metric):
 
 
 class FrechetDistance(WrapperMetric):
-    """The Fréchet distance of reconstructions to their images.
+    """The Fréchet distance of reconstructions to their images; `features` as `FeatureStatistics`.
 
     Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", eq. 6. This is FID only if
     the features are those of Inception with the FID weights; with any other network name the
     network beside the number. It falls with the number of images, most so where there are fewer
     than features: compare only what was measured on equally many images.
-
-    Args:
-        features: see `FeatureStatistics`.
     """
 
     names = ("frechet_distance",)  # of the numbers that `compute` returns

@@ -1,59 +1,50 @@
-"""Sets of images as a classifier and a feature network see them."""
+"""Sets of images as a classifier, a feature network and a tokenizer see them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.frechet import FeatureExtractor, FeatureStatistics
+from taming.evaluation.metrics import CodebookUsage, ReconstructionMetrics, TokenLikelihood
+from taming.sequence import to_tokens
+from taming.vqgan import VQGAN
 
-__all__ = ["JudgedImages", "Judges", "in_proportion"]
+__all__ = ["JudgedImages", "Judges", "in_proportion", "measure_validation"]
+
+Batch = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Judges:
-    """The networks that look at images; without one of them its numbers are left out.
+    """The networks that look at images; without one of them its numbers are left out."""
 
-    Attributes:
-        classifier: predicts classes, in evaluation mode on `device`.
-        features: for Fréchet distances, on `device`.
-        device: where they are; one with float64.
-    """
-
-    classifier: ImageClassifier | None
-    features: FeatureExtractor | None
-    device: torch.device
+    classifier: ImageClassifier | None  # in evaluation mode
+    features: FeatureExtractor | None  # for Fréchet distances
+    device: torch.device  # where they are; one with float64
 
 
 class JudgedImages:
-    """What the judges see in one set of images; memory does not grow with the set.
-
-    Attributes:
-        num_images: images so far.
-        confusion: of the classifier, own class by row, predicted class by column; None without a
-            classifier or labels.
-        statistics: the images' features; None without a network.
-    """
+    """What the judges see in one set of images; memory does not grow with the set."""
 
     def __init__(self, judges: Judges) -> None:
+        self._judges = judges
         self.num_images = 0
+        # own class by row, predicted class by column; None without a classifier or labels
         self.confusion: MulticlassConfusionMatrix | None = None
         self.statistics: FeatureStatistics | None = None
-        self._judges = judges
         if judges.features is not None:
             self.statistics = FeatureStatistics(judges.features).to(judges.device)
 
     @torch.no_grad()
     def update(self, images: Tensor, labels: Tensor | None = None) -> list[int] | None:
-        """Adds `(b c H W)` in [-1, 1] and their classes `(b,)`; returns the predicted classes.
-
-        Returns None where there is no classifier, or there are no labels.
-        """
+        """Adds `(b c H W)` in [-1, 1] and their classes `(b,)`; returns predictions, if any."""
         images = images.to(self._judges.device)
         self.num_images += len(images)
         if self.statistics is not None:
@@ -69,10 +60,10 @@ class JudgedImages:
         return predictions.tolist()
 
     def numbers(self, reference: "JudgedImages | None" = None) -> dict[str, Any]:
-        """Returns `num_images` and, where they are known, `agreement` and `frechet_distance`.
+        """Returns `num_images` and, where they are known, two more numbers.
 
-        They are the share of images whose own class the classifier predicts, and the distance of
-        the features to those of a reference.
+        `agreement` is the share of images whose own class the classifier predicts,
+        `frechet_distance` that of the features to those of the reference.
         """
         numbers: dict[str, Any] = {"num_images": self.num_images}
         if self.confusion is not None:
@@ -109,17 +100,59 @@ def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) ->
     """Chooses `count` images, each class as often as its share of `labels`; sorted by class.
 
     Which images of a class is random. If there are fewer than `count`, some come several times.
-
-    Args:
-        labels: of all images; None without classes.
-        count: number of images to choose.
-        seed: of the random choice; None: any.
-
-    Returns:
-        Their numbers.
+    Labels are None without classes. Returns the images' numbers.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     classes = np.array([-1 if label is None else label for label in labels])
     order = order[np.argsort(classes[order], kind="stable")]
     positions = (np.arange(count) + 0.5) * len(order) / count
     return order[positions.astype(np.int64)].tolist()
+
+
+@torch.no_grad()
+def measure_validation(
+    tokenizer: VQGAN,
+    batches: Iterable[Batch],
+    judges: Judges,
+    logits: Mapping[str, Callable[[Tensor, Batch], Tensor]],
+) -> tuple[JudgedImages, dict[str, Any]]:
+    """Measures a tokenizer and, by its tokens' likelihood, a transformer.
+
+    Args:
+        tokenizer: in evaluation mode.
+        batches: `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`.
+        judges: see there.
+        logits: functions of tokens `(b n)` and their batch that return the transformer's logits
+            `(b n v)`, by the name of the likelihood in the result.
+
+    Returns:
+        The images as judged, and the numbers: `reconstructions` and each likelihood.
+    """
+    real, reconstructed = JudgedImages(judges), JudgedImages(judges)
+    quality = ReconstructionMetrics().to(judges.device)
+    codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
+    likelihoods = {name: TokenLikelihood().to(judges.device) for name in logits}
+    device = tokenizer.last_layer.device
+    for batch in batches:
+        images, labels = batch["images"].to(device), batch.get("labels")
+        indices = tokenizer.encode(images)  # (b h w)
+        reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
+        tokens = to_tokens(indices)
+        for name, likelihood in likelihoods.items():
+            predicted = logits[name](tokens, batch)
+            likelihood.update(predicted.to(judges.device), tokens.to(judges.device))
+        real.update(images, labels)
+        reconstructed.update(reconstructions, labels)
+        quality.update(reconstructions.to(judges.device), images.to(judges.device))
+        counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
+        codebook.update(counts.to(judges.device))
+    numbers: dict[str, Any] = {
+        "reconstructions": {**reconstructed.numbers(real), **_plain(quality), **_plain(codebook)}
+    }
+    for name, likelihood in likelihoods.items():
+        numbers[name] = {"num_tokens": int(likelihood.num_tokens), **_plain(likelihood)}
+    return real, numbers
+
+
+def _plain(metric: Metric) -> dict[str, float]:
+    return {name: value.item() for name, value in metric.compute().items()}

@@ -25,14 +25,9 @@ def report_text(numbers: dict[str, Any]) -> str:
 
 
 def _likelihood(numbers: dict[str, Any]) -> str:
+    form = "{num_tokens:,} {nats_per_token:.4f} {bits_per_token:.4f} {perplexity:.2f}"
     rows = [
-        [
-            what,
-            f"{numbers[name]['num_tokens']:,}",
-            f"{numbers[name]['nats_per_token']:.4f}",
-            f"{numbers[name]['bits_per_token']:.4f}",
-            f"{numbers[name]['perplexity']:.2f}",
-        ]
+        [what, *form.format(**numbers[name]).split()]
         for name, what in LIKELIHOODS.items()
         if name in numbers
     ]
@@ -45,7 +40,7 @@ def _images(numbers: dict[str, Any]) -> str:
         off = " (off)" if row["guidance_scale"] == 1 else ""
         sets[f"samples, guidance {row['guidance_scale']:g}{off}"] = row
     sets |= {what: numbers[name] for name, what in SETS.items() if name in numbers}
-    columns = {}  # of a key the title and the format
+    columns = {}  # title and format by key
     if any("agreement" in row for row in sets.values()):
         columns["agreement"] = "classifier predicts their class", "{:.1%}"
     if "frechet_features" in numbers:

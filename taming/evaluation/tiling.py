@@ -20,9 +20,10 @@ def reconstruct_tiled(
     model see a tile and not the image, so the result is not quite that of the whole image.
 
     Args:
-        vqgan: the tokenizer, in evaluation mode; tiles are moved to its device.
-        images: `(b c H W)` in [-1, 1], sides multiples of its downsample factor.
-        tile: height and width of a tile, a multiple of the downsample factor; None: no tiles.
+        vqgan: the tokenizer, in evaluation mode.
+        images: `(b c H W)` in [-1, 1], on any device.
+        tile: height and width of a tile; None: no tiles. It and the images' sides are multiples of
+            the downsample factor.
         overlap: pixels that neighbouring tiles share, less than `tile`.
 
     Returns:
@@ -54,12 +55,8 @@ def reconstruct_tiled(
 def tile_starts(length: int, tile: int, overlap: int, factor: int) -> list[int]:
     """Returns where tiles along one side begin: evenly spread, each a multiple of `factor`.
 
-    Args:
-        length: of the side in pixels, a multiple of `factor`.
-        tile: of a tile, a multiple of `factor`.
-        overlap: pixels that neighbours share, up to `factor` − 1 fewer or any number more; less
-            than `tile`.
-        factor: the model's downsample factor.
+    `length` and `tile` are multiples of it too. Neighbours share `overlap` pixels, up to
+    `factor` − 1 fewer or any number more.
     """
     if length <= tile:
         return [0]

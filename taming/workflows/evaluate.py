@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,25 +34,10 @@ from taming.pictures import class_grid, pixel_grid, to_uint8
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_data import check_classifier, check_data
 
-__all__ = ["EvaluationReport", "evaluate_model"]
+__all__ = ["evaluate_model"]
 
 BATCH_SIZE = 64
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
-
-
-@dataclass
-class EvaluationReport:
-    """What `evaluate_model` found and wrote.
-
-    Attributes:
-        numbers: the contents of metrics.json.
-        text: the contents of report.md.
-        written: files and folders.
-    """
-
-    numbers: dict[str, Any]
-    text: str
-    written: list[Path] = field(default_factory=list)
 
 
 def evaluate_model(
@@ -68,7 +53,7 @@ def evaluate_model(
     classifier_training: ClassifierTraining | None = None,
     features: FeatureExtractor | None = None,
     about: Mapping[str, Any] | None = None,
-) -> EvaluationReport:
+) -> tuple[dict[str, Any], list[Path]]:
     """Measures a model on validation images, and, if it is a generator, its samples.
 
     Of the validation images: how well they are reconstructed, and how probable the transformer
@@ -95,52 +80,63 @@ def evaluate_model(
         features: network for the Fréchet distances; None: not measured.
         about: recorded in metrics.json before the numbers: where model and data are from.
 
+    Returns:
+        The contents of metrics.json, and the files and folders written.
+
     Raises:
         UserError: if model, data and classifier do not fit each other, or for options the model
             does not support.
     """
     output_dir = Path(output_dir).expanduser()
     options = options or SamplingOptions(seed=0)
-    generator = model if isinstance(model, ImageGenerator) else None
+    options = replace(options, batch_size=options.batch_size or BATCH_SIZE)
     tokenizer = check_data(model, data)
-    if classifier is not None:
-        check_classifier(classifier, data)
+    generator = model if isinstance(model, ImageGenerator) else None
+    key = None  # what a batch calls the generator's condition
+    if generator is not None and generator.conditioning.takes_images:
+        key = "conditions"
+    elif generator is not None and generator.conditioning.num_classes is not None:
+        key = "labels"
     guided = [
         replace(options, guidance=replace(options.guidance, scale=s)) for s in guidance_scales
     ]
     if generator is not None:
-        _check_sampling(generator, data, guided)
+        condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
+        for one in guided:  # unsupported options fail now
+            generator.sample(1, condition, options=one)
+    if classifier is not None:
+        check_classifier(classifier, data)
     device = tokenizer.last_layer.device
-    judging = torch.device("cpu") if device.type == "mps" else device  # it has no float64
-    training = classifier_training or ClassifierTraining()
-    must_train = classifier is None and _condition_key(generator) == "labels"
-    if must_train:
-        classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
+    device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
+    training, trained = classifier_training or ClassifierTraining(), None
+    if classifier is None and key == "labels":
+        trained = training.new_classifier(data.resolution, data.channels, data.class_names)
+        classifier = trained
     judges = Judges(
-        None if classifier is None else classifier.to(judging),
-        None if features is None else features.to(judging),
-        judging,
+        None if classifier is None else classifier.to(device),
+        None if features is None else features.to(device),
+        device,
     )
+    written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        if must_train:
-            _train(classifier, data, training).save_pretrained(output_dir / "classifier")
-    numbers: dict[str, Any] = dict(about or {})
-    pictures = {}
+        if trained is not None:
+            _train(trained, data, training).save_pretrained(output_dir / "classifier")
+            written.append(output_dir / "classifier")
     with evaluation_mode(model):
-        batches = _batches(data, data.val_dataset, max_images, options, "validation images")
-        real, measured = measure_validation(tokenizer, batches, judges, _logits(generator))
-        numbers["validation_images"] = real.numbers()
-        if real.confusion is not None:
-            numbers["validation_images"]["by_class"] = real.by_class(data.class_names)
+        taken = _taken(data.val_dataset, max_images, options)
+        batches = _batches(data, data.val_dataset, taken, options, "validation images")
+        real, measured = measure_validation(tokenizer, batches, judges, _logits(generator, key))
+        numbers = {**(about or {}), "validation_images": _judged(real, None, data)}
         numbers |= {"resolution": list(data.resolution), **measured}
         if features is not None:
             numbers["frechet_features"] = features.description
             train = JudgedImages(judges)
-            batches = _batches(data, data.train_dataset, num_samples, options, "training images")
-            for batch in batches:
+            taken = _taken(data.train_dataset, num_samples, options)
+            for batch in _batches(data, data.train_dataset, taken, options, "training images"):
                 train.update(batch["images"])
             numbers["training_images"] = train.numbers(real)
+        pictures = {}
         if generator is not None:
             numbers["sampling"] = {
                 "num_samples": num_samples,
@@ -150,35 +146,37 @@ def evaluate_model(
             }
             numbers["samples"] = []
             for one in guided:
-                scale = one.guidance.scale
-                samples, picture = _judge_samples(generator, data, judges, one, num_samples)
-                row = {"guidance_scale": scale, **samples.numbers(real)}
-                if samples.confusion is not None:
-                    row["by_class"] = samples.by_class(data.class_names)
-                numbers["samples"].append(row)
-                name = f"_guidance_{scale:g}" if len(guided) > 1 else ""
+                samples, picture = _judge_samples(generator, key, data, judges, one, num_samples)
+                scale = {"guidance_scale": one.guidance.scale}
+                numbers["samples"].append({**scale, **_judged(samples, real, data)})
+                name = f"_guidance_{one.guidance.scale:g}" if len(guided) > 1 else ""
                 pictures[f"grid{name}.png"] = picture
-    numbers["notes"] = _notes(generator, numbers, features, options)
-    text = report_text(numbers)
+    numbers["notes"] = _notes(generator, numbers, features, guided)
     with writing(output_dir):
         metrics = json.dumps(numbers, indent=2, ensure_ascii=False) + "\n"
         (output_dir / "metrics.json").write_text(metrics, "utf-8")
-        (output_dir / "report.md").write_text(text, "utf-8")
+        (output_dir / "report.md").write_text(report_text(numbers), "utf-8")
         for path in output_dir.glob("grid*.png"):  # of an earlier evaluation
             path.unlink()
         for name, picture in pictures.items():
             picture.save(output_dir / name)
-    names = [*(["classifier"] if must_train else []), "metrics.json", "report.md", *pictures]
-    return EvaluationReport(numbers, text, [output_dir / name for name in names])
+    names = ["metrics.json", "report.md", *pictures]
+    return numbers, written + [output_dir / name for name in names]
+
+
+def _judged(
+    images: JudgedImages, reference: JudgedImages | None, data: ImageDataModule
+) -> dict[str, Any]:
+    by_class = {"by_class": images.by_class(data.class_names)} if images.confusion else {}
+    return {**images.numbers(reference), **by_class}
 
 
 def _logits(
-    generator: ImageGenerator | None,
+    generator: ImageGenerator | None, key: str | None
 ) -> dict[str, Callable[[Tensor, dict[str, Any]], Tensor]]:
     """Returns the likelihoods to measure: with its condition, and without where that is learned."""
     if generator is None:
         return {}
-    key = _condition_key(generator)
     found = {
         "likelihood": lambda tokens, batch: generator.logits(tokens, batch[key] if key else None)
     }
@@ -187,17 +185,9 @@ def _logits(
     return found
 
 
-def _condition_key(generator: ImageGenerator | None) -> str | None:
-    """What a batch calls the generator's condition, if it has one."""
-    if generator is None:
-        return None
-    if generator.conditioning.takes_images:
-        return "conditions"
-    return None if generator.conditioning.num_classes is None else "labels"
-
-
 def _judge_samples(
     generator: ImageGenerator,
+    key: str | None,
     data: ImageDataModule,
     judges: Judges,
     options: SamplingOptions,
@@ -206,13 +196,12 @@ def _judge_samples(
     """Draws samples; returns what the judges see in them, and the first ones as a grid."""
     judged = JudgedImages(judges)
     shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
-    most = SHOWN_A_CLASS if _condition_key(generator) == "labels" else SHOWN_WITHOUT_CLASSES
+    most = SHOWN_A_CLASS if key == "labels" else SHOWN_WITHOUT_CLASSES
     description = f"sampling, guidance {options.guidance.scale:g}"
     with tqdm(total=num_samples, unit="image", desc=description, mininterval=1) as bar:
-        for condition in _conditions(generator, data, options, num_samples):
-            count = min(options.batch_size or BATCH_SIZE, num_samples - bar.n)
+        for count, condition in _conditions(key, data, options, num_samples):
             samples = generator.sample(count, condition, options=options, first_image=bar.n)
-            labels = condition if _condition_key(generator) == "labels" else None
+            labels = condition if key == "labels" else None
             predictions = judged.update(samples, labels)
             for number, picture in enumerate(to_uint8(samples)):
                 label = -1 if labels is None else int(labels[number])
@@ -228,37 +217,43 @@ def _judge_samples(
 
 
 def _conditions(
-    generator: ImageGenerator, data: ImageDataModule, options: SamplingOptions, count: int
-) -> Iterator[Tensor | None]:
-    """Yields the condition of each batch of samples."""
-    key, size = _condition_key(generator), options.batch_size or BATCH_SIZE
-    if key == "conditions":
-        taken = in_proportion(_labels(data.val_dataset), count, options.seed)
-        for batch in DataLoader(data.val_dataset, sampler=taken, batch_size=size):
-            yield batch[key]
-    elif key == "labels":
-        labels = _labels(data.train_dataset)
-        taken = in_proportion(labels, count, options.seed)
-        yield from torch.tensor([labels[number] for number in taken]).split(size)
-    else:
-        yield from [None] * -(-count // size)
+    key: str | None, data: ImageDataModule, options: SamplingOptions, count: int
+) -> Iterator[tuple[int, Tensor | None]]:
+    """Yields the size and the condition of each batch of samples."""
+    dataset = data.val_dataset if key == "conditions" else data.train_dataset
+    labels = [dataset.label(number) for number in range(len(dataset))]
+    taken = in_proportion(labels, count, options.seed)
+    assert options.batch_size is not None
+    for start in range(0, count, options.batch_size):
+        numbers = taken[start : start + options.batch_size]
+        condition = None
+        if key == "labels":
+            condition = torch.tensor([labels[number] for number in numbers])
+        elif key == "conditions":
+            condition = torch.stack([torch.as_tensor(dataset[n]["conditions"]) for n in numbers])
+        yield len(numbers), condition
+
+
+def _taken(dataset: ImageDataset, count: int | None, options: SamplingOptions) -> Sequence[int]:
+    """Chooses so many images; None, or more than there are: all."""
+    if count is None or count >= len(dataset):
+        return range(len(dataset))
+    labels = [dataset.label(number) for number in range(len(dataset))]
+    return in_proportion(labels, count, options.seed)
 
 
 def _batches(
     data: ImageDataModule,
     dataset: ImageDataset,
-    max_images: int | None,
+    taken: Sequence[int],
     options: SamplingOptions,
     name: str,
 ) -> Iterator[dict[str, Any]]:
-    """Yields images, not augmented, at most so many, under a progress bar."""
-    taken: Sequence[int] = range(len(dataset))
-    if max_images is not None and max_images < len(dataset):
-        taken = in_proportion(_labels(dataset), max_images, options.seed)
+    """Yields images, not augmented, under a progress bar."""
     loader = DataLoader(
         dataset,
         sampler=taken,
-        batch_size=options.batch_size or BATCH_SIZE,
+        batch_size=options.batch_size,
         num_workers=data.num_workers_for(dataset),
         generator=torch.Generator(),
     )
@@ -268,15 +263,10 @@ def _batches(
             bar.update(len(batch["images"]))
 
 
-def _labels(dataset: ImageDataset) -> list[int | None]:
-    return [dataset.label(number) for number in range(len(dataset))]
-
-
 def _train(
-    classifier: ImageClassifier | None, data: ImageDataModule, training: ClassifierTraining
+    classifier: ImageClassifier, data: ImageDataModule, training: ClassifierTraining
 ) -> ImageClassifier:
     """Trains a classifier on the training images, with the augmentation of their transform."""
-    assert classifier is not None
     dataset = data.train_dataset
     loader = DataLoader(
         dataset,
@@ -291,40 +281,17 @@ def _notes(
     generator: ImageGenerator | None,
     numbers: dict[str, Any],
     features: FeatureExtractor | None,
-    options: SamplingOptions,
+    guided: Sequence[SamplingOptions],
 ) -> list[str]:
     """Says what was not measured and why, and which numbers to take with care."""
     notes = []
     if generator is not None:
-        scale = max(numbers["sampling"]["guidance_scales"])
-        guidance = replace(options.guidance, scale=scale)
-        notes += [note[0].upper() + note[1:] for note in guidance.notes(generator.num_tokens)]
+        strongest = max((one.guidance for one in guided), key=lambda guidance: guidance.scale)
+        notes += [note[0].upper() + note[1:] for note in strongest.notes(generator.num_tokens)]
         if generator.conditioning.num_classes is None:
             notes.append("The generator has no classes, so no classifier can agree with it.")
     if features is None:
-        notes.append(
-            "No Fréchet distance was measured: it needs a network's weights, frechet.weights=FILE."
-        )
-        return notes
-    sets = [numbers["training_images"], *numbers.get("samples", [])]
-    if numbers["training_images"]["num_images"] < max(row["num_images"] for row in sets):
-        notes.append("There are fewer training images than samples: their distance is too large.")
-    sets += [numbers["validation_images"], numbers["reconstructions"]]
-    if min(row["num_images"] for row in sets) <= features.num_features:
-        notes.append(
-            f"Some sets hold no more images than the network has features, {features.num_features}"
-            ": their distances say little by themselves."
-        )
-    return notes
-
-
-def _check_sampling(
-    generator: ImageGenerator, data: ImageDataModule, scales: Sequence[SamplingOptions]
-) -> None:
-    """Draws an image with each guidance scale, so that unsupported options fail now."""
-    key = _condition_key(generator)
-    condition = None
-    if key is not None:
-        condition = torch.as_tensor(data.val_dataset[0][key])[None]
-    for options in scales:
-        generator.sample(1, condition, options=options)
+        return [*notes, "No Fréchet distance was measured: it needs frechet.weights=FILE."]
+    names = ("training_images", "validation_images", "reconstructions")
+    sets = [*(numbers[name] for name in names), *numbers.get("samples", [])]
+    return notes + features.notes(min(row["num_images"] for row in sets))

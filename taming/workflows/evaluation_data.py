@@ -29,11 +29,9 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
             f"{tokenizer.image_channels} channels: give other data, or leave data.channels out."
         )
     height, width = data.resolution
-    if min(height, width) < ReconstructionMetrics.MIN_SIDE:
-        raise UserError(
-            f"images of {height}×{width} are too small: SSIM needs "
-            f"{ReconstructionMetrics.MIN_SIDE} pixels or more a side."
-        )
+    least = ReconstructionMetrics.MIN_SIDE
+    if min(height, width) < least:
+        raise UserError(f"images of {height}×{width} are too small: SSIM needs {least}×{least}.")
     tokenizer.grid_size_for((height, width))  # whether it divides
     if isinstance(model, VQGAN):
         return tokenizer
@@ -50,10 +48,8 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
         own = data.num_classes or "no"
         difference = f"the images have {own} classes, and the generator {conditioning.num_classes}"
     elif conditioning.class_names is not None:
-        sides = "the images'", "the generator's"
-        difference = class_difference(
-            sides[0], data.class_names, sides[1], conditioning.class_names
-        )
+        names = data.class_names, conditioning.class_names
+        difference = class_difference("the images'", names[0], "the generator's", names[1])
     if difference is not None:
         raise UserError(f"{difference}: give the data it was trained on.")
     return tokenizer
@@ -76,14 +72,9 @@ def _condition_difference(generator: ImageGenerator, data: ImageDataModule) -> s
             f"the conditions of the data are {kinds[reader.label_maps]}, and the generator was "
             f"trained with {kinds[tokenizer.label_maps]}"
         )
-
-    def reading(source: ImageCondition | LabelMapReader) -> tuple[int | None, int | None]:
-        """Which pixel value becomes which class."""
-        last = reader.channels - 1
-        own_class = last if source.unlabelled_class is None else source.unlabelled_class
-        return source.unlabelled, None if source.unlabelled is None else own_class
-
-    if isinstance(reader, LabelMapReader) and reading(conditioning) != reading(reader):
+    if not isinstance(reader, LabelMapReader):
+        return None
+    if _reading(conditioning, reader) != _reading(reader, reader):
         trained = conditioning.unlabelled, conditioning.unlabelled_class
         unlabelled, its_class = ("null" if value is None else value for value in trained)
         return (
@@ -93,6 +84,15 @@ def _condition_difference(generator: ImageGenerator, data: ImageDataModule) -> s
     return None
 
 
+def _reading(
+    source: ImageCondition | LabelMapReader, reader: LabelMapReader
+) -> tuple[int | None, int | None]:
+    """Returns which pixel value becomes which class."""
+    own_class = source.unlabelled_class
+    own_class = reader.channels - 1 if own_class is None else own_class
+    return source.unlabelled, None if source.unlabelled is None else own_class
+
+
 def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:
     """Raises a `UserError` if the classifier is not of the data's classes and channels."""
     names: Sequence[object] = classifier.class_names or data.class_names
@@ -100,9 +100,6 @@ def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None
         names = range(classifier.num_classes)
     difference = class_difference("the classifier's", names, "the data's", data.class_names)
     if classifier.image_channels != data.channels:
-        difference = (
-            f"the classifier takes images of {classifier.image_channels} channels, and the data's "
-            f"have {data.channels}"
-        )
+        difference = f"the classifier takes {classifier.image_channels} channels of images"
     if difference is not None:
         raise UserError(f"{difference}: classifier=null trains another.")

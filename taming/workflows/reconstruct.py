@@ -3,15 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from annotated_types import Ge, Le
 from PIL import Image
-from torch import Tensor
 from torchmetrics import Metric
 from tqdm import tqdm
 
@@ -26,29 +24,14 @@ from taming.evaluation import (
     reconstruct_tiled,
 )
 from taming.losses import LPIPSLoss
-from taming.pictures import reconstruction_grid, to_uint8
+from taming.pictures import pixel_grid, to_uint8
 from taming.vqgan import VQGAN
 
-__all__ = ["ReconstructionReport", "reconstruct_images"]
+__all__ = ["reconstruct_images"]
 
 Byte = Annotated[int, Ge(0), Le(255)]
 NUM_GRID_IMAGES = 16
 MAX_GRID_SIDE = 512  # pixels of a picture, if there are several
-
-
-@dataclass
-class ReconstructionReport:
-    """What `reconstruct_images` found and wrote.
-
-    Attributes:
-        numbers: the contents of metrics.json.
-        notes: what is unusual, a sentence each.
-        written: files and folders.
-    """
-
-    numbers: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-    written: list[Path] = field(default_factory=list)
 
 
 def reconstruct_images(
@@ -67,7 +50,7 @@ def reconstruct_images(
     features: FeatureExtractor | None = None,
     write_images: bool = False,
     side_by_side: bool = True,
-) -> ReconstructionReport:
+) -> tuple[dict[str, Any], list[Path]]:
     """Reconstructs the images at `path`, a folder, a `.zip` file or an image.
 
     Into `output_dir` go `reconstructions.png`, the first images beside their reconstructions;
@@ -78,7 +61,7 @@ def reconstruct_images(
         vqgan: the tokenizer, in evaluation mode, on the device to use.
         path: where the images are.
         output_dir: where to write.
-        resolution: None: every image at its own size, cut in the middle to multiples of the
+        resolution: None: every image at its own size, cropped in the middle to multiples of the
             downsample factor; else pixels, one number (square) or (height, width), that every image
             is resized and cropped in the middle to, as for training.
         tile: pixels a side of the tiles that larger images are cut into; None: no tiles.
@@ -90,7 +73,10 @@ def reconstruct_images(
         lpips: network of LPIPS; None: not measured.
         features: network for the Fréchet distance; None: not measured.
         write_images: also write each image as a PNG into `images/`.
-        side_by_side: in these show the image beside its reconstruction, not that alone.
+        side_by_side: there too, show the image beside its reconstruction.
+
+    Returns:
+        The contents of metrics.json, and the files and folders written.
 
     Raises:
         MissingPathError: if there is nothing at `path`.
@@ -104,23 +90,15 @@ def reconstruct_images(
             "models of pictures only."
         )
     if tile is not None and tile % factor:
-        raise UserError(
-            f"tile={tile} does not divide by the model's downsample factor {factor}: give a "
-            f"multiple of {factor}."
-        )
-    if overlap is not None and not 0 <= overlap <= (tile or 0) // 2:
-        raise UserError(
-            f"overlap={overlap} is at most half of tile={tile}."
-            if tile
-            else f"overlap={overlap} is of tiles: give tile=PIXELS too."
-        )
+        raise UserError(f"tile={tile} must be a multiple of {factor}, the downsample factor.")
     if overlap is None:
         overlap = (tile or 0) // 4
+    elif tile is None or overlap > tile // 2:
+        raise UserError(f"overlap={overlap} needs tile=PIXELS of {2 * overlap} or more.")
     if write_images and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    reader = PictureReader(1 if vqgan.image_channels == 1 else 3, background)
     images = InspectionImages(
-        ImageFolder(path, reader),
+        ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
         factor=factor,
         resolution=resolution,
         min_side=max(ReconstructionMetrics.MIN_SIDE, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0),
@@ -129,18 +107,18 @@ def reconstruct_images(
     device = vqgan.last_layer.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     metrics: list[Metric] = [ReconstructionMetrics()]
+    about: dict[str, Any] = {}
     if lpips is not None:
         metrics.append(LPIPSMetric(LPIPSLoss(backbone=lpips)))
+        about["lpips_network"] = lpips
     if features is not None:
         metrics.append(FrechetDistance(features))
-    metrics = [metric.to(device) for metric in metrics]
+        about["frechet_features"] = features.description
     codebook = CodebookUsage(vqgan.codebook_size).to(device)
+    metrics = [*(metric.to(device) for metric in metrics), codebook]
     sizes: Counter[tuple[int, ...]] = Counter()
     names = _file_names([images.source.name(number) for number in images.numbers])
-    files = dict(zip(images.numbers, names, strict=True))
-    first = set(images.numbers[:NUM_GRID_IMAGES])
-    max_side = MAX_GRID_SIDE if len(first) > 1 else None
-    shown: dict[int, list[Tensor]] = {}
+    shown: dict[int, list[np.ndarray]] = {}
     written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -148,79 +126,65 @@ def reconstruct_images(
         with torch.inference_mode(), bar:
             for numbers, batch in images.batches(batch_size, num_workers):
                 outputs, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
-                outputs = outputs.float().clamp(-1, 1)
-                for metric in metrics:
-                    metric.update(outputs.to(device), batch.to(device))
+                for metric in metrics[:-1]:
+                    metric.update(outputs.float().to(device), batch.to(device))
                 codebook.update(code_counts.to(device))
                 sizes[tuple(batch.shape[2:])] += len(batch)
-                for number, *pair in zip(numbers, batch, outputs, strict=True):
+                for number, *pair in zip(numbers, to_uint8(batch), to_uint8(outputs), strict=True):
                     if write_images:
-                        picture = torch.cat(pair if side_by_side else pair[1:], -1)
-                        _write(picture, output_dir / "images" / files[number])
-                    if number in first:
-                        shown[number] = [_shrunk(image, max_side) for image in pair]
+                        file = output_dir / "images" / names[number]
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        picture = np.concatenate(pair if side_by_side else pair[1:], axis=1)
+                        Image.fromarray(picture).save(file)
+                    if number < NUM_GRID_IMAGES:
+                        shown[number] = [_shrunk(x) if len(images) > 1 else x for x in pair]
                 bar.update(len(numbers))
         if shown:  # unless the first images were all broken
             written.append(output_dir / "reconstructions.png")
-            _grid([shown[number] for number in sorted(shown)]).save(written[-1])
-        report = ReconstructionReport(
-            {
-                "num_images": sizes.total(),
-                "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
-                **{
-                    name: float(value)
-                    for metric in (*metrics, codebook)
-                    for name, value in metric.compute().items()
-                },
-                **({} if lpips is None else {"lpips_network": lpips}),
-                **({} if features is None else {"frechet_features": features.description}),
-                "codebook_size": vqgan.codebook_size,
-                "num_latents": int(codebook.counts.sum()),
-                "tile": tile,
-                "overlap": overlap if tile is not None else None,
-                "num_cropped": images.num_cropped,
-                "num_magnified": images.num_magnified,
-                "broken": [list(entry) for entry in images.broken],
-            },
-            _notes(images, codebook, sizes.total(), features),
-        )
+            _grid([x for number in sorted(shown) for x in shown[number]]).save(written[-1])
+        found = {
+            "num_images": sizes.total(),
+            "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
+            **{k: float(value) for metric in metrics for k, value in metric.compute().items()},
+            **about,
+            "codebook_size": vqgan.codebook_size,
+            "num_latents": int(codebook.counts.sum()),
+            "tile": tile,
+            "overlap": overlap if tile is not None else None,
+            "num_cropped": images.num_cropped,
+            "num_magnified": images.num_magnified,
+            "broken": [list(entry) for entry in images.broken],
+        }
+        found["notes"] = _notes(found, images, features)
         written.append(output_dir / "metrics.json")
-        written[-1].write_text(json.dumps(report.numbers, indent=2) + "\n")
-    report.written = written + ([output_dir / "images"] if write_images else [])
-    return report
+        written[-1].write_text(json.dumps(found, indent=2) + "\n")
+    return found, written + ([output_dir / "images"] if write_images else [])
 
 
 def _notes(
-    images: InspectionImages,
-    codebook: CodebookUsage,
-    num_images: int,
-    features: FeatureExtractor | None,
+    found: dict[str, Any], images: InspectionImages, features: FeatureExtractor | None
 ) -> list[str]:
+    """Says what is unusual."""
     notes = []
     if images.broken:
         notes.append(f"{len(images.broken)} broken files left out ({images.describe_broken()}).")
     if images.num_cropped:
         notes.append(
-            f"{images.num_cropped} images cut in the middle to multiples of {images.factor} pixels."
+            f"{images.num_cropped} images cropped to multiples of {images.factor} pixels, in the "
+            "middle."
         )
     if images.num_magnified:
         notes.append(f"{images.num_magnified} images smaller than the resolution and enlarged.")
-    num_latents, codebook_size = int(codebook.counts.sum()), len(codebook.counts)
-    if num_latents < codebook_size:
+    if found["num_latents"] < found["codebook_size"]:
         notes.append(
-            f"{num_latents} latents cannot use more of the {codebook_size} codes than "
-            f"{num_latents / codebook_size:.1%}: usage says little."
+            f"{found['num_latents']} latents cannot use all {found['codebook_size']} codes: usage "
+            "says little."
         )
-    if features is not None and num_images <= features.num_features:
-        notes.append(
-            f"{num_images} images are no more than the network's {features.num_features} "
-            "features: do not compare the Fréchet distance with one of more images."
-        )
-    return notes
+    return notes + ([] if features is None else features.notes(found["num_images"]))
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """`a/1.jpg` to `a/1.png`, and `a/1.jpg.png` where another image would have the same."""
+    """Makes `a/1.jpg` `a/1.png`, and `a/1.jpg.png` where another image would have the same name."""
     safe = [
         PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("/", "..")))
         for name in names
@@ -231,28 +195,19 @@ def _file_names(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _write(image: Tensor, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(to_uint8(image[None])[0]).save(path)
+def _shrunk(pixels: np.ndarray) -> np.ndarray:
+    """Returns `(H W 3)` with sides of at most `MAX_GRID_SIDE`."""
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
+    return np.asarray(picture)
 
 
-def _shrunk(image: Tensor, max_side: int | None) -> Tensor:
-    """`(c H W)` with sides of at most `max_side`."""
-    longer = max(image.shape[1:])
-    if max_side is None or longer <= max_side:
-        return image.clone()  # not a view that keeps the whole batch
-    size = [max(1, round(side * max_side / longer)) for side in image.shape[1:]]
-    return F.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
-
-
-def _grid(pairs: Sequence[Sequence[Tensor]]) -> Image.Image:
-    """Images beside their reconstructions; smaller ones on white of the largest one's size."""
-    height = max(image.shape[1] for image, _ in pairs)
-    width = max(image.shape[2] for image, _ in pairs)
-    images, reconstructions = (
-        torch.stack(
-            [F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1]), value=1.0) for x in column]
-        )
-        for column in zip(*pairs, strict=True)
-    )
-    return reconstruction_grid(images, reconstructions)
+def _grid(pictures: Sequence[np.ndarray]) -> Image.Image:
+    """Lays out pairs, four a row; smaller pictures on white of the largest one's size."""
+    height, width = (max(picture.shape[side] for picture in pictures) for side in (0, 1))
+    margins = [(height - len(x), width - x.shape[1]) for x in pictures]
+    cells = [
+        np.pad(x, ((0, below), (0, right), (0, 0)), constant_values=255)
+        for x, (below, right) in zip(pictures, margins, strict=True)
+    ]
+    return pixel_grid(np.stack(cells), num_columns=min(8, len(cells)))

@@ -4,9 +4,9 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from taming.conditioning import Tokenizer
 from taming.contexts import evaluation_mode
 from taming.errors import UserError, writing
 from taming.evaluation import class_difference
@@ -27,28 +28,13 @@ from taming.workflows.sample_inputs import (
     find_inputs,
 )
 
-__all__ = ["SampleReport", "sample_images"]
+__all__ = ["sample_images"]
 
 log = logging.getLogger(__name__)
 
+Classifier = Callable[[Tensor], Tensor]
+BATCH_SIZE = 64
 MAX_GRID_IMAGES = 100
-COMPILING = (
-    "compile=true: the first batch waits until the step is compiled, 10 to 30 seconds or more, in "
-    "which the progress bar stands still. The more images follow, the more that pays."
-)
-
-
-@dataclass
-class SampleReport:
-    """What `sample_images` did.
-
-    Attributes:
-        notes: what the images were made from and how they were chosen, a sentence each.
-        written: files and folders.
-    """
-
-    notes: list[str] = field(default_factory=list)
-    written: list[Path] = field(default_factory=list)
 
 
 def sample_images(
@@ -60,23 +46,23 @@ def sample_images(
     classes: int | str | Sequence[int | str] | None = None,
     conditions: GivenImages | None = None,
     complete: ImagesToComplete | None = None,
-    classifier: Callable[[Tensor], Tensor] | None = None,
+    classifier: Classifier | None = None,
     candidates: Annotated[int, Ge(1)] = 10,
     write_images: bool = False,
-) -> SampleReport:
+) -> tuple[list[str], list[Path]]:
     """Samples, and writes into `output_dir`.
 
     `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are
     classes. `samples.png` shows the first images, with the class above each; left of each its
-    condition and the image to complete, if there are any. Label maps are shown in colours. No more
-    images than a batch are held as anything but bytes.
+    condition and the image to complete, if there are any. Label maps are shown in colours. Only a
+    batch of images is held as anything but bytes.
 
     Args:
         generator: on the device to use.
         output_dir: where to write.
         options: how to sample; its batch size bounds the memory.
-        num_images: how many; None: as many as there are conditions or images to complete, of both
-            the larger number, and 16 where there are neither.
+        num_images: None: as many as there are conditions or images to complete, of both the larger
+            number, and 16 where there are neither.
         classes: labels or class names (or one of them) that the images take in turn; a number is
             always a label. "none" (unless a class has this name): no class. None: for images to
             complete the class whose name its folder has; where no folder has one, no class if the
@@ -88,6 +74,9 @@ def sample_images(
         candidates: images drawn for each one that is kept.
         write_images: also write each image as a PNG into `images/`.
 
+    Returns:
+        Notes for the user, a sentence each, and the files and folders written.
+
     Raises:
         MissingPathError: if there are no images at a path.
         UserError: for what the model does not support, or if the files cannot be written.
@@ -96,81 +85,68 @@ def sample_images(
     options = options or SamplingOptions(seed=0)
     grid_size = options.grid_size or generator.grid_size
     assert isinstance(grid_size, tuple)  # SamplingOptions sees to it
+    rows, columns = grid_size
     generator.require_tokenizer()
     generator.plan_windows(grid_size, options.stride)  # whether it can
-    if isinstance(classes, int | str):
-        classes = [classes]
-    inputs = find_inputs(
-        generator,
-        grid_size,
-        num_images,
-        classes,
-        conditions or GivenImages(),
-        complete or ImagesToComplete(),
-    )
+    classes = [classes] if isinstance(classes, int | str) else classes
+    given = conditions or GivenImages(), complete or ImagesToComplete()
+    inputs = find_inputs(generator, grid_size, num_images, classes, *given)
     has_condition = inputs.labels is not None or inputs.conditions is not None
     check_guidance(options.guidance, generator.conditioning, has_condition=has_condition)
     if classifier is not None:
-        _check_classifier(classifier, generator, grid_size, inputs)
+        _check_classifier(classifier, generator, grid_size, has_classes=inputs.labels is not None)
     if (output_dir / "images").exists():  # they would be taken for those of samples.npz
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    rows, columns = grid_size
-    report = SampleReport(
-        inputs.notes + options.guidance.notes(rows * columns, inputs.keep_rows * columns)
-    )
+    notes = inputs.notes + options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        drawn = _draw(generator, options, inputs, classifier, candidates)
-        if drawn.probabilities:
-            report.notes.append(
+        samples, shown, shares = _draw(generator, options, inputs, classifier, candidates)
+        if shares:
+            notes.append(
                 f"of {candidates} candidates for each image the one that the classifier finds most "
-                f"probable was kept: on average it gives it {np.mean(drawn.probabilities):.0%} for "
-                "its class."
+                f"probable was kept: on average it gives it {np.mean(shares):.0%} for its class."
             )
-        pixels = np.concatenate(drawn.samples)
-        arrays = [pixels] + ([] if inputs.labels is None else [inputs.labels.numpy()])
-        report.written = [output_dir / "samples.npz", output_dir / "samples.png"]
-        np.savez_compressed(report.written[0], *arrays)
-        names = _class_names(generator, inputs)
-        num_classes = generator.conditioning.num_classes if classes is None else len(classes)
-        _grid(np.concatenate(drawn.shown), names, num_classes).save(report.written[1])
+        arrays = [samples] if inputs.labels is None else [samples, inputs.labels.numpy()]
+        written = [output_dir / "samples.npz", output_dir / "samples.png"]
+        np.savez_compressed(written[0], *arrays)
+        num_classes = generator.conditioning.num_classes
+        names = None
+        if inputs.labels is not None:
+            known = generator.class_names or range(num_classes or 0)
+            names = [str(known[label]) for label in inputs.labels.tolist()]
+        num_classes = num_classes if classes is None else len(classes)
+        _grid(shown, names, num_classes).save(written[1])
         if write_images:
-            report.written.append(output_dir / "images")
-            _write_images(pixels, names, inputs, report.written[-1])
-    return report
-
-
-@dataclass
-class _Drawn:
-    """Samples as bytes.
-
-    Attributes:
-        samples: `(n H W 3)`, by batch.
-        shown: the first images' pictures, for each batch `(b k H W 3)`: what an image was made
-            from, and last the sample.
-        probabilities: of each image's class, where a classifier chose.
-    """
-
-    samples: list[np.ndarray] = field(default_factory=list)
-    shown: list[np.ndarray] = field(default_factory=list)
-    probabilities: list[float] = field(default_factory=list)
+            written.append(output_dir / "images")
+            _write_images(samples, names, inputs, written[-1])
+    return notes, written
 
 
 def _draw(
     generator: ImageGenerator,
     options: SamplingOptions,
     inputs: SampleInputs,
-    classifier: Callable[[Tensor], Tensor] | None,
+    classifier: Classifier | None,
     candidates: int,
-) -> _Drawn:
-    """Draws batch after batch. The bar counts images; in a single batch, tokens or candidates."""
-    drawn = _Drawn()
-    size = min(options.batch_size or 64, inputs.num_images)
+) -> tuple[np.ndarray, np.ndarray, list[float]]:
+    """Draws batch after batch, as bytes.
+
+    Returns:
+        Samples `(n H W 3)`; the first images' pictures `(m k H W 3)`, what each was made from and
+        last the sample; and the probability of each image's class, where a classifier chose.
+    """
+    all_samples, all_shown, shares = [], [], []
+    size = min(options.batch_size or BATCH_SIZE, inputs.num_images)
     options = replace(options, batch_size=size)  # a compiled step is for batches of one size
-    palette, condition_palette = _palettes(generator)
+    palette = _palette(generator.tokenizer)
+    colors = getattr(generator.conditioning, "palette", None)
+    condition_palette = _palette(generator.condition_tokenizer, colors)
     single = inputs.num_images == size
     if options.compile:
-        log.info(COMPILING)
+        log.info(
+            "compile=true: the first batch waits until the step is compiled, 10 to 30 seconds or "
+            "more, while the progress bar stands still. The more images follow, the more it pays."
+        )
     with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
         for start in range(0, inputs.num_images, size):
             numbers = range(start, min(start + size, inputs.num_images))
@@ -180,49 +156,37 @@ def _draw(
                 images = inputs.complete.batch(numbers)
                 given_tokens = generator.first_tokens(images, inputs.keep_rows)
                 columns.append(to_uint8(images, palette))
+            how: dict[str, Any] = {
+                "given_tokens": given_tokens,
+                "options": options,
+                "progress": single,  # of tokens or candidates
+                "first_image": start,
+            }
             if classifier is None:
-                samples = generator.sample(
-                    len(numbers),
-                    condition,
-                    given_tokens=given_tokens,
-                    options=options,
-                    progress=single,
-                    first_image=start,
-                )
+                samples = generator.sample(len(numbers), condition, **how)
             else:
                 assert condition is not None
                 best = sample_best(
-                    generator,
-                    classifier,
-                    len(numbers),
-                    condition,
-                    candidates,
-                    given_tokens=given_tokens,
-                    options=options,
-                    progress=single,
-                    first_image=start,
+                    generator, classifier, len(numbers), condition, candidates, **how
                 )
                 samples = best.images
-                drawn.probabilities += best.probabilities.tolist()
-            drawn.samples.append(to_uint8(samples, palette))
+                shares += best.probabilities.tolist()
+            all_samples.append(to_uint8(samples, palette))
             if start < MAX_GRID_IMAGES:
-                shown = condition if inputs.conditions is not None else None
-                columns.append(drawn.samples[-1])
-                drawn.shown.append(side_by_side(columns, shown, condition_palette))
+                images_shown = condition if inputs.conditions is not None else None
+                columns.append(all_samples[-1])
+                all_shown.append(side_by_side(columns, images_shown, condition_palette))
             bar.update(len(numbers))
-    return drawn
+    return np.concatenate(all_samples), np.concatenate(all_shown), shares
 
 
-def _palettes(generator: ImageGenerator) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns the colours of samples and of conditions, each None for pictures."""
-    found: list[np.ndarray | None] = []
-    own = getattr(generator.conditioning, "palette", None)
-    for tokenizer, colors in ((generator.tokenizer, None), (generator.condition_tokenizer, own)):
-        if tokenizer is not None and tokenizer.label_maps:
-            found.append(as_palette(colors, tokenizer.image_channels))
-        else:
-            found.append(None)
-    return found[0], found[1]
+def _palette(
+    tokenizer: Tokenizer | None, colors: Sequence[Sequence[int]] | None = None
+) -> np.ndarray | None:
+    """Returns the colours of label maps, None for pictures."""
+    if tokenizer is None or not tokenizer.label_maps:
+        return None
+    return as_palette(colors, tokenizer.image_channels)
 
 
 def _grid(shown: np.ndarray, class_names: list[str] | None, num_classes: int | None) -> Image.Image:
@@ -237,14 +201,6 @@ def _grid(shown: np.ndarray, class_names: list[str] | None, num_classes: int | N
     if class_names is not None:
         captions = [text for name in class_names for text in [""] * (width - 1) + [name]]
     return pixel_grid(shown.reshape(-1, *shown.shape[2:]), num_columns, captions)
-
-
-def _class_names(generator: ImageGenerator, inputs: SampleInputs) -> list[str] | None:
-    """Returns the class of each image."""
-    if inputs.labels is None:
-        return None
-    names = generator.class_names
-    return [str(label) if names is None else names[label] for label in inputs.labels.tolist()]
 
 
 def _write_images(
@@ -264,13 +220,10 @@ def _write_images(
 
 
 def _check_classifier(
-    classifier: Callable[[Tensor], Tensor],
-    generator: ImageGenerator,
-    grid_size: tuple[int, int],
-    inputs: SampleInputs,
+    classifier: Classifier, generator: ImageGenerator, grid_size: tuple[int, int], has_classes: bool
 ) -> None:
     """Shows the classifier a grey image of the size that is drawn, before anything takes time."""
-    if inputs.labels is None:
+    if not has_classes:
         raise UserError(
             "rejection.classifier chooses the candidate that looks most like the requested class, "
             "and there is none: use a model of classes, and name them with `classes`."

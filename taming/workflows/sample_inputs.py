@@ -1,7 +1,7 @@
 """What samples are made from: classes, condition images, images to complete."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
@@ -30,49 +30,27 @@ NUM_IMAGES = 16  # where nothing says how many
 
 @dataclass(frozen=True)
 class GivenImages:
-    """Where condition images are.
+    """Where condition images are, and how label maps among them are read."""
 
-    Attributes:
-        path: a folder, a `.zip` file or a single image; None: there are none.
-        subfolder: only the images below this folder of it; None for all.
-        unlabelled, unlabelled_class: of label maps, see `taming.data.LabelMapReader`; "auto": as in
-            the model's training. The classes are the model's.
-    """
-
-    path: str | Path | None = None
-    subfolder: str | None = None
+    path: str | Path | None = None  # a folder, a .zip file or one image; None: there are none
+    subfolder: str | None = None  # only the images below this folder of it
+    # see `taming.data.LabelMapReader`; auto: as in training; of images to complete 255 and None
     unlabelled: int | Literal["auto"] | None = "auto"
     unlabelled_class: int | Literal["auto"] | None = "auto"
 
 
 @dataclass(frozen=True)
 class ImagesToComplete(GivenImages):
-    """Where images are of which the first rows are kept.
+    """Where images are whose first rows of codes are kept."""
 
-    A tokenizer does not know how label maps were read: for `unlabelled` and `unlabelled_class`
-    "auto" means 255 and None.
-
-    Attributes:
-        keep_rows: rows of codes that are kept; None: half of them.
-    """
-
-    keep_rows: int | None = None
+    keep_rows: int | None = None  # None: half of them
 
 
 class InputImages:
     """Images for a tokenizer, read when they are needed; after the last the first comes again.
 
-    Pictures and label maps are resized and cut in the middle, as for validation.
-
-    Args:
-        given: where they are.
-        tokenizer: says what kind of images.
-        grid_size: (height, width) in codes that they are cut to.
-        unlabelled, unlabelled_class: how label maps are read if `given` does not say.
-
-    Raises:
-        MissingPathError: if there is nothing at the path.
-        UserError: if there are no images.
+    They are resized and cropped in the middle to `grid_size` codes, as for validation. Label maps
+    are read with `unlabelled` and `unlabelled_class` unless `given` has its own.
     """
 
     def __init__(
@@ -80,12 +58,10 @@ class InputImages:
         given: GivenImages,
         tokenizer: Tokenizer,
         grid_size: tuple[int, int],
-        unlabelled: int | None,
-        unlabelled_class: int | None,
+        unlabelled: int | None = 255,
+        unlabelled_class: int | None = None,
     ) -> None:
         assert given.path is not None
-        self.path = given.path
-        self.grid_size = grid_size
         factor, channels = tokenizer.downsample_factor, tokenizer.image_channels
         self.transform = ImageTransform(
             resolution=(grid_size[0] * factor, grid_size[1] * factor),
@@ -94,34 +70,29 @@ class InputImages:
         )
         self.reader: Reader = PictureReader(1 if channels == 1 else 3)
         if tokenizer.label_maps:
-            own = given.unlabelled, given.unlabelled_class
-            self.reader = LabelMapReader(
-                channels,
-                unlabelled if own[0] == "auto" else own[0],
-                unlabelled_class if own[1] == "auto" else own[1],
-            )
+            if given.unlabelled != "auto":
+                unlabelled = given.unlabelled
+            if given.unlabelled_class != "auto":
+                unlabelled_class = given.unlabelled_class
+            self.reader = LabelMapReader(channels, unlabelled, unlabelled_class)
         self.source = ImageFolder(given.path, self.reader, subfolder=given.subfolder)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, number: int) -> Tensor:
-        """`(c H W)`: a picture in [-1, 1], or a one-hot label map.
-
-        Raises:
-            UserError: if the file cannot be read, or is not a label map of the model's classes.
-        """
+        """Reads `(c H W)`: a picture in [-1, 1], or a one-hot label map."""
         try:
             image = self.source.load(number % len(self))
             return self.reader.tensor(self.transform(image, name=self.name(number)))
         except BrokenImageError as error:
             raise UserError(
                 f"{self.source.description}: {self.name(number)} cannot be read ({error}). Replace "
-                "it, or take it away."
+                "or remove it."
             ) from error
 
-    def batch(self, numbers: Iterable[int]) -> Tensor:
-        """`(b c H W)`."""
+    def batch(self, numbers: range) -> Tensor:
+        """Reads `(b c H W)`."""
         return torch.stack([self[number] for number in numbers])
 
     def name(self, number: int) -> str:
@@ -135,32 +106,23 @@ class InputImages:
                 pass
 
     def describe(self, noun: str, count: int) -> str:
-        """Says how many there are, and which `count` images take."""
-        there = f"{len(self)} {noun} in {self.source.description}"
-        if len(self) == count:
-            return f"{there}."
-        return f"{there}, {f'the first {count}' if count < len(self) else f'{count} in turn'}."
+        """Says how many there are, and how `count` samples use them."""
+        used = "" if len(self) == count else f", {count} in turn"
+        if count < len(self):
+            used = f", the first {count}"
+        return f"{len(self)} {noun} in {self.source.description}{used}."
 
 
 @dataclass
 class SampleInputs:
-    """What each image is made from; image number i takes number i of everything.
-
-    Attributes:
-        num_images: how many images.
-        labels: `(num_images,)` int64, of models with classes; None if no class is requested.
-        conditions: of models with condition images.
-        complete: images whose first rows are kept.
-        keep_rows: rows of codes.
-        notes: where all this is from, a sentence each.
-    """
+    """What each image is made from; image number i takes number i of everything."""
 
     num_images: int
-    labels: Tensor | None = None
+    labels: Tensor | None = None  # (num_images,) int64; None: no class is requested
     conditions: InputImages | None = None
-    complete: InputImages | None = None
-    keep_rows: int = 0
-    notes: list[str] = field(default_factory=list)
+    complete: InputImages | None = None  # images whose first rows are kept
+    keep_rows: int = 0  # rows of codes
+    notes: list[str] = field(default_factory=list)  # for the user, a sentence each
 
     def condition(self, numbers: range) -> Tensor | None:
         """Returns `(b,)` labels, `(b c H W)` images, or None for no condition."""
@@ -177,15 +139,9 @@ def find_inputs(
     conditions: GivenImages,
     complete: ImagesToComplete,
 ) -> SampleInputs:
-    """Finds what the images are made from, and reads all of it once to see that it can be used.
+    """Finds what images of `grid_size` codes are made from, and reads all of it once.
 
-    Args:
-        generator: the model.
-        grid_size: (height, width) of the images in codes.
-        num_images: see `sample_images`.
-        classes: likewise.
-        conditions: likewise.
-        complete: likewise.
+    The arguments are those of `sample_images`.
 
     Raises:
         MissingPathError: if there is nothing at a path.
@@ -196,25 +152,19 @@ def find_inputs(
             raise UserError(f"settings of {group} have no effect without {group}.path: give it.")
     inputs = SampleInputs(0, conditions=_conditions(generator, conditions, grid_size))
     if complete.path is not None:
-        tokenizer, height = generator.require_tokenizer(), grid_size[0]
+        height = grid_size[0]
         inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
         check_keep_rows(inputs.keep_rows, height, "complete.keep_rows")
-        inputs.complete = InputImages(complete, tokenizer, grid_size, 255, None)
-    lengths = [len(x) for x in (inputs.conditions, inputs.complete) if x is not None]
-    count = inputs.num_images = num_images or max(lengths, default=NUM_IMAGES)
-    if inputs.conditions is not None:
-        inputs.notes.append(inputs.conditions.describe("conditions", count))
-    if inputs.complete is not None:
-        inputs.notes.append(inputs.complete.describe("images to complete", count))
-        inputs.notes.append(f"{inputs.keep_rows} of {height} rows of codes are kept.")
-        if inputs.conditions is not None:
-            _check_pairs(inputs.conditions, inputs.complete, count)
-            first = inputs.conditions.name(0), inputs.complete.name(0)
-            inputs.notes.append(f"paired in their order: {first[0]} with {first[1]} and so on.")
-    _add_labels(inputs, generator, classes)
-    for images in (inputs.conditions, inputs.complete):
-        if images is not None:
-            images.check(count)
+        inputs.complete = InputImages(complete, generator.require_tokenizer(), grid_size)
+    given_images = {"conditions": inputs.conditions, "images to complete": inputs.complete}
+    found = {noun: images for noun, images in given_images.items() if images is not None}
+    count = inputs.num_images = num_images or max(map(len, found.values()), default=NUM_IMAGES)
+    inputs.notes += [images.describe(noun, count) for noun, images in found.items()]
+    if inputs.conditions is not None and inputs.complete is not None:
+        _check_pairs(inputs.conditions, inputs.complete, count)
+    _add_labels(inputs, generator, classes, complete.path)
+    for images in found.values():
+        images.check(count)
     return inputs
 
 
@@ -247,25 +197,27 @@ def _conditions(
 
 def _check_pairs(conditions: InputImages, complete: InputImages, num_images: int) -> None:
     """Refuses images and conditions that belong together by name, and not by number."""
-    if 1 in (len(conditions), len(complete)):  # one for all
-        return
     names = [[x.name(i) for i in range(num_images)] for x in (conditions, complete)]
     stems = [[PurePosixPath(name).stem for name in side] for side in names]
-    if not set(stems[0]) & set(stems[1]):  # the names have nothing to do with each other
-        return
+    if 1 in (len(conditions), len(complete)) or not set(stems[0]) & set(stems[1]):
+        return  # one for all, or names that have nothing to do with each other
     for number, (condition, image) in enumerate(zip(*stems, strict=True)):
         if condition != image:
             raise UserError(
                 "conditions and images to complete are paired in their order, and the first with "
-                f"different names are {names[0][number]} and {names[1][number]}: take away those "
-                "that have no partner"
+                f"different names are {names[0][number]} and {names[1][number]}: remove those "
+                "without a partner"
                 + (f", or stop before them with num_images={number}." if number else ".")
             )
 
 
 def _add_labels(
-    inputs: SampleInputs, generator: ImageGenerator, classes: Sequence[int | str] | None
+    inputs: SampleInputs,
+    generator: ImageGenerator,
+    classes: Sequence[int | str] | None,
+    folder: str | Path | None,
 ) -> None:
+    """Sets the labels; without `classes` those of the folders of images to complete."""
     conditioning = generator.conditioning
     if conditioning.num_classes is None:
         if classes is not None:
@@ -275,17 +227,15 @@ def _add_labels(
     if classes == [NO_CLASS] and NO_CLASS not in names:
         if not conditioning.can_do_without:
             raise UserError(
-                f"classes={NO_CLASS}: this model was trained without condition_dropout and has not "
-                "learned to do without a class: name classes, or leave it out for all in turn."
+                f"classes={NO_CLASS}: this model was trained without condition_dropout and needs a "
+                "class: name classes, or leave it out for all in turn."
             )
         return
-    if classes is None and inputs.complete is not None:
+    if classes is None and inputs.complete is not None and folder is not None:
         count = min(inputs.num_images, len(inputs.complete))
         files = [inputs.complete.name(number) for number in range(count)]
-        classes = _folder_classes(files, inputs.complete.path, names)
-        if classes is not None:
-            inputs.notes.append("the class of each is the name of its folder.")
-        else:
+        classes = _folder_classes(files, folder, names)
+        if classes is None:
             note = "no folder of the images to complete is named like a class:"
             if conditioning.can_do_without:
                 inputs.notes.append(f"{note} no class is requested; `classes` can name it.")
@@ -303,8 +253,7 @@ def _add_labels(
                 f"class {label!r} does not exist in this model: it has the labels 0 to "
                 f"{conditioning.num_classes - 1}{known}."
             )
-    in_turn = [labels[i % len(labels)] for i in range(inputs.num_images)]
-    inputs.labels = torch.tensor(in_turn, dtype=torch.int64)
+    inputs.labels = torch.tensor([labels[i % len(labels)] for i in range(inputs.num_images)])
 
 
 def _folder_classes(
@@ -312,18 +261,17 @@ def _folder_classes(
 ) -> list[str] | None:
     """Returns for each image the class that its folder is named after; None if none is.
 
-    Of several folders the outermost counts, as in training: folders in a class's folder belong to
-    it. Only after those below `path` does the folder count that was given itself.
+    The outermost such folder below `path` counts, as in training, and `path` itself after those.
 
     Raises:
-        UserError: if some images have such a folder and others have not.
+        UserError: if only some images have such a folder.
     """
-    given = Path(path).expanduser().absolute()  # a link counts by its own name
-    if given.is_file() and given.suffix.lower() != ".zip":
-        given = given.parent
+    root = Path(path).expanduser().absolute()  # a link counts by its own name
+    if root.is_file() and root.suffix.lower() != ".zip":
+        root = root.parent
     found = []
     for file in files:
-        folders = [*PurePosixPath(file).parts[:-1], given.name]
+        folders = [*PurePosixPath(file).parts[:-1], root.name]
         found.append(next((name for name in folders if name in class_names), None))
     without = [file for file, name in zip(files, found, strict=True) if name is None]
     if without and len(without) < len(files):
