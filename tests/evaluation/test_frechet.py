@@ -213,19 +213,14 @@ def extractor(weights: Path, **settings: Any) -> FeatureExtractor:
 def test_features_are_torchvisions_averaged_over_the_image(weights: Path) -> None:
     network = torchvision.models.squeezenet1_1(weights=None)
     network.load_state_dict(torch.load(weights, weights_only=True))
-    prepare = v2.Compose(
-        [
-            v2.Resize((48, 48), antialias=True),
-            v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        ]
-    )
+    normalize = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    prepare = v2.Compose([v2.Resize((48, 48), antialias=True), normalize])
     images = torch.rand(2, 3, 70, 90) * 2 - 1
     with torch.no_grad():
         expected = network.eval().features(prepare((images + 1) / 2)).mean((2, 3))
     features = extractor(weights, resolution=48)
     assert features.num_features == 512
-    assert "squeezenet1_1" in features.description
-    assert "48×48" in features.description
+    assert features.description == "squeezenet1_1, last stage, images at 48×48"
     torch.testing.assert_close(features(images), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -250,18 +245,17 @@ def test_the_stated_widths_are_the_networks(
 ) -> None:
     with torch.device("meta"):
         network = getattr(torchvision.models, backbone)(weights=None)
-    monkeypatch.setattr(
-        "taming.losses.backbone._read", lambda path, expected: expected
-    )  # the weights do not matter
+    # the weights do not matter
+    monkeypatch.setattr("taming.losses.backbone._read", lambda path, expected: expected)
     features = FeatureExtractor(backbone=backbone, weights=tmp_path, resolution=32)
     assert features(torch.zeros(1, 3, 32, 32)).shape == (1, features.num_features)
-    assert features.num_features == [
-        m for m in network.features.modules() if isinstance(m, torch.nn.Conv2d)
-    ][-1].out_channels * (2 if backbone == "squeezenet1_1" else 1)  # a Fire joins two
+    convolutions = [m for m in network.features.modules() if isinstance(m, nn.Conv2d)]
+    joined = 2 if backbone == "squeezenet1_1" else 1  # a Fire joins two
+    assert features.num_features == convolutions[-1].out_channels * joined
 
 
 def test_what_does_not_fit_is_named(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingPathError, match=r"nowhere\.pth does not exist.*frechet\.weights"):
+    with pytest.raises(MissingPathError, match=r"nowhere\.pth"):
         extractor(tmp_path / "nowhere.pth")
-    with pytest.raises(UserError, match=r"resolution is 16: .* 32 or more"):
+    with pytest.raises(UserError, match="16 and must be 32 or more"):
         extractor(weights, resolution=16)

@@ -1,8 +1,8 @@
 import pytest
 import torch
+from tiny_models import tiny_vqgan
 
 from taming.evaluation.tiling import reconstruct_tiled, tile_starts, tile_weights
-from taming.vqgan import VQGAN
 
 
 class Recorder(torch.nn.Module):
@@ -90,16 +90,7 @@ def test_tiles_that_disagree_leave_no_seam() -> None:
 
 
 def test_a_tile_of_full_size_is_no_tile() -> None:
-    torch.manual_seed(0)
-    vqgan = VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
-        resolution=16,
-        base_channels=8,
-        channel_multipliers=(1, 1, 1),
-        num_residual_blocks=1,
-        attention_resolutions=(),
-        latent_channels=8,
-    ).eval()
+    vqgan = tiny_vqgan(resolution=16, channel_multipliers=(1, 1, 1))
     images = torch.rand(2, 3, 24, 16) * 2 - 1
     with torch.no_grad():
         whole, counts = reconstruct_tiled(vqgan, images, None, 0)

@@ -12,70 +12,26 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_models import tiny_generator as generator
+from tiny_models import tiny_vqgan as vqgan
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from taming.conditioning import (
-    CellClasses,
-    ClassLabel,
-    Conditioning,
-    ImageCondition,
-    Unconditional,
-)
+from taming.conditioning import CellClasses, ClassLabel, ImageCondition, Unconditional
 from taming.data.label_maps import one_hot
 from taming.errors import MissingPathError, UserError
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import as_palette, to_uint8
-from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
-from taming.workflows import GivenImages, ImagesToComplete, SampleReport, sample_images
+from taming.workflows import GivenImages, ImagesToComplete, sample_images
 
 GRID = (2, 3)  # of images of 4×6
 COLOURS = [[10, 20, 30], [200, 0, 0], [0, 200, 0]]
 
 
-def vqgan(image_channels: int = 3, seed: int = 0) -> VQGAN:
-    torch.manual_seed(seed)
-    model = VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
-        image_channels=image_channels,
-        resolution=(4, 6),
-        base_channels=8,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[],
-        latent_channels=8,
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():  # or every image would be nearly the same grey
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def generator(
-    conditioning: Conditioning,
-    condition_tokenizer: VQGAN | CellClasses | None = None,
-    image_channels: int = 3,
-) -> ImageGenerator:
-    tokenizer = vqgan(image_channels)
-    torch.manual_seed(1)
-    shape = conditioning.transformer_config(GRID)
-    transformer = GPT(GPTConfig(codebook_size=8, num_layers=1, num_heads=2, embed_dim=16, **shape))
-    with torch.no_grad():
-        for parameter in transformer.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return ImageGenerator(
-        tokenizer, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
-    ).eval()
-
-
-def without_tokenizer(model: ImageGenerator) -> ImageGenerator:
-    return ImageGenerator(None, model.transformer, model.conditioning, GRID)
-
-
-def of_label_maps(dropout: float = 0.0, palette: Any = COLOURS) -> ImageGenerator:
+def of_label_maps(dropout: float = 0.0, **reading: int) -> ImageGenerator:
     """Three classes, cells of a pixel: label maps of 2×3."""
-    return generator(ImageCondition(3, GRID, dropout, palette=palette), CellClasses(3, 1, GRID))
+    conditioning = ImageCondition(3, GRID, dropout, palette=COLOURS, **reading)
+    return generator(conditioning, GRID, CellClasses(3, 1, GRID))
 
 
 @pytest.fixture
@@ -117,11 +73,12 @@ def written(output_dir: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def sampled(model: ImageGenerator, path: Path, **settings: Any) -> SampleReport:
-    """A run in `path/out`, with seed 0."""
+def sampled(model: ImageGenerator, path: Path, **settings: Any) -> str:
+    """A run in `path/out`, with seed 0; its notes."""
     names = [field.name for field in fields(SamplingOptions) if field.name in settings]
     options = SamplingOptions(**{"seed": 0, **{name: settings.pop(name) for name in names}})
-    return sample_images(model, path / "out", options=options, **settings)
+    notes, _ = sample_images(model, path / "out", options=options, **settings)
+    return "\n".join(notes)
 
 
 def draw(model: ImageGenerator, path: Path, classifier: Any = None, **settings: Any) -> np.ndarray:
@@ -134,15 +91,8 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
     maps: Path, tmp_path: Path
 ) -> None:
     model = of_label_maps()
-    report = sampled(
-        model,
-        tmp_path,
-        num_images=5,
-        conditions=GivenImages(maps),
-        batch_size=2,
-        seed=3,
-        write_images=True,
-    )
+    settings = {"batch_size": 2, "seed": 3, "write_images": True}
+    notes = sampled(model, tmp_path, num_images=5, conditions=GivenImages(maps), **settings)
     conditions = one_hot_of(maps, [0, 1, 2, 0, 1])
     expected = to_uint8(model.sample(5, conditions, seed=3))
     assert len(np.unique(expected.reshape(5, -1), axis=0)) == 5
@@ -151,7 +101,7 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
     assert np.array_equal(arrays["arr_0"], expected)
     names = sorted(path.name for path in (tmp_path / "out" / "images").iterdir())
     assert names[:4] == [f"00000{i}_map{i % 3}.png" for i in range(4)]
-    assert any("3 conditions in" in note and "5 in turn" in note for note in report.notes)
+    assert "3 conditions in" in notes and "5 in turn" in notes
     # four pictures a row, each 4×6 twelve times as large; a condition's pixel has 2×2 of a sample's
     grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
     for number in range(5):
@@ -165,17 +115,12 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
 
 def test_label_maps_are_read_as_in_training(maps: Path, tmp_path: Path) -> None:
     """Pixels of 0 were unlabelled, and of class 2; an explicit setting says otherwise."""
-    conditioning = ImageCondition(3, GRID, unlabelled=0, unlabelled_class=2)
-    model = generator(conditioning, CellClasses(3, 1, GRID))
+    model = of_label_maps(unlabelled=0, unlabelled_class=2)
     classes = torch.from_numpy(in_turn(maps, [0, 1, 2])[:, :, 1:4])
-    merged = one_hot(classes.where(classes != 0, 2), 3)
-    drawn = draw(model, tmp_path, conditions=GivenImages(maps))
-    assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
-    drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled=None))
-    assert np.array_equal(drawn, to_uint8(model.sample(3, one_hot_of(maps, [0, 1, 2]), seed=0)))
-    drawn = draw(model, tmp_path, conditions=GivenImages(maps, unlabelled_class=1))
-    merged = one_hot(classes.where(classes != 0, 1), 3)
-    assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
+    for given, zeros_are in (({}, 2), ({"unlabelled": None}, 0), ({"unlabelled_class": 1}, 1)):
+        drawn = draw(model, tmp_path, conditions=GivenImages(maps, **given))
+        merged = one_hot(classes.where(classes != 0, zeros_are), 3)
+        assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
 
 
 def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
@@ -197,7 +142,7 @@ def test_pictures_from_an_archive_and_a_colour_model_of_them(photos: Path, tmp_p
         for file in photos.iterdir():
             archive.write(file, f"depth/{file.name}")
         archive.writestr("image/a.png", b"not looked at")
-    model = generator(ImageCondition(8, GRID), vqgan(seed=5))
+    model = generator(ImageCondition(8, GRID), GRID, vqgan(seed=5))
     given = GivenImages(tmp_path / "pairs.zip", subfolder="depth")
     expected = model.sample(2, as_images(photos, [0, 1]), seed=0)
     assert np.array_equal(draw(model, tmp_path, conditions=given), to_uint8(expected))
@@ -220,13 +165,12 @@ def test_guidance_without_conditions_and_with(maps: Path, tmp_path: Path) -> Non
 def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
     model = generator(Unconditional())
     complete = ImagesToComplete(photos)
-    report = sampled(model, tmp_path, complete=complete, num_images=3, batch_size=2)
+    sampled(model, tmp_path, complete=complete, num_images=3, batch_size=2)
     images = as_images(photos, [0, 1, 0])
     expected = to_uint8(model.complete(images, 1, seed=0))  # one of two rows: half
     samples = written(tmp_path / "out")["arr_0"]
     assert np.array_equal(samples, expected)
     assert not np.array_equal(samples, to_uint8(model.sample(3, seed=0)))
-    assert any("1 of 2 rows" in note for note in report.notes)
     grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
     assert np.array_equal(grid[2:50:12, 2:74:12], to_uint8(images)[0])
     assert np.array_equal(grid[2:50:12, 76:148:12], expected[0])
@@ -259,21 +203,19 @@ def test_images_to_complete_are_of_their_folders_classes(
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     photos.rename(tmp_path / place)
     complete = ImagesToComplete(tmp_path / given)
-    report = sampled(model, tmp_path, complete=complete, num_images=3)
+    notes = sampled(model, tmp_path, complete=complete, num_images=3)
     assert written(tmp_path / "out")["arr_1"].tolist() == labels
-    notes = " ".join(report.notes)
-    assert ("the class of each is the name of its folder" in notes) is (place != "photos")
     assert ("all classes in turn" in notes) is (place == "photos")
 
 
 def test_no_class_is_asked_for_where_nothing_says_which(photos: Path, tmp_path: Path) -> None:
     model = generator(ClassLabel(2, 0.1, class_names=["cats", "dogs"]))
-    report = sampled(model, tmp_path, complete=ImagesToComplete(photos))
+    notes = sampled(model, tmp_path, complete=ImagesToComplete(photos))
     arrays = written(tmp_path / "out")
     expected = model.complete(as_images(photos, [0, 1]), 1, seed=0)
     assert np.array_equal(arrays["arr_0"], to_uint8(expected))
     assert list(arrays) == ["arr_0"]
-    assert any("named like a class: no class is requested" in note for note in report.notes)
+    assert "no class is requested" in notes
 
 
 @pytest.mark.parametrize("none", ["none", ["none"]])
@@ -313,13 +255,11 @@ def test_conditions_and_images_to_complete_go_together(
     maps: Path, photos: Path, tmp_path: Path
 ) -> None:
     model = of_label_maps()
-    report = sampled(
-        model, tmp_path, conditions=GivenImages(maps), complete=ImagesToComplete(photos)
-    )
+    given = {"conditions": GivenImages(maps), "complete": ImagesToComplete(photos)}
+    notes = sampled(model, tmp_path, **given)
     expected = model.complete(as_images(photos, [0, 1, 0]), 1, one_hot_of(maps, [0, 1, 2]), seed=0)
     assert np.array_equal(written(tmp_path / "out")["arr_0"], to_uint8(expected))
-    assert any("2 images to complete" in note and "3 in turn" in note for note in report.notes)
-    assert "paired in their order: map0.png with photo0.png and so on." in report.notes
+    assert "2 images to complete" in notes and "3 in turn" in notes
 
 
 def test_conditions_and_images_to_complete_that_belong_to_others(
@@ -331,7 +271,7 @@ def test_conditions_and_images_to_complete_that_belong_to_others(
     given: dict[str, Any] = {
         "conditions": GivenImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
     }  # fmt: skip
-    message = r"names are map1\.png and map2\.png: take away .* num_images=1\.$"
+    message = r"map1\.png and map2\.png.* num_images=1\.$"
     with pytest.raises(UserError, match=message):
         draw(of_label_maps(), tmp_path, **given)
     assert len(draw(of_label_maps(), tmp_path, **given, num_images=1)) == 1
@@ -343,7 +283,7 @@ def test_no_images_are_left_that_are_not_of_the_samples(tmp_path: Path) -> None:
     model = generator(Unconditional())
     draw(model, tmp_path, num_images=2, write_images=True)
     for write_images in (True, False):
-        with pytest.raises(UserError, match="images exists already: give another output_dir"):
+        with pytest.raises(UserError, match="exists already"):
             draw(model, tmp_path, num_images=1, write_images=write_images)
 
 
@@ -351,15 +291,14 @@ def test_label_maps_are_completed_and_written_in_their_colours(tmp_path: Path) -
     values = np.random.default_rng(4).integers(0, 5, (4, 6), dtype=np.uint8)
     values[0, 0] = 9
     Image.fromarray(values).save(tmp_path / "map.png")
-    model = generator(Unconditional(), image_channels=5)
+    model = generator(Unconditional(), tokenizer=vqgan(image_channels=5))
     complete = ImagesToComplete(tmp_path / "map.png", unlabelled=9, unlabelled_class=2)
     drawn = draw(model, tmp_path, complete=complete)
     values[0, 0] = 2
     logits = model.complete(one_hot(torch.from_numpy(values), 5)[None], 1, seed=0)
     assert np.array_equal(drawn, as_palette(None, 5)[logits.argmax(1).numpy()])
     # three classes look like red, green and blue, and are not
-    three = generator(Unconditional(), image_channels=3)
-    three.tokenizer.label_maps = True  # type: ignore[union-attr]
+    three = generator(Unconditional(), tokenizer=vqgan(label_maps=True))
     drawn = draw(three, tmp_path, num_images=2)
     logits = three.sample(2, seed=0)
     assert np.array_equal(drawn, as_palette(None, 3)[logits.argmax(1).numpy()])
@@ -390,15 +329,14 @@ def test_rejection_keeps_what_the_classifier_finds_most_probable(
 ) -> None:
     model = generator(ClassLabel(2, class_names=["dark", "bright"]))
     settings = {"classifier": brightness, "candidates": 4, "batch_size": 4}
-    report = sampled(model, tmp_path, num_images=6, **settings)
+    notes = sampled(model, tmp_path, num_images=6, **settings)
     labels, options = torch.tensor([0, 1, 0, 1, 0, 1]), SamplingOptions(seed=0)
     best = sample_best(model, brightness, 6, labels, 4, options=options)
     arrays = written(tmp_path / "out")
     assert np.array_equal(arrays["arr_0"], to_uint8(best.images))
     assert arrays["arr_1"].tolist() == labels.tolist()
     assert not np.array_equal(arrays["arr_0"], draw(model, tmp_path, num_images=6))
-    share = f"{best.probabilities.mean():.0%}"
-    assert any("4 candidates" in note and share in note for note in report.notes)
+    assert "4 candidates" in notes and f"{best.probabilities.mean():.0%}" in notes
 
     given = model.tokenizer.encode(as_images(photos, [0, 1])).flatten(1)[:, :3]  # type: ignore[union-attr]
     best = sample_best(model, brightness, 2, labels[:2], 4, options=options, given_tokens=given)
@@ -409,8 +347,7 @@ def test_rejection_keeps_what_the_classifier_finds_most_probable(
 def test_a_classifier_is_asked_about_the_size_that_is_drawn(tmp_path: Path) -> None:
     model = generator(ClassLabel(2))
     assert len(draw(model, tmp_path, of_one_size, num_images=1, candidates=2)) == 1
-    message = r"classifier cannot take an image of 8×12 pixels, .*\(1, 3, 8, 12\): shape '\[1, 3"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=r"8×12 pixels, .*\(1, 3, 8, 12\): shape"):
         draw(model, tmp_path, of_one_size, num_images=1, candidates=2, grid_size=[4, 6])
 
     def of_large(images: Tensor) -> Tensor:
@@ -517,7 +454,9 @@ def test_what_cannot_be_done_is_said_before_any_work(
     model = {
         "maps": of_label_maps,
         "free": lambda: generator(Unconditional()),
-        "tokens": lambda: without_tokenizer(generator(Unconditional())),
+        "tokens": lambda: ImageGenerator(
+            None, generator(Unconditional()).transformer, Unconditional(), GRID
+        ),
         "classes": lambda: generator(ClassLabel(2)),
         "dropped": lambda: generator(ClassLabel(2, 0.1)),
     }[kind]()
@@ -535,5 +474,5 @@ def test_what_cannot_be_done_is_said_before_any_work(
 
 def test_guidance_without_effect_is_noted(tmp_path: Path) -> None:
     model = generator(ClassLabel(2))
-    report = sampled(model, tmp_path, num_images=1, guidance=Guidance(schedule="linear"))
-    assert ["guidance_schedule" in note for note in report.notes] == [True]
+    notes = sampled(model, tmp_path, num_images=1, guidance=Guidance(schedule="linear"))
+    assert "guidance_schedule" in notes
