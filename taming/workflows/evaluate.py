@@ -65,20 +65,11 @@ def evaluate_model(
     Into `output_dir` go `metrics.json`; `report.md`, the same as tables; `grid.png`, samples by
     class, one grid for each guidance scale; and `classifier/`, if it had to be trained.
 
-    Args:
-        model: in evaluation mode, on the device to use.
-        data: the images, at the model's resolution.
-        output_dir: where to write.
-        num_samples: samples for each guidance scale, and training images they are compared with.
-        guidance_scales: strengths of classifier-free guidance, each measured by itself; 1 is off.
-        max_images: only so many of the validation images; None: all.
-        options: how to sample; its seed also chooses images, and its batch size is that of all
-            passes.
-        classifier: of the data's classes; None: one is trained on the training images, if the model
-            has classes.
-        classifier_training: how; None for the defaults.
-        features: network for the Fréchet distances; None: not measured.
-        about: recorded in metrics.json before the numbers: where model and data are from.
+    `num_samples` are drawn for each guidance scale, and as many training images compared;
+    `max_images` bounds the validation images. The seed of `options` also chooses images, and their
+    batch size is that of all passes. Without `classifier` one is trained if the model has classes;
+    without `features` there is no Fréchet distance. `about`, where model and data are from, is
+    recorded before the numbers.
 
     Returns:
         The contents of metrics.json, and the files and folders written.

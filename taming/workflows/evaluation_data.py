@@ -13,13 +13,13 @@ __all__ = ["check_classifier", "check_data", "check_pictures"]
 
 
 def check_pictures(tokenizer: VQGAN) -> None:
-    """Raises a `UserError` if the tokenizer's images are label maps."""
+    """Refuses tokenizers of label maps."""
     if tokenizer.label_maps:
         raise UserError("the model's images are label maps, and evaluate measures pictures only.")
 
 
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
-    """Returns the model's tokenizer; raises a `UserError` if the data do not suit the model."""
+    """Returns the model's tokenizer; refuses data that do not suit the model."""
     tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
     check_pictures(tokenizer)
     if data.of_label_maps or data.channels != tokenizer.image_channels:
@@ -94,7 +94,7 @@ def _reading(
 
 
 def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:
-    """Raises a `UserError` if the classifier is not of the data's classes and channels."""
+    """Refuses a classifier of other classes or channels than the data's."""
     names: Sequence[object] = classifier.class_names or data.class_names
     if len(names) != classifier.num_classes:
         names = range(classifier.num_classes)

@@ -54,26 +54,13 @@ def reconstruct_images(
     """Reconstructs the images at `path`, a folder, a `.zip` file or an image.
 
     Into `output_dir` go `reconstructions.png`, the first images beside their reconstructions;
-    `metrics.json`, the numbers over all images; with `write_images`, `images/NAME.png`. Broken
-    files are left out, counted and named.
+    `metrics.json`, the numbers over all images; with `write_images`, `images/NAME.png`, the image
+    beside its reconstruction with `side_by_side`. Broken files are left out, counted and named.
 
-    Args:
-        vqgan: the tokenizer, in evaluation mode, on the device to use.
-        path: where the images are.
-        output_dir: where to write.
-        resolution: None: every image at its own size, cropped in the middle to multiples of the
-            downsample factor; else pixels, one number (square) or (height, width), that every image
-            is resized and cropped in the middle to, as for training.
-        tile: pixels a side of the tiles that larger images are cut into; None: no tiles.
-        overlap: pixels that neighbouring tiles share, at most half a tile; None: a quarter.
-        batch_size: images at once, of equal size.
-        max_images: only the first so many; None: all.
-        num_workers: processes that load images.
-        background: RGB, 0 to 255, behind transparent parts.
-        lpips: network of LPIPS; None: not measured.
-        features: network for the Fréchet distance; None: not measured.
-        write_images: also write each image as a PNG into `images/`.
-        side_by_side: there too, show the image beside its reconstruction.
+    With a `resolution` every image is resized and cropped in the middle, as for training; without
+    it keeps its size, cropped to multiples of the downsample factor. Those larger than a `tile` are
+    cut into tiles that share `overlap` pixels, a quarter of a tile unless given. `lpips` names the
+    network of LPIPS, `background` is RGB behind transparent parts.
 
     Returns:
         The contents of metrics.json, and the files and folders written.

@@ -57,22 +57,13 @@ def sample_images(
     condition and the image to complete, if there are any. Label maps are shown in colours. Only a
     batch of images is held as anything but bytes.
 
-    Args:
-        generator: on the device to use.
-        output_dir: where to write.
-        options: how to sample; its batch size bounds the memory.
-        num_images: None: as many as there are conditions or images to complete, of both the larger
-            number, and 16 where there are neither.
-        classes: labels or class names (or one of them) that the images take in turn; a number is
-            always a label. "none" (unless a class has this name): no class. None: for images to
-            complete the class whose name its folder has; where no folder has one, no class if the
-            model can do without, else all in turn. Without such images all in turn.
-        conditions: condition images, taken in turn.
-        complete: images to complete, taken in turn, in the same order; if any has the name of a
-            condition, each must have that of its own.
-        classifier: chooses among `candidates` for each image, see `sample_best`; None: no choice.
-        candidates: images drawn for each one that is kept.
-        write_images: also write each image as a PNG into `images/`.
+    Without `num_images` there are as many as conditions or images to complete, of both the larger
+    number, and 16 where there are neither. All of these, and `classes`, are taken in turn; if any
+    image to complete has the name of a condition, each must have that of its own. `classes` are
+    labels or names, a number always a label; "none" is no class, unless a class has this name.
+    Without `classes` images to complete take the class whose name their folder has; where no folder
+    has one, no class if the model can do without, else all in turn, like images of nothing given.
+    A `classifier` chooses among `candidates` for each image, see `sample_best`.
 
     Returns:
         Notes for the user, a sentence each, and the files and folders written.
@@ -129,11 +120,10 @@ def _draw(
     classifier: Classifier | None,
     candidates: int,
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Draws batch after batch, as bytes.
+    """Draws batch after batch.
 
-    Returns:
-        Samples `(n H W 3)`; the first images' pictures `(m k H W 3)`, what each was made from and
-        last the sample; and the probability of each image's class, where a classifier chose.
+    Returns bytes, samples `(n H W 3)` and the first images' pictures `(m k H W 3)`, what each was
+    made from and last the sample; and each class's probability, where a classifier chose.
     """
     all_samples, all_shown, shares = [], [], []
     size = min(options.batch_size or BATCH_SIZE, inputs.num_images)

@@ -24,8 +24,12 @@ from torchvision.models import squeezenet1_1
 
 import taming
 from taming.conditioning import (
-    CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional,
-)  # fmt: skip
+    CellClasses,
+    ClassLabel,
+    Conditioning,
+    ImageCondition,
+    Unconditional,
+)
 from taming.data.label_maps import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions

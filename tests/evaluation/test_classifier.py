@@ -60,13 +60,13 @@ def test_what_is_not_a_classifier_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="fit"):
         ImageClassifier.from_pretrained(path)
     (path / "config.json").write_text(json.dumps({**config, "kind": "vqgan"}))
-    with pytest.raises(UserError, match="vqgan.* classifier"):
+    with pytest.raises(UserError, match=r"vqgan.* classifier"):
         ImageClassifier.from_pretrained(path)
 
 
 @pytest.mark.parametrize("changes", [{"num_classes": 1}, {"resolution": 2}])
 def test_sizes_out_of_range(changes: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="classes|2×2"):
+    with pytest.raises(UserError, match=r"classes|2×2"):
         small(**changes)
 
 

@@ -13,8 +13,12 @@ from torch import Tensor
 
 from taming.data.label_maps import one_hot
 from taming.evaluation import (
-    CodebookUsage, LabelMapMetrics, LPIPSMetric, ReconstructionMetrics, TokenLikelihood,
-)  # fmt: skip
+    CodebookUsage,
+    LabelMapMetrics,
+    LPIPSMetric,
+    ReconstructionMetrics,
+    TokenLikelihood,
+)
 from taming.losses import LPIPSLoss
 
 
