@@ -1,6 +1,5 @@
 """Every setting of `sample`, on generators that nobody trained."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, fails_before_writing, write_images
+from tiny_commands import Run, fails, fails_before_writing, write_images
 from tiny_models import tiny_generator
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition
@@ -181,30 +180,21 @@ class MyClassifier:
 """
 
 
-def test_a_classifier_in_the_current_directory(of_classes: ImageGenerator, tmp_path: Path) -> None:
-    """By the script, whose own folder is where Python looks."""
+def test_a_classifier_in_the_current_directory(
+    run: Run, of_classes: ImageGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "my_module.py").write_text(MY_MODULE)
-    script = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
-
-    def sample(classifier: str) -> subprocess.CompletedProcess[str]:
-        classifier = f"rejection.classifier={classifier}"
-        return subprocess.run(
-            [sys.executable, script, "checkpoint=of_classes", "num_images=2", "output_dir=out",
-             "rejection.candidates=2", "device=cpu", classifier],
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    outcome = sample("{_target_: my_module.MyClassifier}")
-    assert outcome.returncode == 0, outcome.stderr
-    assert "note: of 2 candidates" in outcome.stdout
-    for target, reason in (
-        ("{_target_: my_modul.MyClassifier}", "No module named 'my_modul'"),
-        (
-            "{_target_: my_module.MyClassifier, num_classes: 3}",
-            "cannot be made: I know two",
-        ),
+    fixed = ("checkpoint=of_classes", "num_images=4", "rejection.candidates=3")
+    target = "rejection.classifier={_target_: my_module.MyClassifier}"
+    drawn, out = samples(run, *fixed, target)
+    labels, classifier = torch.tensor([0, 1, 0, 1]), sys.modules.pop("my_module").MyClassifier()
+    best = sample_best(of_classes, classifier, 4, labels, 3, options=SamplingOptions(seed=0))
+    assert np.array_equal(drawn, to_uint8(best.images))
+    assert "note: of 3 candidates" in out
+    for wrong, reason in (
+        (target.replace("module", "modul", 1), "No module named 'my_modul'"),
+        (target.replace("}", ", num_classes: 3}"), "cannot be made: I know two"),
     ):
-        outcome = sample(target)
-        assert outcome.returncode == 2
-        assert reason in outcome.stderr
-        assert "HYDRA" not in outcome.stderr and "Traceback" not in outcome.stderr
+        fails(run("sample", *fixed, wrong, "output_dir=refused"), reason)
+    sys.modules.pop("my_module")
