@@ -55,9 +55,7 @@ ENCODING_TYPES = {
 def build_data(config: DictConfig, conditions: bool = True) -> ImageDataModule:
     """Makes the data module that `config.data` describes; one with a `_target_` is its own.
 
-    Args:
-        config: of the command, with its `seed`.
-        conditions: whether pairs are taken with their conditions.
+    `conditions` says whether pairs are taken with their conditions.
     """
     if config.data.get("_target_") is not None:
         return build(config.data)
@@ -98,13 +96,7 @@ def open_images(
 ) -> tuple[ImageDataModule, VQGAN | CellClasses | None]:
     """The images, ready to be encoded, and what makes tokens of their conditions, if any.
 
-    Args:
-        config: of the command; the tokenizer's shape is filled in.
-        tokenizer: of the images.
-        saved: the run that goes on.
-
-    Raises:
-        UserError: for settings that do not fit each other, the tokenizer or the data.
+    The tokenizer's shape is filled in; `saved` is the run that goes on.
     """
     if config.conditioning not in ("auto", "class", "image", "none"):
         raise UserError(f"conditioning is auto, class, image or none, not {config.conditioning!r}.")
@@ -134,11 +126,7 @@ def open_images(
 def _condition_tokenizer(
     config: DictConfig, images: ImageDataModule, tokenizer: VQGAN, saved: SavedModel | None
 ) -> VQGAN | CellClasses | None:
-    """What makes tokens of condition images; None where there are none.
-
-    Raises:
-        UserError: if it does not fit the conditions, or there is none that could.
-    """
+    """What makes tokens of condition images; None where there are none."""
     reader, resolution = images.condition_reader, images.condition_resolution
     if reader is None:
         if config.conditioning == "image":
@@ -152,31 +140,35 @@ def _condition_tokenizer(
         return None
     if config.condition_tokenizer is not None and config.condition_cell is not None:
         raise UserError("give a condition_tokenizer or a condition_cell, not both.")
+    chosen: VQGAN | CellClasses | None
     if saved is not None:
-        return load_condition_tokenizer(saved)
-    if config.condition_tokenizer is not None:
+        chosen = load_condition_tokenizer(saved)
+    elif config.condition_tokenizer is not None:
         chosen = VQGAN.from_pretrained(config.condition_tokenizer)
-        if chosen.label_maps != reader.label_maps:
-            raise UserError(
-                f"condition_tokenizer={config.condition_tokenizer} is of "
-                f"{KINDS[chosen.label_maps]}, and the conditions of the data are "
-                f"{KINDS[reader.label_maps]}: give one trained on such conditions."
-            )
-        if chosen.image_channels != reader.channels:
-            raise UserError(
-                f"condition_tokenizer={config.condition_tokenizer} takes {chosen.image_channels} "
-                f"channels or classes, and the conditions of the data have {reader.channels}."
-            )
-        chosen.grid_size_for(resolution)
-        return chosen
-    if not reader.label_maps:
+    elif reader.label_maps:
+        cell = config.condition_cell
+        cell = tokenizer.downsample_factor if cell is None else cell
+        chosen = CellClasses(reader.channels, cell, resolution)
+    else:
         raise UserError(
             "condition images that are pictures need a condition_tokenizer: a stage-1 run on them. "
             "Only label maps can do without."
         )
-    cell = config.condition_cell
-    cell = tokenizer.downsample_factor if cell is None else cell
-    return CellClasses(reader.channels, cell, resolution)
+    if chosen is not None:
+        taken, there = (
+            f"{KINDS[label_maps]} of {channels} {'classes' if label_maps else 'channels'}"
+            for label_maps, channels in (
+                (chosen.label_maps, chosen.image_channels),
+                (reader.label_maps, reader.channels),
+            )
+        )
+        if taken != there:
+            raise UserError(
+                f"the condition tokenizer is of {taken}, and the conditions of the data are "
+                f"{there}: give one trained on such conditions."
+            )
+        chosen.grid_size_for(resolution)
+    return chosen
 
 
 def encode(
@@ -213,12 +205,9 @@ def encode(
 
 
 def data_settings(data: DictConfig) -> list[str]:
-    """The `data=` option of a configuration's data, and their values that are not its defaults.
+    """The `data=` option of a run's data, and their values that are not its defaults.
 
     What a training of its own chooses, or takes from its tokenizer, is not among them.
-
-    Args:
-        data: the data settings of a run, composed or resolved.
     """
     found = dict(_leaves(OmegaConf.to_container(data, resolve=True)))
     for path in (config_directory() / "data").glob("*.yaml"):
@@ -249,8 +238,7 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
 
     The images' size is named where it is not the `resolution` of the model.
     """
-    path = Path(checkpoint).expanduser() / RESOLVED_FILE
-    settings = []
+    path, settings = Path(checkpoint).expanduser() / RESOLVED_FILE, []
     if path.is_file():
         data = load_saved_config(path).data
         settings = data_settings(data)

@@ -1,17 +1,20 @@
 """Images, label maps and pairs for training and evaluation: sources, transforms, data modules."""
 
 from taming.data.arrays import CIFAR10, ArraySource, Digits, FashionMNIST
-from taming.data.dataset import ImageDataset, Source
+from taming.data.dataset import ImageDataset, Part, Source
 from taming.data.image_folder import ImageFolder
 from taming.data.images import BrokenImageError, PictureReader, Reader
 from taming.data.inspection import InspectionImages
 from taming.data.label_maps import LabelMapReader
-from taming.data.module import EndlessDataModule, ImageDataModule, LoaderOptions
-from taming.data.sampler import EndlessBatches
-from taming.data.sources import DataSource, ImageFiles, ImagesOfPairs, PairFiles
-from taming.data.split import Part, held_out_split
-from taming.data.token_writer import TokenWriter
-from taming.data.tokens import CacheDescription, TokenDataModule, TokenDataset, TokenGrid
+from taming.data.module import EndlessBatches, EndlessDataModule, ImageDataModule, LoaderOptions
+from taming.data.sources import DataSource, ImageFiles, ImagesOfPairs, PairFiles, held_out_split
+from taming.data.tokens import (
+    CacheDescription,
+    TokenDataModule,
+    TokenDataset,
+    TokenGrid,
+    TokenWriter,
+)
 from taming.data.transforms import ImageTransform
 
 __all__ = [

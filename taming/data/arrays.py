@@ -11,8 +11,9 @@ import numpy as np
 from PIL import Image
 from torchvision import datasets
 
+from taming.data.dataset import Part
 from taming.data.images import Channels, PictureReader
-from taming.data.split import Part, hold_out
+from taming.data.sources import hold_out
 from taming.errors import UserError
 
 __all__ = ["CIFAR10", "ArraySource", "Digits", "FashionMNIST"]
@@ -115,6 +116,10 @@ class FashionMNIST:
     channels: Channels = 1
     image_size: ClassVar = (28, 28)
     name: ClassVar = "fashion_mnist"
+    torchvision: ClassVar[Any] = datasets.FashionMNIST
+    files: ClassVar = ", ".join(name for name, _ in datasets.FashionMNIST.resources)
+    url: ClassVar = datasets.FashionMNIST.mirrors[0]
+    folder: ClassVar = "FashionMNIST/raw"  # below the root
 
     @property
     def reader(self) -> PictureReader:
@@ -122,11 +127,7 @@ class FashionMNIST:
         return PictureReader(self.channels)
 
     def open(self) -> tuple[Part, Part]:
-        """Loads the training and the test images.
-
-        Raises:
-            UserError: if the files are not there, or damaged, and cannot be downloaded.
-        """
+        """Loads the training and the test images, if need be downloaded."""
         return Part(self._part("train")), Part(self._part("test"))
 
     def _part(self, part: str) -> ArraySource:
@@ -134,27 +135,16 @@ class FashionMNIST:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # CIFAR's old pickles make NumPy complain
-                data = self._load(root, part == "train")
+                data = self.torchvision(root, train=part == "train", download=True)
         except Exception as error:
             why = (" ".join(str(error).split()) or type(error).__name__)[:200]
-            files, url, folder = self._by_hand()
             raise UserError(
                 f"{type(self).__name__} in {root} cannot be read or downloaded: {why}. By hand: "
-                f"get {files} from {url} and put it into {(root / folder).absolute()}, without "
-                "damaged or unpacked files, to be verified and unpacked there. Or set data.root to "
-                "a directory that has it."
+                f"put {self.files} from {self.url} into {(root / self.folder).absolute()}, without "
+                "damaged or unpacked files. Or set data.root to a directory that has it."
             ) from error
         images, labels = np.asarray(data.data), np.asarray(data.targets)
         return ArraySource(f"{self.name}/{part}", images, labels, data.classes, self.channels)
-
-    def _load(self, root: Path, train: bool) -> Any:
-        return datasets.FashionMNIST(root, train=train, download=True)
-
-    def _by_hand(self) -> tuple[str, str, str]:
-        """Names of the files, where they are from, and the folder below the root they go to."""
-        theirs = datasets.FashionMNIST
-        files = ", ".join(name for name, _ in theirs.resources)
-        return files, theirs.mirrors[0], "FashionMNIST/raw"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +157,7 @@ class CIFAR10(FashionMNIST):
     channels: Channels = 3
     image_size: ClassVar = (32, 32)
     name: ClassVar = "cifar10"
-
-    def _load(self, root: Path, train: bool) -> Any:
-        return datasets.CIFAR10(root, train=train, download=True)
-
-    def _by_hand(self) -> tuple[str, str, str]:
-        return datasets.CIFAR10.filename, datasets.CIFAR10.url, ""
+    torchvision: ClassVar[Any] = datasets.CIFAR10
+    files: ClassVar = datasets.CIFAR10.filename
+    url: ClassVar = datasets.CIFAR10.url
+    folder: ClassVar = ""

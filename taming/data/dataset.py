@@ -2,9 +2,9 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,13 +15,13 @@ from taming.data.images import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["ImageDataset", "Source"]
+__all__ = ["ImageDataset", "Part", "Source"]
 
 log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """A list of images, decoded when they are asked for: a folder, an archive, an array.
+    """A list of images, decoded when they are needed: a folder, an archive, an array.
 
     Attributes:
         description: name for messages and summaries.
@@ -58,8 +58,22 @@ class Source(Protocol):
         """Hex digest of everything that decides what `load` and `label` return."""
 
 
+class Part(NamedTuple):
+    """Images for training, or for validation.
+
+    Attributes:
+        source: where they are.
+        indices: which of them, in this order; None for all.
+        conditions: of pairs, in the order of `source`.
+    """
+
+    source: Source
+    indices: list[int] | None = None
+    conditions: Source | None = None
+
+
 class ImageDataset(Dataset[dict[str, Any]]):
-    """A source, or a part of it, under a transform.
+    """Images under a transform.
 
     `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
@@ -71,31 +85,21 @@ class ImageDataset(Dataset[dict[str, Any]]):
     once.
 
     Args:
-        source: where the images come from.
+        part: the images.
         transform: what is done with them.
         seed: of the augmentation, not negative.
-        indices: the part of the source to take, in this order; None for all.
-        conditions: of pairs: the condition of image i of the source is its image i.
 
     Raises:
         UserError: if images have sizes that the transform cannot use; in `__getitem__`, if more
             images than the source's `max_broken_fraction` cannot be loaded.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        transform: ImageTransform,
-        *,
-        seed: int,
-        indices: Sequence[int] | None = None,
-        conditions: Source | None = None,
-    ) -> None:
-        self.source = source
+    def __init__(self, part: Part, transform: ImageTransform, *, seed: int) -> None:
+        self.source, indices, self.conditions = part
         self.transform = transform
         self.seed = seed
-        self.conditions = conditions
-        self._indices = np.arange(len(source)) if indices is None else np.asarray(indices)
+        self.in_memory = self.source.in_memory
+        self._indices = np.arange(len(self.source)) if indices is None else np.asarray(indices)
         # in shared memory, so that what a loader's worker finds broken is known to all of them
         self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()
         self.num_magnified = self._check_sizes()
@@ -109,44 +113,16 @@ class ImageDataset(Dataset[dict[str, Any]]):
             raise IndexError(f"item {index} of {len(self)}")
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
         image, condition, index = self._load(index)
-        item: dict[str, Any]
-        if condition is None:
+        item: dict[str, Any] = {}
+        if condition is None or self.conditions is None:
             image = self.transform(image, rng, self.name(index))
-            item = {"images": self.source.reader.tensor(image)}
         else:
-            assert self.conditions is not None
             image, condition = self.transform.pair(image, condition, rng, self.name(index))
-            item = {
-                "images": self.source.reader.tensor(image),
-                "conditions": self.conditions.reader.tensor(condition),
-            }
-        label = self.label(index)
-        return item if label is None else {**item, "labels": label}
-
-    @property
-    def num_classes(self) -> int | None:
-        """How many classes there are; None without classes."""
-        return len(self.source.class_names) or None
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names by class number; empty without classes."""
-        return self.source.class_names
-
-    @property
-    def channels(self) -> int:
-        """1, 3, or the number of classes of label maps."""
-        return self.source.reader.channels
-
-    @property
-    def resolution(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        return self.transform.size
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether loading an image only copies it."""
-        return self.source.in_memory
+            item["conditions"] = self.conditions.reader.tensor(condition)
+        item["images"] = self.source.reader.tensor(image)
+        if (label := self.label(index)) is not None:
+            item["labels"] = label
+        return item
 
     @property
     def broken(self) -> list[tuple[str, str]]:
@@ -226,10 +202,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
             except UserError as error:
                 misfits.append(str(error))
         if misfits:
-            rest = (
-                f" The same is true of {len(misfits)} images of {len(self)}."
-                if len(misfits) > 1
-                else ""
-            )
-            raise UserError(f"{self.source.description}: {misfits[0]}{rest}")
+            count = f"{len(misfits)} of {len(self)} images do not fit"
+            raise UserError(f"{self.source.description}: {count}. {misfits[0]}")
         return num_magnified

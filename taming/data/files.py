@@ -30,7 +30,10 @@ class FileEntry(NamedTuple):
 
 
 class FileList:
-    """Image files in natural order.
+    """The image files below a folder, or a single file whatever its suffix, in natural order.
+
+    Links are followed, hidden files left out. Links that lead nowhere are among the files, as in a
+    git-annex or DVC checkout without its content.
 
     Attributes:
         path: the folder, archive or file.
@@ -44,12 +47,14 @@ class FileList:
         self.entries = sorted(self._find(), key=lambda entry: natural_key(entry.name))
 
     def _find(self) -> list[FileEntry]:
-        """Here the path itself, whatever its suffix."""
-        return [_entry(self.path.name, self.path)]
+        if not self.path.is_dir():
+            return [_entry(self.path.name, self.path)]
+        found = [(f.relative_to(self.path).as_posix(), f) for f in _walk(self.path, frozenset())]
+        return [_entry(name, file) for name, file in found if self._is_image(name)]
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
-        return self.path.open("rb")
+        return (self.path / name if self.path.is_dir() else self.path).open("rb")
 
     def describe_ignored(self) -> str:
         """`3 .txt, 1 .gif`: most frequent first."""
@@ -65,29 +70,14 @@ class FileList:
         return suffix in SUFFIXES
 
 
-class FolderFiles(FileList):
-    """The image files below a folder; links are followed, hidden files left out.
-
-    Links that lead nowhere are among them, as in a git-annex or DVC checkout without its content.
-    """
-
-    def _find(self) -> list[FileEntry]:
-        names = [(f.relative_to(self.path).as_posix(), f) for f in _walk(self.path, frozenset())]
-        return [_entry(name, file) for name, file in names if self._is_image(name)]
-
-    def open(self, name: str) -> IO[bytes]:
-        """Opens one of the files for reading."""
-        return (self.path / name).open("rb")
-
-
 class ZipFiles(FileList):
     """The image files in a zip archive; each process opens it for itself."""
 
     def _find(self) -> list[FileEntry]:
         self._opened: tuple[int, zipfile.ZipFile] | None = None
-        self._members: dict[str, str] = {}  # names in the archive that differ from the entries'
+        self._members: dict[str, str] = {}  # names in the archive, by entry
         try:
-            infos = [info for info in self._archive().infolist() if not info.is_dir()]
+            infos = self._archive().infolist()
         except (zipfile.BadZipFile, OSError) as error:
             raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
         if any(info.flag_bits & 1 for info in infos):
@@ -95,15 +85,14 @@ class ZipFiles(FileList):
         images = {}
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
-            if name != info.filename:
-                self._members[name] = info.filename
             if not name.endswith("/") and self._is_image(name):
+                self._members[name] = info.filename
                 images[name] = FileEntry(name, info.file_size, info.CRC)
         return list(images.values())
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
-        return self._archive().open(self._members.get(name, name))
+        return self._archive().open(self._members[name])
 
     def _archive(self) -> zipfile.ZipFile:
         # A forked worker must not share the file position with its parent.
@@ -132,11 +121,8 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
             f"{path} does not exist (looked from {Path.cwd()}). Give a folder of images, a .zip "
             "file or an image."
         )
-    files: FileList
-    if path.is_dir():
-        files = FolderFiles(path)
-    else:
-        files = ZipFiles(path) if path.suffix.lower() == ".zip" else FileList(path)
+    is_zip = path.is_file() and path.suffix.lower() == ".zip"
+    files = ZipFiles(path) if is_zip else FileList(path)
     if not files.entries:
         others = f" (but {files.describe_ignored()})" if files.ignored else ""
         raise UserError(
@@ -144,7 +130,14 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
             f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
     if subfolder is not None:
-        _keep_subfolder(files, str(subfolder).strip("/"))
+        folders = {entry.name.rpartition("/")[0] for entry in files.entries} - {""}
+        start = str(subfolder).strip("/") + "/"
+        files.entries = [entry for entry in files.entries if entry.name.startswith(start)]
+        if not files.entries:
+            raise UserError(
+                f"{path} holds no images in the folder {start[:-1]}; its folders with images: "
+                f"{some(sorted(folders, key=natural_key)) or 'none'}."
+            )
     return files
 
 
@@ -160,22 +153,8 @@ def some(names: list[str], separator: str = ", ") -> str:
     return separator.join(names[:NUM_NAMED]) + more
 
 
-def _keep_subfolder(files: FileList, subfolder: str) -> None:
-    folders = {entry.name.rpartition("/")[0] for entry in files.entries}
-    files.entries = [entry for entry in files.entries if entry.name.startswith(f"{subfolder}/")]
-    if not files.entries:
-        found = some(sorted(folders - {""}, key=natural_key))
-        raise UserError(
-            f"{files.path} holds no images in the folder {subfolder}; "
-            f"{f'its folders with images: {found}' if found else 'none of its folders has any'}."
-        )
-
-
 def _entry(name: str, file: Path) -> FileEntry:
-    try:
-        status = file.stat()
-    except OSError:  # a link to nothing: an image that cannot be read
-        status = file.lstat()
+    status = file.stat() if file.exists() else file.lstat()  # a link to nothing cannot be read
     return FileEntry(name, status.st_size, status.st_mtime_ns)
 
 

@@ -7,20 +7,22 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from PIL import Image
 from tqdm import tqdm
 
-from taming.data.files import FileEntry, open_files, some
+from taming.data.files import FileEntry, natural_key, open_files, some
 from taming.data.images import BrokenImageError, Reader, decoding, header_size
-from taming.data.labels import LabelMode, folder_labels
 from taming.errors import UserError
 
-__all__ = ["Check", "ImageFolder"]
+__all__ = ["Check", "ImageFolder", "LabelMode", "folder_labels"]
 
 Check = Literal["auto", "full", "header", "none"]
+LabelMode = Literal["auto", "folders", "none"]
+
+SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
 PROGRESS_FROM = 2000
@@ -36,7 +38,7 @@ class ImageFolder:
     Args:
         path: searched recursively, hidden files and `__MACOSX` left out.
         reader: decodes the files.
-        labels: see `taming.data.labels.folder_labels`.
+        labels: see `folder_labels`.
         known_classes: for validation data: the training data's class names.
         subfolder: take only the images below this folder of `path`; None for all.
         max_broken_fraction: a larger share of broken files is an error.
@@ -66,7 +68,7 @@ class ImageFolder:
         self.reader = reader
         self.max_broken_fraction = max_broken_fraction
         self._files = open_files(path, subfolder)
-        self._entries: list[FileEntry] = self._files.entries
+        self._entries = self._files.entries
         self.description = str(self._files.path)
         self.broken: list[tuple[str, str]] = []
         self.sizes: list[tuple[int, int]] | None = None
@@ -166,8 +168,7 @@ class ImageFolder:
         found = f"{self.description}: {len(self.broken)} of {num_files} images are broken"
         if len(self.broken) == num_files:
             raise UserError(
-                f"{found}, so that none is left ({listed}). Give a folder, a .zip file or an image "
-                "in a format that Pillow reads."
+                f"{found} ({listed}). Give a folder, a .zip file or an image that Pillow reads."
             )
         if len(self.broken) > self.max_broken_fraction * num_files:
             raise UserError(
@@ -175,3 +176,77 @@ class ImageFolder:
                 f"({listed}). Repair or remove them, or raise it."
             )
         log.warning("%s and left out (%s)", found, listed)
+
+
+def folder_labels(
+    names: Sequence[str], mode: LabelMode, source: str, known: Sequence[str] | None = None
+) -> tuple[list[str], list[int | None]]:
+    """Derives classes from folder names.
+
+    The folders at the first level where the paths differ are the classes, so that
+    `photos/cat/1.jpg`, `photos/dog/2.jpg` and the same without `photos/` give `cat` and `dog`.
+    Folders inside a class folder belong to it.
+
+    Args:
+        names: paths relative to the data's root, with forward slashes.
+        mode: `auto` takes classes if every image lies in a class folder, and there are two or more;
+            `folders` insists on it (one is enough); `none` takes none.
+        source: the data's root, for messages.
+        known: classes of the training data, which these must be among; None to find them. If
+            empty, there are no classes.
+
+    Returns:
+        Class names in natural order, empty if there are none; the label of each image, or None.
+
+    Raises:
+        UserError: if `folders` finds images outside class folders, if the classes look like `train`
+            and `val`, or if a class is not a known one.
+    """
+    folders = [PurePosixPath(name).parts[:-1] for name in names]
+    if mode == "none" or known == []:
+        return [], [None] * len(names)
+    if known:
+        return list(known), _known_labels(folders, known, source)
+    level = _class_level(folders, one_is_enough=mode == "folders")
+    stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
+    found = f"{len(stray)} of {len(names)} images lie in no class folder, such as"
+    if stray and mode == "folders":
+        raise UserError(f"{source}: {found} {stray[0]}. Move them, or set labels=none.")
+    if stray:
+        if len(stray) < len(names):
+            log.info("note: %s: no classes, for %s %s: move them away", source, found, stray[0])
+        return [], [None] * len(names)
+    classes = sorted({parts[level] for parts in folders}, key=natural_key)
+    if {name.lower() for name in classes} <= SPLIT_NAMES:
+        raise UserError(
+            f"{source}: the folders {', '.join(classes)} look like a split, not like classes. "
+            "Give one of them as data.path and another as data.val_path, or set labels=none."
+        )
+    number = {name: i for i, name in enumerate(classes)}
+    return classes, [number[parts[level]] for parts in folders]
+
+
+def _known_labels(
+    folders: Sequence[tuple[str, ...]], known: Sequence[str], source: str
+) -> list[int | None]:
+    number = {name: i for i, name in enumerate(known)}
+    for level in range(min(map(len, folders))):
+        if all(parts[level] in number for parts in folders):
+            return [number[parts[level]] for parts in folders]
+    level = _class_level(folders, one_is_enough=True)
+    found = {parts[level] if len(parts) > level else "no folder" for parts in folders}
+    raise UserError(
+        f"{source}: {some(sorted(found - set(known), key=natural_key))} is not a class of the "
+        f"training data, which has {some(list(known))}. Every validation image must lie in a "
+        "folder named like one; or set labels=none."
+    )
+
+
+def _class_level(folders: Sequence[tuple[str, ...]], one_is_enough: bool) -> int:
+    """Counts the leading folders all paths share; one may be left as the only class."""
+    first, last = min(folders), max(folders)
+    level = 0
+    while level < min(len(first), len(last)) and first[level] == last[level]:
+        level += 1
+    everything_in_one = level > 0 and any(len(parts) == level for parts in folders)
+    return level - 1 if one_is_enough and everything_in_one else level

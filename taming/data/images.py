@@ -8,7 +8,7 @@ from typing import IO, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from taming.errors import UserError
 
@@ -17,8 +17,6 @@ __all__ = ["BrokenImageError", "Channels", "Color", "PictureReader", "Reader", "
 Channels = Literal[1, 3]
 Color = tuple[int, int, int]  # red, green and blue, 0 to 255
 File = str | Path | IO[bytes]
-
-ORIENTATION = 0x0112
 
 
 class BrokenImageError(UserError):
@@ -104,17 +102,12 @@ class PictureReader:
 
 @decoding()
 def header_size(file: File) -> tuple[int, int]:
-    """(height, width) in pixels after EXIF rotation, without decoding the picture.
-
-    Raises:
-        BrokenImageError: if the header is damaged.
-    """
+    """(height, width) in pixels after EXIF rotation, without decoding the picture."""
     with Image.open(file) as opened:
         width, height = opened.size
-        # Orientation 5 to 8 swaps the sides. Of a PNG it cannot be had without decoding, and of a
-        # TIFF Pillow has swapped them.
-        has_it = opened.format not in ("PNG", "TIFF")
-        turned = has_it and opened.getexif().get(ORIENTATION, 1) >= 5
+        # 5 to 8 swap the sides. A PNG's needs decoding, and a TIFF's Pillow has swapped.
+        readable = opened.format not in ("PNG", "TIFF")
+        turned = readable and opened.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         opened.verify()
     return (width, height) if turned else (height, width)
 

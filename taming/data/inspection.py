@@ -72,9 +72,11 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
                     "a side are needed: leave it out, or give a larger resolution=PIXELS that all "
                     "images are resized to."
                 )
-        fixed = self._fixed
-        self.num_cropped = sum(map(tuple.__ne__, before, after)) if fixed is None else 0
-        self.num_magnified = 0 if fixed is None else sum(map(fixed.magnifies, before))
+        self.num_cropped = self.num_magnified = 0
+        if self._fixed is None:
+            self.num_cropped = sum(map(tuple.__ne__, before, after))
+        else:
+            self.num_magnified = sum(map(self._fixed.magnifies, before))
         # images of one size next to each other, so that they can share a batch
         self._order = sorted(self.numbers, key=lambda number: (after[number], number))
 
@@ -107,18 +109,18 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         )
         numbers: list[int] = []
         images: list[torch.Tensor] = []
-        num_broken = 0
+        any_read = False
         for number, (image, why) in zip(self._order, loader, strict=True):
             if image is None:
                 self.broken.append((self.source.name(number), why))
-                num_broken += 1
                 continue
+            any_read = True
             if images and (len(images) == batch_size or image.shape != images[0].shape):
                 yield numbers, torch.stack(images)
                 numbers, images = [], []
             numbers.append(number)
             images.append(image)
-        if num_broken == len(self):
+        if not any_read:
             raise UserError(
                 f"{self.source.description}: no image can be read ({self.describe_broken()})."
             )

@@ -13,7 +13,6 @@ from taming.errors import UserError
 
 __all__ = ["LabelMapReader", "one_hot"]
 
-MAX_CLASSES = 256  # class numbers are bytes
 ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
 
 
@@ -27,9 +26,6 @@ class LabelMapReader:
         unlabelled_class: the class they are given; None for one of their own, the last.
         palette: red, green and blue, 0 to 255, by class, to show label maps in; None for a
             generated one.
-
-    Raises:
-        UserError: for values that make no sense together.
     """
 
     num_classes: int
@@ -39,11 +35,11 @@ class LabelMapReader:
     label_maps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.num_classes or not 2 <= self.num_classes <= MAX_CLASSES:
+        if not self.num_classes or not 2 <= self.num_classes <= 256:
             raise UserError(
-                f"the number of classes of the label maps is {self.num_classes}: give 2 to "
-                f"{MAX_CLASSES}, counting the class of unlabelled pixels (data.num_classes of "
-                "pairs, data.channels of label maps alone)."
+                f"the number of classes of the label maps is {self.num_classes}: give 2 to 256, "
+                "counting the class of unlabelled pixels (data.num_classes of pairs, data.channels "
+                "of label maps alone)."
             )
         if self.unlabelled_class is not None and not 0 <= self.unlabelled_class < self.num_classes:
             raise UserError(
@@ -52,8 +48,7 @@ class LabelMapReader:
             )
         if self.palette is not None and len(self.palette) < self.num_classes:
             raise UserError(
-                f"the palette has {len(self.palette)} colours for {self.num_classes} classes: give "
-                "one a class."
+                f"the palette has {len(self.palette)} colours for {self.num_classes} classes."
             )
 
     def __str__(self) -> str:

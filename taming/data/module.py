@@ -2,23 +2,24 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import lightning as L
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Sampler
 
 from taming.data.dataset import ImageDataset
 from taming.data.files import some
 from taming.data.images import Reader
-from taming.data.sampler import EndlessBatches
 from taming.data.sources import DataSource
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["EndlessDataModule", "ImageDataModule", "LoaderOptions"]
+__all__ = ["EndlessBatches", "EndlessDataModule", "ImageDataModule", "LoaderOptions"]
 
 Batches = DataLoader[dict[str, Any]]
 
@@ -43,6 +44,54 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or (self.val_batch_size is not None and self.val_batch_size < 1):
             raise UserError("data.batch_size and data.loader.val_batch_size must be 1 or more.")
+
+
+class EndlessBatches(Sampler[list[tuple[int, int]]]):
+    """Yields batches of `(index, draw)` for ever, a pure function of the seed and the batch number.
+
+    The stream is one seeded permutation of the data after the other, so each pass holds every item
+    once and no item is dropped. Of b items and W ranks, global batch k covers the stream's
+    positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
+    position: unique in a training, it seeds the item's augmentation. Has no length.
+
+    Args:
+        num_items: how many items the data set has.
+        batch_size: b, items a batch and rank.
+        seed: of the permutations, not negative.
+        rank: r, of this process.
+        world_size: W, number of processes.
+        start_batch: number of the first batch to yield, of a resumed training.
+    """
+
+    def __init__(
+        self,
+        num_items: int,
+        batch_size: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        start_batch: int = 0,
+    ) -> None:
+        self.num_items, self.batch_size, self.seed = num_items, batch_size, seed
+        self.rank, self.world_size, self.start_batch = rank, world_size, start_batch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        batch = self.start_batch
+        pass_number, order = -1, np.empty(0, dtype=np.int64)
+        while True:
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            items = []
+            for position in range(start, start + self.batch_size):
+                if position // self.num_items != pass_number:
+                    pass_number = position // self.num_items
+                    # the last word keeps these streams apart from the augmentation's, seeded with
+                    # (seed, draw)
+                    rng = np.random.default_rng((self.seed, pass_number, 1))
+                    order = rng.permutation(self.num_items)
+                items.append((int(order[position % self.num_items]), position))
+            yield items
+            batch += 1
 
 
 class EndlessDataModule(L.LightningDataModule):
@@ -70,7 +119,6 @@ class EndlessDataModule(L.LightningDataModule):
         super().__init__()
         self.loader = loader
         self.batch_size = loader.batch_size
-        self.val_batch_size = loader.val_batch_size or loader.batch_size
         self.seed = seed
         self.start_batch = 0
 
@@ -85,26 +133,30 @@ class EndlessDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         """Endless augmented batches for this rank, from `start_batch` on."""
+        rank, world_size = self._ranks
         batches = EndlessBatches(
             len(self.train_dataset),
             self.batch_size,
             seed=self.seed,
-            rank=self._rank,
-            world_size=self._world_size,
+            rank=rank,
+            world_size=world_size,
             start_batch=self.start_batch,
         )
         return self._loader(self.train_dataset, batch_sampler=batches)
 
     def val_dataloader(self) -> Batches:
         """This rank's validation items in order, not augmented."""
-        num_items = len(self.val_dataset)
-        if num_items < self._world_size:
+        num_items, (rank, world_size) = len(self.val_dataset), self._ranks
+        if num_items < world_size:
             raise UserError(
-                f"{num_items} validation images are too few for {self._world_size} processes: each "
+                f"{num_items} validation images are too few for {world_size} processes: each "
                 "needs one."
             )
-        indices = range(self._rank, num_items, self._world_size)
-        return self._loader(self.val_dataset, sampler=indices, batch_size=self.val_batch_size)
+        return self._loader(
+            self.val_dataset,
+            sampler=range(rank, num_items, world_size),
+            batch_size=self.loader.val_batch_size or self.batch_size,
+        )
 
     def num_workers_for(self, dataset: Any) -> int:
         """How many processes load this data set."""
@@ -113,14 +165,11 @@ class EndlessDataModule(L.LightningDataModule):
         return 0 if getattr(dataset, "in_memory", True) else min(8, num_cores() - 1)
 
     @property
-    def _rank(self) -> int:
-        return self.trainer.global_rank if self.trainer is not None else 0
+    def _ranks(self) -> tuple[int, int]:
+        """This process's rank, and how many there are."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer is not None else 1
-
-    def _loader(self, dataset: Dataset[dict[str, Any]], **batching: Any) -> Batches:
+    def _loader(self, dataset: Any, **batching: Any) -> Batches:
         num_workers = self.num_workers_for(dataset)
         return DataLoader(
             dataset,
@@ -153,11 +202,7 @@ class ImageDataModule(EndlessDataModule):
     """
 
     def __init__(
-        self,
-        source: DataSource,
-        transform: ImageTransform,
-        loader: LoaderOptions,
-        seed: int = 0,
+        self, source: DataSource, transform: ImageTransform, loader: LoaderOptions, seed: int = 0
     ) -> None:
         super().__init__(loader, seed)
         self.source = source
@@ -178,18 +223,8 @@ class ImageDataModule(EndlessDataModule):
             log.info("%s", self.summary())
 
     @cached_property
-    def _datasets(self) -> tuple[ImageDataset, ImageDataset]:
-        train, val = (
-            ImageDataset(
-                part.source,
-                self.transform,
-                seed=self.seed,
-                indices=part.indices,
-                conditions=part.conditions,
-            )
-            for part in self.source.open()
-        )
-        return train, val
+    def _datasets(self) -> list[ImageDataset]:
+        return [ImageDataset(part, self.transform, seed=self.seed) for part in self.source.open()]
 
     @property
     def train_dataset(self) -> ImageDataset:
@@ -204,12 +239,12 @@ class ImageDataModule(EndlessDataModule):
     @property
     def num_classes(self) -> int | None:
         """How many classes there are; None without classes."""
-        return self.train_dataset.num_classes
+        return len(self.class_names) or None
 
     @property
     def class_names(self) -> list[str]:
         """Names by class number; empty without classes."""
-        return self.train_dataset.class_names
+        return self.train_dataset.source.class_names
 
     @property
     def of_label_maps(self) -> bool:
@@ -224,13 +259,13 @@ class ImageDataModule(EndlessDataModule):
     def summary(self) -> str:
         """How many images and classes there are, and what was left out or enlarged, if any."""
         train, val = self._datasets
-        parts = [train] if train.source is val.source else [train, val]
+        parts = [train, val][: 1 + (train.source is not val.source)]
         noun, kind = "images", str(self.source.reader)
         if self.condition_reader is not None:
             noun, kind = "pairs", f"{kind} from {self.condition_reader}"
             if self.condition_resolution != self.resolution:
                 kind += ", {}x{}".format(*self.condition_resolution)
-        classes = f"{train.num_classes} classes" if train.num_classes else "no classes"
+        classes = f"{self.num_classes or 'no'} classes"
         lines = [
             f"{' and '.join(part.source.description for part in parts)}: {len(train):,} {noun} "
             f"to train and {len(val):,} to validate, {classes}, "

@@ -13,14 +13,13 @@ __all__ = ["Crop", "ImageTransform", "Resize", "View"]
 Resize = Literal["shorter_side", "stretch", "enlarge", "none"]
 Crop = Literal["center", "random", "none"]
 Resolution = int | tuple[int, int]
-
-Window = tuple[float, float, float, float]
+Window = tuple[float, float, float, float]  # (left, top, right, bottom) in pixels
 
 
 class View(NamedTuple):
     """What is shown of an image: drawn once, it serves an image and its condition."""
 
-    window: Window  # (left, top, right, bottom) of the part that becomes the result, in pixels
+    window: Window  # the part that becomes the result
     mirrored: bool = False  # left and right are exchanged
     offset: tuple[int, int] = (0, 0)  # pixels of the result that it is moved to the right and down
 
@@ -83,9 +82,7 @@ class ImageTransform:
         if min(height, width) < 1:
             raise UserError(f"resolution is {height}x{width}: give pixels, 1 or more.")
         if self.resize in ("stretch", "enlarge") and self.crop != "none":
-            raise UserError(
-                f"resize={self.resize} takes the whole image: set crop=none, not crop={self.crop}."
-            )
+            raise UserError(f"resize={self.resize} takes the whole image: set crop=none.")
         if self.resize == "shorter_side" and self.crop == "none":
             raise UserError(
                 "resize=shorter_side leaves the longer side too long: set crop=center or "
@@ -100,8 +97,7 @@ class ImageTransform:
         if height * condition_width != width * condition_height:
             raise UserError(
                 f"condition_resolution is {condition_height}x{condition_width} and resolution "
-                f"{height}x{width}: they must be of the same shape, so that image and condition "
-                "show the same."
+                f"{height}x{width}: they must be of the same shape."
             )
 
     @property
@@ -122,15 +118,10 @@ class ImageTransform:
     def __call__(
         self, image: Image.Image, rng: np.random.Generator | None = None, name: str = "the image"
     ) -> Image.Image:
-        """Transforms one image.
+        """Transforms an image of mode `L` or `RGB`, or `P` for a label map.
 
-        Args:
-            image: of mode `L` or `RGB`, or `P` for a label map.
-            rng: draws the augmentation; None for the deterministic version.
-            name: what to call the image in an error.
-
-        Raises:
-            UserError: if the image's size does not suit the settings.
+        `rng` draws the augmentation; None for the deterministic version. `name` is what an error
+        calls the image.
         """
         size = image.height, image.width
         self.check_size(size, name)
@@ -143,11 +134,7 @@ class ImageTransform:
         rng: np.random.Generator | None = None,
         name: str = "the image",
     ) -> tuple[Image.Image, Image.Image]:
-        """Transforms an image and its condition: the same window, mirrored alike.
-
-        The condition may have another size than the image if it is of the same shape. The other
-        arguments and errors are as for one image.
-        """
+        """Transforms an image and its condition, of the same shape: one window, mirrored alike."""
         size, condition_size = (image.height, image.width), (condition.height, condition.width)
         self.check_size(size, name)
         check_same_shape(size, condition_size, name)
@@ -155,18 +142,14 @@ class ImageTransform:
         left, top, right, bottom = view.window
         y, x = condition_size[0] / size[0], condition_size[1] / size[1]
         scaled = view._replace(window=(left * x, top * y, right * x, bottom * y))
-        return (
-            self._show(image, view, self.size),
-            self._show(condition, scaled, self.condition_size),
-        )
+        shown = self._show(condition, scaled, self.condition_size)
+        return self._show(image, view, self.size), shown
 
     def view(self, size: tuple[int, int], rng: np.random.Generator | None = None) -> View:
         """What to show of an image of this (height, width); draws only with `rng`."""
         window = self._window((size[0] + 2 * self.pad, size[1] + 2 * self.pad), rng)
-        if rng is None:
-            return View(window)
-        mirrored = self.horizontal_flip and bool(rng.integers(2))
-        if self.random_shift == 0:
+        mirrored = rng is not None and self.horizontal_flip and bool(rng.integers(2))
+        if rng is None or self.random_shift == 0:
             return View(window, mirrored)
         right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
         return View(window, mirrored, (int(right), int(down)))
@@ -199,9 +182,7 @@ class ImageTransform:
 
     def magnifies(self, size: tuple[int, int]) -> bool:
         """Whether an image of this (height, width) must be resized up, and turns out soft."""
-        too_small = any(
-            side + 2 * self.pad < target for side, target in zip(size, self.size, strict=True)
-        )
+        too_small = size[0] + 2 * self.pad < self.size[0] or size[1] + 2 * self.pad < self.size[1]
         return self.resize in ("shorter_side", "stretch") and too_small
 
     def _show(self, image: Image.Image, view: View, size: tuple[int, int]) -> Image.Image:
@@ -224,7 +205,7 @@ class ImageTransform:
         return image
 
     def _window(self, size: tuple[int, int], rng: np.random.Generator | None) -> Window:
-        """(left, top, right, bottom) of the part of a padded image that becomes the result."""
+        """The part of a padded image of this size that becomes the result."""
         if self.crop == "none":
             return 0, 0, size[1], size[0]
         height, width = self.size
@@ -249,6 +230,5 @@ def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int], nam
     if abs(condition_height - height * scale) > max(1.0, scale):
         raise UserError(
             f"{name} is {height}x{width} pixels (height x width) and its condition "
-            f"{condition_height}x{condition_width}: they must show the same, and so be of the same "
-            "shape."
+            f"{condition_height}x{condition_width}: they must be of the same shape."
         )

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import torch
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from taming.conditioning import CellClasses
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
+from taming.data.files import some
 from taming.errors import UserError
 from taming.vqgan import VQGAN
 
@@ -54,11 +55,10 @@ def encode_dataset(
         device: where to encode.
 
     Raises:
-        UserError: if the cache cannot be written, or the conditions do not fit their tokenizer.
+        UserError: if the cache cannot be written.
     """
     tokenizers: dict[str, VQGAN | CellClasses] = {"images": tokenizer}
     if condition_tokenizer is not None:
-        _check_conditions(dataset, condition_tokenizer)
         tokenizers["conditions"] = condition_tokenizer
     description = _describe(tokenizers, dataset, num_views)
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
@@ -69,7 +69,13 @@ def encode_dataset(
     else:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
-            with _locked(cache_dir / f".{digest}.lock", f"the tokens of {images}"):
+            lock = FileLock(cache_dir / f".{digest}.lock")
+            try:
+                held = lock.acquire(timeout=0)
+            except Timeout:
+                log.info("another process is at work on the tokens of %s: waiting for it", images)
+                held = lock.acquire()
+            with held:
                 if not directory.exists():
                     writer = TokenWriter(cache_dir / f"{digest}.unfinished", description)
                     loader = DataLoader(
@@ -88,12 +94,11 @@ def encode_dataset(
     tokens = TokenDataset(directory, description)
     if tokens.replaced:
         log.warning(
-            "tokens of %s: %d images could not be read when they were encoded (%s%s), and others "
+            "tokens of %s: %d images could not be read when they were encoded (%s), and others "
             "stand for them. If they can be read now, delete %s: all are encoded again.",
             images,
             len(tokens.replaced),
-            tokens.replaced[0],
-            ", …" if len(tokens.replaced) > 1 else "",
+            some(tokens.replaced),
             directory,
         )
     return tokens
@@ -102,7 +107,7 @@ def encode_dataset(
 def _describe(
     tokenizers: dict[str, VQGAN | CellClasses], dataset: ImageDataset, num_views: int
 ) -> CacheDescription:
-    sizes = {"images": dataset.resolution, "conditions": dataset.transform.condition_size}
+    sizes = {"images": dataset.transform.size, "conditions": dataset.transform.condition_size}
     grids = {
         name: TokenGrid(
             tokenizer=tokenizer.to_saved().fingerprint(),
@@ -118,18 +123,8 @@ def _describe(
         num_views=num_views,
         indices=grids["images"],
         condition_indices=grids.get("conditions"),
-        num_classes=dataset.num_classes,
+        num_classes=len(dataset.source.class_names) or None,
     )
-
-
-def _locked(path: Path, what: str) -> AcquireReturnProxy:
-    """Holds a lock between processes; the log says so if another process has it first."""
-    lock = FileLock(path)
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        log.info("another process is at work on %s: waiting for it", what)
-        return lock.acquire()
 
 
 def _encode(
@@ -169,22 +164,3 @@ def _encode(
                     recorded = time.monotonic()
     finally:  # Ctrl-C too
         writer.record(dataset.replaced)
-
-
-def _check_conditions(dataset: ImageDataset, tokenizer: VQGAN | CellClasses) -> None:
-    """Raises a `UserError` if the data set has no conditions, or others than the tokenizer's."""
-    if dataset.conditions is None:
-        raise UserError(
-            "the images have no conditions to encode: use data=paired, or leave the condition "
-            "tokenizer out."
-        )
-    reader = dataset.conditions.reader
-    found, expected = (
-        f"label maps of {channels} classes" if of_maps else f"pictures of {channels} channels"
-        for of_maps, channels in (
-            (reader.label_maps, reader.channels),
-            (tokenizer.label_maps, tokenizer.image_channels),
-        )
-    )
-    if found != expected:
-        raise UserError(f"the conditions are {found}, and their tokenizer takes {expected}.")

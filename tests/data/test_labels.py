@@ -1,7 +1,7 @@
 import pytest
+from taming.data.labels import folder_labels
 
 from taming.data.files import natural_key
-from taming.data.labels import folder_labels
 from taming.errors import UserError
 
 
