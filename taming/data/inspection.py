@@ -90,10 +90,9 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
             image = self.source.load(number)
         except BrokenImageError as error:
             return None, str(error)
-        transform = self._fixed
-        if transform is None:
-            size = self._size((image.height, image.width))
-            transform = ImageTransform(resolution=size, resize="none", crop="center")
+        transform = self._fixed or ImageTransform(
+            resolution=self._size((image.height, image.width)), resize="none", crop="center"
+        )
         return self.source.reader.tensor(transform(image, name=self.source.name(number))), ""
 
     def batches(

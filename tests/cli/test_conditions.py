@@ -1,20 +1,24 @@
-"""Training on pairs: label maps and pictures as conditions, in front and as context."""
+"""Label maps, and pairs: pictures and label maps as conditions, in front and as context."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails
 
 import taming
+from taming.cli.app import build, config_directory
 from taming.conditioning import CellClasses, ImageCondition
 from taming.generation import SamplingOptions
 
 
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def scenes(tmp_path: Path) -> None:
     """Eight pictures of 24×36, label maps of four classes, and grey depths."""
     for folder in ("image", "label", "depth"):
         (tmp_path / "scenes" / folder).mkdir(parents=True)
@@ -25,19 +29,18 @@ def pairs(tmp_path: Path) -> Path:
         Image.fromarray(classes).save(folder / "label" / f"{index}.png")
         Image.fromarray(classes * 60).convert("RGB").save(folder / "image" / f"{index}.jpg")
         Image.fromarray(classes * 50).save(folder / "depth" / f"{index}.png")
-    return tmp_path / "scenes"
 
 
-def data(pairs: Path, *more: str) -> list[str]:
-    """Not square: 16×24 pixels, 2×3 codes."""
-    return [
-        "data=paired", f"data.path={pairs}", "data.num_classes=4", "data.val_fraction=0.25",
-        "data.label_map.unlabelled=null", "data.resolution=[16,24]", *more,
-    ]  # fmt: skip
+# not square: 16×24 pixels, 2×3 codes
+PAIRS = (
+    "data=paired", "data.path=scenes", "data.num_classes=4", "data.val_fraction=0.25",
+    "data.label_map.unlabelled=null", "data.resolution=[16,24]",
+)  # fmt: skip
+MAPS = ("experiment=label_map", "data.path=scenes", "size=tiny", "trainer.max_steps=2")
+STAGE_2 = ("vqgan=tokenizer", *TINY_TRANSFORMER)
 
 
-@pytest.fixture
-def tokenizer(run: Run) -> str:
+def save_tokenizer(**settings: object) -> None:
     """An untrained one, of two by three codes."""
     taming.VQGAN(
         quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 8},
@@ -46,17 +49,93 @@ def tokenizer(run: Run) -> str:
         channel_multipliers=[1, 2, 2, 2],
         num_residual_blocks=1,
         latent_channels=8,
+        **settings,  # type: ignore[arg-type]
     ).save_pretrained("tokenizer")
-    return "vqgan=tokenizer"
 
 
-def test_stage_1_is_trained_on_the_images(run: Run, pairs: Path) -> None:
-    outcome = run(
-        "train_vqgan", *data(pairs), *TINY_VQGAN, "perceptual=none", "run_dir=tokenizer"
-    )  # fmt: skip
+@pytest.fixture
+def tokenizer(run: Run) -> None:
+    save_tokenizer()
+
+
+def succeeds(run: Run, *arguments: str) -> None:
+    outcome = run(*arguments)
     assert outcome.status == 0, outcome.err
+
+
+def test_the_experiment_label_map_builds_at_full_size() -> None:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose(
+            "train_vqgan", ["experiment=label_map", "data.path=x", "data.channels=183"]
+        )
+    with torch.device("meta"):
+        vqgan = build(config.model)
+    assert vqgan.grid_size == (16, 16)
+    assert (vqgan.image_channels, vqgan.codebook_size) == (183, 1024)
+    assert build(config.perceptual) is None
+    assert build(config.adversary) is None
+    build(config.training, vqgan=vqgan, perceptual=None, adversary=None)
+
+
+@pytest.mark.parametrize("size", [None, (16, 32)])
+def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path, size: tuple[int, int] | None) -> None:
+    resolution = [] if size is None else [f"data.resolution=[{size[0]},{size[1]}]"]
+    succeeds(
+        run, "train_vqgan", *MAPS, *resolution, "data.source.subfolder=label", "data.channels=5",
+        "data.val_fraction=0.25", "logger=csv", "run_dir=run",
+    )  # fmt: skip
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    found = {name: value for row in rows for name, value in row.items() if value}
+    assert 0 <= float(found["val/mean_iou"]) <= float(found["val/pixel_accuracy"]) <= 1
+    assert float(found["val/pixel_loss"]) == float(found["val/reconstruction_loss"])
+    assert not {"val/psnr", "val/ssim", "val/perceptual_loss"} & found.keys()
+    model = taming.VQGAN.from_pretrained(tmp_path / "run")
+    assert model.label_maps
+    assert model.resolution == (size or (32, 32))
+    indices = torch.zeros(1, *model.grid_size, dtype=torch.int64)
+    assert model.decode(indices).shape == (1, 5, *model.resolution)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "must be given: data.channels"),
+        (["data.channels=5"], "not a label map"),
+        (["data.channels=3", "data.source.subfolder=label"], "a pixel of value 3, and there are 3"),
+        (["data.channels=5", "perceptual.pretrained=true"], "pretrained"),
+        (["data.channels=5", "training.reconstruction=l1"], "experiment=label_map sets it"),
+        (["data=image_folder", "data.channels=3"], "data=label_maps go together"),
+        (["data.channels=3", "training.reconstruction=l1"], "data=label_maps go together"),
+    ],
+)
+def test_label_maps_that_do_not_fit(run: Run, more: list[str], message: str) -> None:
+    outcome = run("train_vqgan", *MAPS, *more, "run_dir=run")
+    assert outcome.status != 0
+    assert message in outcome.err
+
+
+@pytest.mark.parametrize("of_maps", [True, False])
+def test_tokenizers_of_the_other_kind(run: Run, of_maps: bool) -> None:
+    """Three classes are not three channels."""
+    save_tokenizer(label_maps=of_maps)
+    data = "image_folder" if of_maps else "label_maps"
+    kinds = ("label maps", "pictures") if of_maps else ("pictures", "label maps")
+    for more in ([], ["data.channels=3"]):
+        outcome = run(
+            "encode_dataset", "vqgan=tokenizer", f"data={data}", "data.path=scenes", *more
+        )
+        fails(outcome, "trained on {}, and the data are {}".format(*kinds))
+    if of_maps:
+        for choice in ("image_folder", "label_maps"):
+            outcome = run("evaluate", "checkpoint=tokenizer", f"data={choice}", "data.path=scenes")
+            fails(outcome, "evaluate measures pictures only")
+
+
+def test_stage_1_of_pairs_is_trained_on_the_images(run: Run) -> None:
+    succeeds(run, "train_vqgan", *PAIRS, *TINY_VQGAN, "perceptual=none", "run_dir=tokenizer")
     trained = taming.VQGAN.from_pretrained("tokenizer")
-    assert (trained.image_channels, trained.grid_size) == (3, (2, 3))
+    assert (trained.image_channels, trained.resolution) == (3, (16, 24))
     assert not trained.label_maps
 
 
@@ -64,15 +143,13 @@ def test_stage_1_is_trained_on_the_images(run: Run, pairs: Path) -> None:
     ("condition_as", "positions"), [("prefix", "rotary_2d"), ("context", "sinusoidal")]
 )
 def test_label_maps_by_their_cells(
-    run: Run, pairs: Path, tokenizer: str, condition_as: str, positions: str, tmp_path: Path
+    run: Run, tokenizer: None, condition_as: str, positions: str, tmp_path: Path
 ) -> None:
-    outcome = run(
-        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER,
-        f"condition_as={condition_as}", f"model.positions={positions}", "condition_cell=4",
-        "condition_dropout=0.1", "data.label_map.unlabelled=3", "data.label_map.unlabelled_class=0",
-        "run_dir=scenes_gpt",
+    succeeds(
+        run, "train_transformer", *STAGE_2, *PAIRS, f"condition_as={condition_as}",
+        f"model.positions={positions}", "condition_cell=4", "condition_dropout=0.1",
+        "data.label_map.unlabelled=3", "data.label_map.unlabelled_class=0", "run_dir=scenes_gpt",
     )  # fmt: skip
-    assert outcome.status == 0, outcome.err
     assert list((tmp_path / "scenes_gpt" / "grids").glob("samples_*.png"))
     model = taming.ImageGenerator.from_pretrained("scenes_gpt")
     assert isinstance(model.condition_tokenizer, CellClasses)
@@ -81,129 +158,95 @@ def test_label_maps_by_their_cells(
     maps = torch.zeros(2, 4, 16, 24)
     maps[:, 0] = 1.0
     assert model.sample(2, maps, seed=0, guidance_scale=2.0).shape == (2, 3, 16, 24)
-    larger = maps.repeat(1, 1, 2, 2)
-    assert model.sample(2, larger, options=SamplingOptions(seed=0, grid_size=(4, 6))).shape == (
-        2,
-        3,
-        32,
-        48,
-    )
-    resumed = run("train_transformer", "resume=scenes_gpt", "trainer.max_steps=3")
-    assert resumed.status == 0, resumed.err
+    larger = SamplingOptions(seed=0, grid_size=(4, 6))
+    assert model.sample(2, maps.repeat(1, 1, 2, 2), options=larger).shape == (2, 3, 32, 48)
+    succeeds(run, "train_transformer", "resume=scenes_gpt", "trainer.max_steps=3")
 
 
 def test_runs_are_resumed_that_did_not_keep_how_maps_were_read(
-    run: Run, pairs: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, tokenizer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = ImageCondition.config
+
+    def old_config(self: ImageCondition) -> dict[str, object]:
+        return {k: v for k, v in config(self).items() if not k.startswith("unlabelled")}
+
     with monkeypatch.context() as older:
-        config = ImageCondition.config
-        without = {"unlabelled", "unlabelled_class"}
-        older.setattr(
-            ImageCondition,
-            "config",
-            lambda self: {k: v for k, v in config(self).items() if k not in without},
-        )
-        outcome = run(
-            "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "run_dir=old"
-        )
-    assert outcome.status == 0, outcome.err
-    outcome = run("train_transformer", "resume=old", "trainer.max_steps=3")
-    assert outcome.status == 0, outcome.err
-    model = taming.ImageGenerator.from_pretrained("old")
-    assert model.conditioning.unlabelled is None
+        older.setattr(ImageCondition, "config", old_config)
+        succeeds(run, "train_transformer", *STAGE_2, *PAIRS, "run_dir=old")
+    succeeds(run, "train_transformer", "resume=old", "trainer.max_steps=3")
+    assert taming.ImageGenerator.from_pretrained("old").conditioning.unlabelled is None
 
 
-def test_label_maps_by_a_tokenizer_of_their_own(
-    run: Run, pairs: Path, tokenizer: str, tmp_path: Path
-) -> None:
-    outcome = run(
-        "train_vqgan", "experiment=label_map", f"data.path={pairs}", "size=tiny",
-        "trainer.max_steps=2",
-        "data.source.subfolder=label", "data.channels=4", "data.label_map.unlabelled=null",
-        "data.resolution=[16,24]", "model.channel_multipliers=[1,2,2,2]", "data.val_fraction=0.25",
-        "model.quantizer.codebook_size=16", "logger=csv", "run_dir=maps",
+def test_label_maps_by_a_tokenizer_of_their_own(run: Run, tokenizer: None) -> None:
+    succeeds(
+        run, "train_vqgan", *MAPS, "data.source.subfolder=label", "data.channels=4",
+        "data.label_map.unlabelled=null", "data.resolution=[16,24]", "data.val_fraction=0.25",
+        "model.channel_multipliers=[1,2,2,2]", "model.quantizer.codebook_size=16", "logger=csv",
+        "run_dir=maps",
     )  # fmt: skip
-    assert outcome.status == 0, outcome.err
-    outcome = run(
-        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER,
-        "condition_tokenizer=maps", "run_dir=scenes_gpt",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.err
+    succeeds(
+        run, "train_transformer", *STAGE_2, *PAIRS, "condition_tokenizer=maps", "run_dir=scenes_gpt"
+    )
     model = taming.ImageGenerator.from_pretrained("scenes_gpt")
     assert model.condition_tokenizer.label_maps
     assert model.conditioning.num_codes == 16
 
 
-def test_pictures_by_a_tokenizer_of_their_own(run: Run, pairs: Path, tokenizer: str) -> None:
-    depths = data(
-        pairs, "data.condition=image", "data.source.condition_folder=depth", "data.num_classes=null"
-    )
-    refused = run("train_transformer", tokenizer, *depths, *TINY_TRANSFORMER, "run_dir=x")
+def test_pictures_by_a_tokenizer_of_their_own(run: Run, tokenizer: None) -> None:
+    depths = (
+        *STAGE_2, *PAIRS, "data.condition=image", "data.source.condition_folder=depth",
+        "data.num_classes=null", "run_dir=scenes_gpt",
+    )  # fmt: skip
+    refused = run("train_transformer", *depths)
     assert refused.status != 0
     assert "need a condition_tokenizer" in refused.err
-    outcome = run(
-        "train_transformer", tokenizer, *depths, *TINY_TRANSFORMER,
-        "condition_tokenizer=tokenizer", "training.pkeep=0.9", "run_dir=scenes_gpt",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.err
+    pkeep = "training.pkeep=0.9"
+    succeeds(run, "train_transformer", *depths, "condition_tokenizer=tokenizer", pkeep)
 
 
-def test_an_error_in_a_loaders_worker_is_told_in_a_line(
-    run: Run, pairs: Path, tokenizer: str
-) -> None:
-    Image.fromarray(np.full((24, 36), 9, dtype=np.uint8)).save(pairs / "label" / "3.png")
+def test_pairs_without_their_conditions(run: Run, tokenizer: None) -> None:
+    succeeds(run, "train_transformer", *STAGE_2, *PAIRS, "conditioning=none", "run_dir=free")
+    assert taming.ImageGenerator.from_pretrained("free").condition_tokenizer is None
+
+
+def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: None) -> None:
+    Image.fromarray(np.full((24, 36), 9, dtype=np.uint8)).save("scenes/label/3.png")
     outcome = run(
-        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "data.source.check=none",
+        "train_transformer", *STAGE_2, *PAIRS, "data.source.check=none",
         "data.loader.num_workers=1", "run_dir=scenes_gpt",
     )  # fmt: skip
     fails(outcome, "scenes: label/3.png has a pixel of value 9")
     assert "DataLoader" not in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("paired", "settings", "message"),
+    [
+        (True, "condition_tokenizer=tokenizer", "of pictures of 3 channels, and the conditions"),
+        (True, "condition_cell=5", "does not divide by the cell size 5"),
+        (True, "condition_as=suffix", "condition_as is prefix or context"),
+        (False, "conditioning=image", "needs images with condition images"),
+        (False, "condition_as=context", "condition_as=context is for condition im"),
+        (True, "conditioning=none condition_as=context", "condition_as=context is for condition"),
+        (True, "conditioning=none condition_dropout=0.1", "condition_dropout=0.1 leaves out"),
+        (False, "data.source.labels=none condition_dropout=0.1", "condition_dropout=0.1 leaves"),
+        (True, "conditioning=class", "data=paired have none, but condition images"),
+        (False, "condition_cell=4", "condition_cell=4 is for condition images"),
+        (True, "conditioning=none condition_tokenizer=tokenizer", "tokenizer is for condition im"),
+        (True, "condition_tokenizer=tokenizer condition_cell=4", "condition_cell, not both"),
+    ],
+)
 def test_what_does_not_fit_is_said_before_any_work(
-    run: Run, pairs: Path, tokenizer: str, folder_overrides: tuple[str, ...]
+    run: Run,
+    tokenizer: None,
+    folder_overrides: tuple[str, ...],
+    paired: bool,
+    settings: str,
+    message: str,
 ) -> None:
-    for overrides, message in (
-        ([*data(pairs), "condition_tokenizer=tokenizer"], "is of pictures, and the conditions"),
-        ([*data(pairs), "condition_cell=5"], "does not divide by the cell size 5"),
-        ([*data(pairs), "condition_as=suffix"], "condition_as is prefix or context"),
-        ([*folder_overrides, "conditioning=image"], "needs images with condition images"),
-        ([*folder_overrides, "condition_as=context"], "condition_as=context is for condition im"),
-        (
-            [*data(pairs), "conditioning=none", "condition_as=context"],
-            "condition_as=context is for condition images",
-        ),
-        (
-            [*data(pairs), "conditioning=none", "condition_dropout=0.1"],
-            "condition_dropout=0.1 leaves out the condition",
-        ),
-        (
-            [*folder_overrides, "data.source.labels=none", "condition_dropout=0.1"],
-            "condition_dropout=0.1 leaves out the condition",
-        ),
-        ([*data(pairs), "conditioning=class"], "needs images with classes"),
-        ([*folder_overrides, "condition_cell=4"], "condition_cell=4 is for condition images"),
-        (
-            [*data(pairs), "conditioning=none", "condition_tokenizer=tokenizer"],
-            "condition_tokenizer=tokenizer is for condition images",
-        ),
-        (
-            [*data(pairs), "condition_tokenizer=tokenizer", "condition_cell=4"],
-            "a condition_tokenizer or a condition_cell, not both",
-        ),
-    ):
-        outcome = run(
-            "train_transformer", tokenizer, *overrides, *TINY_TRANSFORMER, "run_dir=refused"
-        )
-        assert outcome.status != 0
-        assert message in outcome.err, outcome.err
-        assert not Path("refused").exists()
-
-
-def test_pairs_without_their_conditions(run: Run, pairs: Path, tokenizer: str) -> None:
-    outcome = run(
-        "train_transformer", tokenizer, *data(pairs), *TINY_TRANSFORMER, "conditioning=none",
-        "run_dir=free",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.err
-    assert taming.ImageGenerator.from_pretrained("free").condition_tokenizer is None
+    data = PAIRS if paired else folder_overrides
+    outcome = run("train_transformer", *STAGE_2, *data, *settings.split(), "run_dir=refused")
+    assert outcome.status != 0
+    assert message in outcome.err, outcome.err
+    assert not Path("refused").exists()

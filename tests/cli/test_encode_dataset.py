@@ -50,12 +50,7 @@ def test_the_training_finds_the_tokens(
 def test_the_validation_images_do_not_depend_on_the_seed(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]
 ) -> None:
-    overrides = (
-        f"vqgan={vqgan_run}",
-        *folder_overrides,
-        "data.loader.num_workers=0",
-        "tokens.num_views=2",
-    )
+    overrides = (f"vqgan={vqgan_run}", *folder_overrides, "tokens.num_views=2")
     for seed, num_caches in ((0, 2), (1, 3)):  # the training images' crops do
         outcome = run("encode_dataset", *overrides, f"seed={seed}", "device=cpu")
         assert outcome.status == 0, outcome.err
@@ -65,12 +60,7 @@ def test_the_validation_images_do_not_depend_on_the_seed(
 def test_without_augmentation_there_is_one_view(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]
 ) -> None:
-    overrides = [
-        f"vqgan={vqgan_run}",
-        *folder_overrides,
-        "data.loader.num_workers=0",
-        "data.transform.crop=center",
-    ]
+    overrides = (f"vqgan={vqgan_run}", *folder_overrides, "data.transform.crop=center")
     for flip, views, noted in (("true", " in 2 views", False), ("false", "", True)):
         outcome = run(
             "encode_dataset", *overrides, f"data.transform.horizontal_flip={flip}",
@@ -78,18 +68,23 @@ def test_without_augmentation_there_is_one_view(
         )  # fmt: skip
         assert outcome.status == 0, outcome.err
         assert f"12 images{views}, 2×2 codes each" in outcome.out
-        assert ("one view of each image is encoded, not tokens.num_views=2" in outcome.err) is noted
+        assert ("one view of each image is encoded" in outcome.err) is noted
 
 
-def test_mistakes_are_one_line(run: Run, vqgan_run: Path) -> None:
-    tokenizer = f"vqgan={vqgan_run}"
-    for overrides, parts in (
-        ((), ("vqgan=VALUE", "data.path=VALUE")),
-        (("vqgan=nowhere", "data.path=x"), ("nowhere", "does not exist")),
-        ((tokenizer, "data.path=nowhere"), ("nowhere", "does not exist")),
-        ((tokenizer, "data.path=.", "tokens.num_views=null"), ("tokens.num_views", "not null")),
-        ((tokenizer, "data.path=.", "tokens.batch_size=0"), ("tokens.batch_size", "at least 1")),
-        ((tokenizer, "data.path=.", "device=abacus"), ("device=abacus",)),
-        ((tokenizer, "data.path=.", "trainer.max_steps=3"), ("no setting trainer.max_steps",)),
-    ):
-        fails_before_writing(run("encode_dataset", *overrides, "tokens.cache_dir=out"), *parts)
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        ("vqgan=??? data.path=???", ("vqgan=VALUE", "data.path=VALUE")),
+        ("vqgan=nowhere data.path=x", ("nowhere", "does not exist")),
+        ("data.path=nowhere", ("nowhere", "does not exist")),
+        ("data.path=. tokens.num_views=null", ("tokens.num_views", "not null")),
+        ("data.path=. tokens.batch_size=0", ("tokens.batch_size", "at least 1")),
+        ("data.path=. device=abacus", ("device=abacus",)),
+        ("data.path=. trainer.max_steps=3", ("no setting trainer.max_steps",)),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: Run, vqgan_run: Path, overrides: str, parts: tuple[str, ...]
+) -> None:
+    settings = f"vqgan={vqgan_run} tokens.cache_dir=out {overrides}"
+    fails_before_writing(run("encode_dataset", *settings.split()), *parts)

@@ -7,28 +7,23 @@ from typing import IO, Any
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_data import zipped
 
 from taming.data import ImageFolder, PictureReader
+from taming.data.files import natural_key
+from taming.data.image_folder import folder_labels
 from taming.errors import MissingPathError, UserError
 
 
-def opened(path: Path, check: str = "full", **settings: Any) -> ImageFolder:
+def opened(path: Path, check: Any = "full", **settings: Any) -> ImageFolder:
     reader = settings.pop("reader", PictureReader())
     source = ImageFolder(path, reader, **{"labels": "auto", "max_broken_fraction": 0.2, **settings})
-    source.drop_broken(check)  # type: ignore[arg-type]
+    source.drop_broken(check)
     return source
 
 
 def names(source: ImageFolder) -> list[str]:
     return [source.name(i) for i in range(len(source))]
-
-
-def zipped(folder: Path, prefix: str = "") -> Path:
-    path = folder.with_suffix(".zip")
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(folder.rglob("*"), reverse=True):
-            archive.write(file, prefix + file.relative_to(folder).as_posix())
-    return path
 
 
 def cut_off(path: Path) -> None:
@@ -45,54 +40,37 @@ def test_everything_an_image_and_nothing_hidden_is_found(make_folder: Any) -> No
     assert names(opened(root)) == expected.split()
 
 
-def test_classes_and_labels(make_folder: Any) -> None:
-    source = opened(make_folder({"dog": 2, "cat": 1}))
-    assert source.class_names == ["cat", "dog"]
-    assert [source.label(i) for i in range(3)] == [0, 1, 1]
-    flat = opened(make_folder({"": 2}, "flat"))
-    assert flat.class_names == []
-    assert flat.label(0) is None
-
-
-def test_a_zip_equals_its_folder(make_folder: Any) -> None:
-    root = make_folder({"cat": 3, "dog": 2})
-    folder, archive = opened(root), opened(zipped(root))
-    assert names(folder) == names(archive)
-    assert folder.class_names == archive.class_names
-    assert folder.sizes == archive.sizes == [(24, 24)] * 5
-    for i in range(5):
-        assert folder.label(i) == archive.label(i)
-        assert np.array_equal(np.asarray(folder.load(i)), np.asarray(archive.load(i)))
+@pytest.mark.parametrize("kind", ["plain", "outer folder", "backslashes"])
+def test_a_zip_equals_its_folder(make_folder: Any, kind: str) -> None:
+    root = make_folder({"cat": 1, "dog": 2, "__MACOSX": 1})
+    path = root.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w") as archive:
+        if kind == "backslashes":
+            archive.writestr("cat\\", b"")
+        for file in sorted(root.rglob("*.png"), reverse=True):
+            name = file.relative_to(root).as_posix()
+            name = f"my photos/{name}" if kind == "outer folder" else name
+            archive.write(file, name.replace("/", "\\") if kind == "backslashes" else name)
+    folder, inside = opened(root), opened(path)
+    assert [name.removeprefix("my photos/") for name in names(inside)] == names(folder)
+    assert names(folder) == ["cat/0.png", "dog/0.png", "dog/1.png"]
+    assert folder.class_names == inside.class_names == ["cat", "dog"]
+    assert folder.sizes == inside.sizes == opened(path, "header").sizes == [(24, 24)] * 3
+    for i, label in enumerate([0, 1, 1]):
+        assert folder.label(i) == inside.label(i) == label
+        assert np.array_equal(np.asarray(folder.load(i)), np.asarray(inside.load(i)))
 
 
 def test_a_damaged_zip_member_is_a_broken_file(make_folder: Any) -> None:
     archive = zipped(make_folder({"": 12}))
+    with zipfile.ZipFile(archive) as whole:
+        place = whole.getinfo("10.png").header_offset + 200
     content = bytearray(archive.read_bytes())
-    content[200] ^= 255  # inside the last member; its checksum no longer fits
+    content[place] ^= 255  # its checksum no longer fits
     archive.write_bytes(content)
     source = opened(archive)
-    assert len(source.broken) == 1
-    assert names(source)[-2:] == ["10.png", "11.png"]  # in natural order
-
-
-def test_a_zip_with_an_outer_folder_and_mac_files(make_folder: Any) -> None:
-    root = make_folder({"cat": 1, "dog": 1, "__MACOSX": 1})
-    source = opened(zipped(root, "my photos/"))
-    assert source.class_names == ["cat", "dog"]
-
-
-def test_a_zip_with_backslashes_in_names(make_folder: Any) -> None:
-    root = make_folder({"cat": 1, "dog": 2})
-    with zipfile.ZipFile(root.with_suffix(".zip"), "w") as archive:
-        archive.writestr("cat\\", b"")
-        for file in root.rglob("*.png"):
-            archive.write(file, str(file.relative_to(root)).replace("/", "\\"))
-    folder, odd = opened(root), opened(root.with_suffix(".zip"))
-    assert names(odd) == names(folder) == ["cat/0.png", "dog/0.png", "dog/1.png"]
-    assert odd.class_names == ["cat", "dog"]
-    assert opened(root.with_suffix(".zip"), "header").sizes == [(24, 24)] * 3
-    for i in range(3):
-        assert np.array_equal(np.asarray(odd.load(i)), np.asarray(folder.load(i)))
+    assert [name for name, _ in source.broken] == ["10.png"]
+    assert names(source)[-2:] == ["9.png", "11.png"]  # in natural order
 
 
 def test_links_to_folders_are_followed_but_not_in_circles(make_folder: Any) -> None:
@@ -195,23 +173,20 @@ def test_a_single_image(tmp_path: Path) -> None:
     assert (image.mode, image.getpixel((0, 0))) == ("L", 255)
 
 
-def test_missing_path_and_wrong_paths(tmp_path: Path) -> None:
+def test_paths_without_images(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match="nowhere does not exist"):
         opened(tmp_path / "nowhere")
-    (tmp_path / "list.txt").write_text("a")
-    with pytest.raises(UserError, match=r"list\.txt: not an image .* a folder, a \.zip file or"):
-        opened(tmp_path / "list.txt")
-    (tmp_path / "no.zip").write_text("a")
-    with pytest.raises(UserError, match="not a readable zip"):
-        opened(tmp_path / "no.zip")
-
-
-def test_no_images(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no images: .*\.jpg"):
         opened(tmp_path)
     (tmp_path / "clip.gif").write_bytes(b"GIF89a")
     with pytest.raises(UserError, match=r"holds no images \(but 1 \.gif\)"):
         opened(tmp_path)
+    (tmp_path / "list.txt").write_text("a")
+    with pytest.raises(UserError, match=r"list\.txt: not an image .* a \.zip file"):
+        opened(tmp_path / "list.txt")
+    (tmp_path / "no.zip").write_text("a")
+    with pytest.raises(UserError, match="not a readable zip"):
+        opened(tmp_path / "no.zip")
 
 
 def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -> None:
@@ -230,3 +205,50 @@ def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -
     in_zip = opened(zipped(root)).fingerprint()
     Image.new("RGB", (24, 24)).save(root / "dog" / "1.png")
     assert opened(zipped(root)).fingerprint() != in_zip
+
+
+@pytest.mark.parametrize(
+    ("files", "mode", "known", "expected"),
+    [
+        ("10/a.png 9/b.png 9/deeper/c.png", "auto", None, (["9", "10"], [1, 0, 0])),
+        ("photos/cat/1.png photos/dog/1.png", "auto", None, (["cat", "dog"], [0, 1])),
+        ("1.png 2.png", "auto", None, ([], [None, None])),
+        ("a/1.png 2.png", "auto", None, ([], [None, None])),
+        ("a/1.png a/2.png", "auto", None, ([], [None, None])),
+        ("a/1.png a/2.png", "folders", None, (["a"], [0, 0])),
+        ("dog/1.png", "auto", ["cat", "dog"], (["cat", "dog"], [1])),
+        ("v/dog/1.png v/cat/2.png", "auto", ["cat", "dog", "emu"], (["cat", "dog", "emu"], [1, 0])),
+        ("dog/1.png", "auto", [], ([], [None])),
+    ],
+)
+def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) -> None:
+    assert folder_labels(files.split(), mode, "x", known) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "mode", "known", "message"),
+    [
+        ("a/1.png 2.png", "folders", None, r"x: 1 of 2 .*such as 2\.png"),
+        ("train/cat/1.png val/cat/2.png", "auto", None, "train, val look like a split.*val_path"),
+        ("dog/1.png fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class of the training"),
+        ("fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class"),
+        ("1.png", "auto", ["cat", "dog"], "no folder is not a class"),
+    ],
+)
+def test_folders_that_are_no_classes(files: str, mode: Any, known: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        folder_labels(files.split(), mode, "x", known)
+
+
+def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        folder_labels(["1.png", "2.png"], "auto", "x")
+        assert not caplog.messages  # no folders, no classes
+        folder_labels(["cat/1.png", "dog/2.png", "3.png"], "auto", "x")
+    assert "x: no classes, for 1 of 3 images" in caplog.text
+    assert "3.png" in caplog.text
+
+
+def test_natural_order() -> None:
+    expected = ["10", "a", "b09", "b9", "b10"]
+    assert sorted(["b10", "b9", "a", "10", "b09"], key=natural_key) == expected

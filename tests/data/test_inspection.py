@@ -1,11 +1,11 @@
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_data import zipped
 
 from taming.data import ImageFolder, InspectionImages, PictureReader
 from taming.errors import UserError
@@ -75,15 +75,13 @@ def test_broken_files_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_images_that_are_too_small(tmp_path: Path) -> None:
-    write(tmp_path / "a.png", 3, 40)
-    with pytest.raises(UserError, match=r"a\.png, 3×40 .* leaves 0×40 .* 8 pixels .*resolution="):
-        inspected(tmp_path)
-    write(tmp_path / "a.png", 11, 40)
-    with pytest.raises(UserError, match=r"a\.png, 11×40 .* leaves 8×40 .* 11 pixels a side"):
-        inspected(tmp_path, min_side=11)
-    assert batches(inspected(tmp_path, min_side=11, resolution=12), 1) == [
-        (["a.png"], (1, 3, 12, 12))
-    ]
+    for height, min_side, left in ((3, 8, 0), (11, 11, 8)):
+        write(tmp_path / "a.png", height, 40)
+        message = rf"a\.png, {height}×40 .* leaves {left}×40 .* {min_side} pixels"
+        with pytest.raises(UserError, match=message):
+            inspected(tmp_path, min_side=min_side)
+    enlarged = inspected(tmp_path, min_side=11, resolution=12)
+    assert batches(enlarged, 1) == [(["a.png"], (1, 3, 12, 12))]
     with pytest.raises(UserError, match=r"resolution is 10×10, .* multiples of 4"):
         inspected(tmp_path, resolution=10)
 
@@ -92,19 +90,14 @@ def test_max_images_counts_what_can_be_read(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / f"{number}.png", 8, 8)
     (tmp_path / "0.png").write_bytes(b"no picture")
-    assert [names for names, _ in batches(inspected(tmp_path, max_images=2), 4)] == [
-        ["1.png", "2.png"]
-    ]
+    ((names, _),) = batches(inspected(tmp_path, max_images=2), 4)
+    assert names == ["1.png", "2.png"]
 
 
 def test_folder_archive_and_file_are_read_alike(tmp_path: Path) -> None:
     path = write(tmp_path / "folder" / "a.png", 8, 12, value=30)
-    with ZipFile(tmp_path / "archive.zip", "w") as archive:
-        archive.write(path, "a.png")
-    found = [
-        next(iter(inspected(p).batches(1, num_workers=0)))[1]
-        for p in (path.parent, tmp_path / "archive.zip", path)
-    ]
+    paths = path.parent, zipped(path.parent), path
+    found = [next(iter(inspected(p).batches(1, num_workers=0)))[1] for p in paths]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert found[0][0, 0, 0, 0].item() == pytest.approx(30 / 127.5 - 1)

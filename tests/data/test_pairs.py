@@ -9,34 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_data import FRAME, data_module, label_map_files, pair_files
+from tiny_data import FRAME, data_module, label_map_files, pair_files, write_pairs, zipped
 
 from taming.data import ImageDataModule, ImagesOfPairs, LabelMapReader, PictureReader
 from taming.errors import UserError
-
-
-def classes_of(index: int, height: int = 24, width: int = 32) -> np.ndarray:
-    """Blocks of 8×8 pixels of five classes."""
-    coarse = np.random.default_rng(index).integers(0, 5, (height // 8, width // 8), dtype=np.uint8)
-    return coarse.repeat(8, 0).repeat(8, 1)
-
-
-def write_pairs(root: Path, count: int = 8, scale: int = 1) -> Path:
-    """Label maps, and pictures that show class c as the grey 50·c."""
-    for index in range(count):
-        classes = classes_of(index)
-        label, image = root / "label" / "street", root / "image" / "street"
-        label.mkdir(parents=True, exist_ok=True)
-        image.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(classes).save(label / f"{index}.png")
-        shown = (50 * classes).repeat(scale, 0).repeat(scale, 1)
-        Image.fromarray(shown).convert("RGB").save(image / f"{index}.bmp")
-    return root
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Path:
-    return write_pairs(tmp_path / "pairs")
 
 
 def module(path: Path, **settings: Any) -> ImageDataModule:
@@ -54,14 +30,12 @@ def assert_shows_the_same(images: torch.Tensor, conditions: torch.Tensor) -> Non
 
 @pytest.mark.parametrize(("kind", "num_workers"), [("folder", 0), ("zip", 0), ("zip", 1)])
 def test_batches(pairs: Path, kind: str, num_workers: int) -> None:
-    path = pairs if kind == "folder" else Path(shutil.make_archive(str(pairs), "zip", pairs))
-    data = module(path, num_workers=num_workers)
+    data = module(pairs if kind == "folder" else zipped(pairs), num_workers=num_workers)
     assert (len(data.train_dataset), len(data.val_dataset)) == (6, 2)
     assert (data.channels, data.num_classes, data.of_label_maps) == (3, None, False)
     assert data.resolution == data.condition_resolution == (12, 16)
     assert data.condition_reader == LabelMapReader(5, unlabelled=None)
-    found = "6 pairs to train and 2 to validate, no classes, 12x16, RGB from label maps of 5 class"
-    assert found in data.summary()
+    assert "6 pairs to train and 2 to validate, no classes, 12x16, RGB from" in data.summary()
     for batch in islice(data.train_dataloader(), 4):
         assert batch.keys() == {"images", "conditions"}
         assert batch["images"].shape == (3, 3, 12, 16)
@@ -122,18 +96,14 @@ def test_without_conditions_the_images_are_the_same(pairs: Path) -> None:
 
 def test_the_label_maps_alone(pairs: Path) -> None:
     """`data=label_maps` reads the same archive."""
-    maps, both = data_module(label_map_files(pairs, unlabelled=None), **FRAME), module(pairs)
-    by_name = {
-        maps.train_dataset.name(i): maps.train_dataset[i]["images"]
-        for i in range(len(maps.train_dataset))
-    }
-    shared = 0
-    for i in range(len(both.train_dataset)):
-        name = both.train_dataset.name(i).replace("image", "label").replace("bmp", "png")
-        if name in by_name:  # the split goes by name, and those differ
-            shared += 1
-            assert torch.equal(both.train_dataset[i]["conditions"], by_name[name])
-    assert shared >= 4
+    maps = data_module(label_map_files(pairs, unlabelled=None), **FRAME).train_dataset
+    both = module(pairs).train_dataset
+    by_name = {maps.name(i): maps[i]["images"] for i in range(len(maps))}
+    names = [both.name(i).replace("image", "label").replace("bmp", "png") for i in range(len(both))]
+    shared = [(i, name) for i, name in enumerate(names) if name in by_name]
+    assert len(shared) >= 4  # the split goes by name, and those differ
+    for i, name in shared:
+        assert torch.equal(both[i]["conditions"], by_name[name])
 
 
 def test_files_without_partner_are_counted_and_named(
@@ -144,8 +114,8 @@ def test_files_without_partner_are_counted_and_named(
     with caplog.at_level(logging.WARNING):
         data = module(pairs)
         assert len(data.train_dataset) + len(data.val_dataset) == 7
-    expected = "2 files have no partner and are left out (image/street/0.bmp, label/1.png); 7 pairs"
-    assert expected in caplog.text
+    assert "2 files have no partner" in caplog.text
+    assert "(image/street/0.bmp, label/1.png); 7 pairs" in caplog.text
     assert_shows_the_same(*(data.train_dataset[0][k][None] for k in ("images", "conditions")))
 
 
@@ -155,15 +125,12 @@ def test_a_pair_with_a_broken_file_is_left_out(pairs: Path, side: str, check: st
     (file,) = (pairs / side / "street").glob("2.*")
     file.write_bytes(file.read_bytes()[:60])
     data = module(pairs, check=check, max_broken_fraction=0.5)
-    name = f"{side}/street/{file.name}"
     datasets = data.train_dataset, data.val_dataset
     if check == "full":
         assert sum(len(dataset) for dataset in datasets) == 7
-        assert [found for found, _ in data.train_dataset.broken] == [name]
-        assert name in data.summary()
+        assert [found for found, _ in data.train_dataset.broken] == [f"{side}/street/{file.name}"]
     for dataset in datasets:
-        for index in range(len(dataset)):
-            item = dataset[index]
+        for item in (dataset[index] for index in range(len(dataset))):
             assert_shows_the_same(item["images"][None], item["conditions"][None])
     replaced = [found for dataset in datasets for found in dataset.replaced]
     assert replaced == ([] if check == "full" else ["image/street/2.bmp"])
@@ -185,8 +152,8 @@ def test_shapes_that_differ(pairs: Path) -> None:
         module(pairs).setup()
     data = module(pairs, check="none")
     with pytest.raises(UserError, match=message):
-        [data.train_dataset[i] for i in range(len(data.train_dataset))]
-        [data.val_dataset[i] for i in range(len(data.val_dataset))]
+        for dataset in (data.train_dataset, data.val_dataset):
+            [dataset[i] for i in range(len(dataset))]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +180,6 @@ def test_names_that_do_not_fit(pairs: Path) -> None:
         module(pairs).setup()
 
 
-def test_validation_pairs_of_their_own(pairs: Path, tmp_path: Path) -> None:
-    write_pairs(tmp_path / "val", 3, scale=2)
-    data = module(pairs, val_path=tmp_path / "val")
-    assert (len(data.train_dataset), len(data.val_dataset)) == (8, 3)
-
-
 def test_the_fingerprint_follows_both_sides(pairs: Path) -> None:
     def fingerprint(**settings: Any) -> str:
         return module(pairs, **settings).train_dataset.fingerprint()
@@ -242,8 +203,7 @@ def test_camvid(shared: Path) -> None:
     path = shared / "data" / "camvid256x192_val.zip"
     if not path.is_file():
         pytest.skip(f"needs {path}")
-    reader = LabelMapReader(12, unlabelled=None)
-    source = pair_files(path, reader, val_fraction=0.5, check="header")
+    source = pair_files(path, LabelMapReader(12, unlabelled=11), val_fraction=0.5, check="header")
     data = data_module(source, resolution=(192, 256), horizontal_flip=True)
     assert len(data.train_dataset) + len(data.val_dataset) == 101
     dataset = data.train_dataset
@@ -257,13 +217,10 @@ def test_camvid(shared: Path) -> None:
                 classes = np.asarray(Image.open(file))
             assert np.abs((item["images"].numpy() + 1) * 127.5 - picture).max() < 1e-3
             assert np.array_equal(item["conditions"].argmax(0), classes)
-    mirrored = [
-        (item["images"], item["conditions"]) for item in (dataset[0, draw] for draw in range(8))
-    ]
-    plain = dataset[0]
-    flips = [bool((image != plain["images"]).any()) for image, _ in mirrored]
-    assert 0 < sum(flips) < 8
-    for flipped, (image, condition) in zip(flips, mirrored, strict=True):
-        dims = [2] if flipped else []
-        assert torch.equal(image, plain["images"].flip(dims))
-        assert torch.equal(condition, plain["conditions"].flip(dims))
+    plain, num_flipped = dataset[0], 0
+    for item in (dataset[0, draw] for draw in range(8)):
+        flipped = bool((item["images"] != plain["images"]).any())
+        num_flipped += flipped
+        for name, shown in plain.items():
+            assert torch.equal(item[name], shown.flip(2) if flipped else shown)
+    assert 0 < num_flipped < 8

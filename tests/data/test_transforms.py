@@ -15,9 +15,8 @@ def ramp(height: int, width: int) -> Image.Image:
 
 def levels(image: Image.Image) -> np.ndarray:
     """`(c H W)`, 0 to 255."""
-    return (
-        np.asarray(image).astype(np.int64).reshape(image.height, image.width, -1).transpose(2, 0, 1)
-    )
+    pixels = np.asarray(image).astype(np.int64)
+    return pixels.reshape(image.height, image.width, -1).transpose(2, 0, 1)
 
 
 def test_shorter_side_takes_the_middle_and_keeps_the_aspect() -> None:
@@ -41,9 +40,8 @@ def test_resizing_down_is_antialiased() -> None:
 
 
 def test_stretch_uses_the_whole_image() -> None:
-    columns = levels(ImageTransform(resolution=4, resize="stretch", crop="none")(ramp(4, 200)))[
-        0, 0
-    ]
+    transform = ImageTransform(resolution=4, resize="stretch", crop="none")
+    columns = levels(transform(ramp(4, 200)))[0, 0]
     assert np.allclose(columns, [25, 75, 125, 175], atol=8)
 
 
@@ -81,8 +79,7 @@ def test_random_crops_stay_within_crop_scale_and_move() -> None:
     lefts, widths = [], []
     for seed in range(300):
         columns = levels(transform(ramp(64, 64), np.random.default_rng(seed)))[0, 0]
-        width = (columns[-2] - columns[1]) * 16 / 13
-        widths.append(width)
+        widths.append((columns[-2] - columns[1]) * 16 / 13)
         lefts.append(columns[0])
     assert 30 < min(widths) < 35
     assert 45 < max(widths) < 50
@@ -94,18 +91,16 @@ def test_random_crops_stay_within_crop_scale_and_move() -> None:
 
 def test_augmentation_depends_on_the_random_numbers_alone() -> None:
     transform = ImageTransform(
-        resolution=8,
-        resize="shorter_side",
-        crop="random",
-        crop_scale=(0.5, 1),
-        horizontal_flip=True,
-        random_shift=2,
-    )
+        resolution=8, resize="shorter_side", crop="random", crop_scale=(0.5, 1),
+        horizontal_flip=True, random_shift=2,
+    )  # fmt: skip
     image = ramp(20, 20)
-    first = [transform(image, np.random.default_rng(seed)) for seed in range(20)]
-    again = [transform(image, np.random.default_rng(seed)) for seed in range(20)]
+    first, again = (
+        [transform(image, np.random.default_rng(seed)).tobytes() for seed in range(20)]
+        for _ in range(2)
+    )
     assert first == again
-    assert len({a.tobytes() for a in first}) == 20
+    assert len(set(first)) == 20
     assert transform(image) == transform(image)
 
 

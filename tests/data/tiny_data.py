@@ -1,7 +1,11 @@
 """Short ways to small data for the tests beside this file."""
 
+import shutil
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from taming.data import (
     ImageDataModule,
@@ -51,3 +55,22 @@ def pair_files(path: Path, condition_reader: Any = None, **settings: Any) -> Pai
         condition_reader=condition_reader or LabelMapReader(5, unlabelled=None),
         **{"val_fraction": 0.25, **settings},
     )
+
+
+def zipped(folder: Path) -> Path:
+    """The folder as a zip archive beside it."""
+    return Path(shutil.make_archive(str(folder), "zip", folder))
+
+
+def write_pairs(root: Path, count: int = 8, scale: int = 1) -> Path:
+    """Label maps of five classes, 24×32 pixels; pictures that show class c as the grey 50·c."""
+    label, image = root / "label" / "street", root / "image" / "street"
+    label.mkdir(parents=True)
+    image.mkdir(parents=True)
+    for index in range(count):
+        coarse = np.random.default_rng(index).integers(0, 5, (3, 4), dtype=np.uint8)
+        classes = coarse.repeat(8, 0).repeat(8, 1)
+        Image.fromarray(classes).save(label / f"{index}.png")
+        shown = (50 * classes).repeat(scale, 0).repeat(scale, 1)
+        Image.fromarray(shown).convert("RGB").save(image / f"{index}.bmp")
+    return root

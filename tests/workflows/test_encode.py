@@ -23,7 +23,6 @@ from taming.data import (
     PictureReader,
     TokenDataset,
 )
-from taming.errors import UserError
 from taming.vqgan import VQGAN
 from taming.workflows import encode_dataset
 
@@ -308,21 +307,3 @@ def test_of_two_at_once_one_encodes(
     assert torch.equal(results[0][[6]]["indices"], results[1][[6]]["indices"])
     assert len(caches(tmp_path / "cache")) == 1
     assert "at work on the tokens of 7 images of " in caplog.text
-
-
-def test_conditions_that_do_not_fit(pairs: Path, tmp_path: Path) -> None:
-    def fails(message: str, data: ImageDataset, conditions: Any) -> None:
-        with pytest.raises(UserError, match=message):
-            encoded(data, tmp_path / "cache", tokenizer(), conditions)
-        assert not (tmp_path / "cache").exists()
-
-    fails("are label maps of 5 .* takes label maps of 4 ", dataset(pairs), CellClasses(4, 8, 16))
-    fails("label maps of 5 .* takes pictures of 3 channels", dataset(pairs), tokenizer())
-    pictures = dataset(
-        pair_files(pairs, condition_reader=PictureReader(), condition_folder="image")
-    )
-    of_three = tokenizer(label_maps=True)
-    fails("are pictures of 3 channels, .* takes label maps of 3 classes", pictures, of_three)
-    fails("does not divide", dataset(pairs), CellClasses(5, 5, 15))
-    alone = dataset(ImageFiles(path=pairs / "image", reader=PictureReader()))
-    fails("have no conditions to encode", alone, CELLS)
