@@ -1,10 +1,14 @@
 """What the user asks for, as ids for the transformer: a prefix, or a context."""
 
-from taming.conditioning.base import Conditioning, Prompt, conditioning_from_config
+from taming.conditioning.base import (
+    Conditioning,
+    Prompt,
+    Unconditional,
+    conditioning_from_config,
+)
 from taming.conditioning.cells import CellClasses, Tokenizer
 from taming.conditioning.class_label import ClassLabel
 from taming.conditioning.image import ImageCondition
-from taming.conditioning.unconditional import Unconditional
 
 __all__ = [
     "CellClasses",

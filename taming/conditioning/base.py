@@ -1,9 +1,9 @@
-"""The interface of all conditionings."""
+"""The interface of all conditionings, and the one without conditions."""
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,19 +11,14 @@ from torch import Tensor
 
 from taming.errors import UserError
 
-__all__ = ["Conditioning", "Prompt", "conditioning_from_config"]
+__all__ = ["Conditioning", "Prompt", "Unconditional", "conditioning_from_config"]
 
 
 class Prompt(NamedTuple):
-    """What the transformer reads beside the tokens.
+    """What the transformer reads beside the tokens."""
 
-    Attributes:
-        prefix: `(b p)` int64 ids in front of the tokens.
-        context: `(b c)` int64 ids that every layer attends to; None for models without.
-    """
-
-    prefix: Tensor
-    context: Tensor | None = None
+    prefix: Tensor  # (b p) int64 ids in front of the tokens
+    context: Tensor | None = None  # (b c) int64 ids that every layer attends to, if the model does
 
     def and_then(self, other: "Prompt") -> "Prompt":
         """Returns these prompts followed by the others."""
@@ -37,26 +32,17 @@ class Conditioning(ABC):
     """Turns conditions into ids for the transformer: a prefix, or a context.
 
     A subclass is a dataclass: its fields, and its kind, are what is saved of it.
-
-    Attributes:
-        kind: its name in a generator's config.json.
-        takes_images: whether a condition is an image, which becomes tokens first.
-        num_prefix_ids: number of different prefix ids, the size of their embedding.
-        prefix_length: ids in front of each sequence.
-        num_context_ids: number of different context ids; 0 for no context.
-        num_classes: number of classes to choose from; None where there are none.
-        class_names: names of the classes in the order of their labels; None where unknown.
-        dropout: share of the conditions that training replaces by "no condition". Only with some
-            does the model learn to draw images without one.
     """
 
-    kind: ClassVar[str]
-    takes_images: ClassVar[bool] = False
-    num_prefix_ids: int = 1
-    prefix_length: int = 1
-    num_context_ids: int = 0
-    num_classes: int | None = None
-    class_names: Sequence[str] | None = None
+    kind: ClassVar[str]  # its name in a generator's config.json
+    takes_images: ClassVar[bool] = False  # a condition is an image, which becomes tokens first
+    num_prefix_ids: int = 1  # number of different prefix ids, the size of their embedding
+    prefix_length: int = 1  # ids in front of each sequence
+    num_context_ids: int = 0  # number of different context ids; 0 for no context
+    num_classes: int | None = None  # number of classes to choose from; None where there are none
+    class_names: Sequence[str] | None = None  # in the order of their labels; None where unknown
+    # share of the conditions that training replaces by "no condition": only with some does the
+    # model learn to draw images without one
     dropout: float = 0.0
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -90,16 +76,22 @@ class Conditioning(ABC):
     def check(self, condition: Tensor | None, num_images: int) -> None:
         """Raises a `UserError` unless this is a condition for each of so many images.
 
-        Args:
-            condition: `(b,)` class labels, or `(b c H W)` condition images, whose pixels are not
-                looked at, or their codes `(b h w)`; None for no condition.
-            num_images: b.
+        A condition is `(b,)` class labels, or `(b c H W)` condition images, whose pixels are not
+        looked at, or their codes `(b h w)`; None for no condition.
         """
 
     @property
     def can_do_without(self) -> bool:
         """Whether the model has learned what images look like without a condition."""
         return self.dropout > 0
+
+    def check_absence(self, needed: str) -> None:
+        """Raises a `UserError` if the model needs this as condition of each image."""
+        if not self.can_do_without:
+            raise UserError(
+                "this model was trained without condition_dropout and has not learned to do "
+                f"without a condition: give {needed} for each image."
+            )
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces each prompt by that of "no condition" with probability `dropout`."""
@@ -127,6 +119,32 @@ class Conditioning(ABC):
         """Returns the plain dictionary from which `conditioning_from_config` rebuilds it."""
         settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples as lists
         return {"kind": self.kind, **settings}
+
+
+@dataclass
+class Unconditional(Conditioning):
+    """The prefix is the id 0, the only one there is; the model knows no conditions."""
+
+    kind = "unconditional"
+    can_do_without = True
+
+    def prompt(
+        self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
+    ) -> Prompt:
+        """Returns a prefix of `(b 1)` zeros."""
+        return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64, device=device))
+
+    def check_values(self, condition: Tensor) -> None:
+        """Refuses any condition."""
+        raise UserError(
+            "this model was trained without conditions: leave the condition out, or use a model "
+            "trained with conditions."
+        )
+
+    def check(self, condition: Tensor | None, num_images: int) -> None:
+        """Refuses any condition."""
+        if condition is not None:
+            self.check_values(condition)
 
 
 def conditioning_from_config(config: dict[str, Any]) -> Conditioning:

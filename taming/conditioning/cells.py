@@ -66,7 +66,7 @@ class CellClasses(PretrainedModel):
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
         self.downsample_factor = cell_size
         self.image_channels = self.codebook_size = num_classes
-        self.resolution = (height, width)
+        self.resolution = height, width
         self.grid_size = self.grid_size_for(self.resolution)
         self.config: dict[str, Any] = {
             "num_classes": num_classes,

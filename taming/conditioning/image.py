@@ -58,9 +58,7 @@ class ImageCondition(Conditioning):
 
     def check_values(self, condition: Tensor) -> None:
         """Refuses tokens that are not codes of condition images."""
-        if condition.numel() == 0:
-            return
-        least, greatest = int(condition.min()), int(condition.max())
+        least, greatest = map(int, condition.aminmax()) if condition.numel() else (0, 0)
         if not 0 <= least <= greatest < self.num_codes:
             raise UserError(
                 f"the condition's tokens are {least} to {greatest}, and this model knows 0 to "
@@ -70,11 +68,7 @@ class ImageCondition(Conditioning):
     def check(self, condition: Tensor | None, num_images: int) -> None:
         """Refuses what is neither an image nor a grid of codes for each image."""
         if condition is None:
-            if not self.can_do_without:
-                raise UserError(
-                    "this model was trained on condition images without condition_dropout and "
-                    "has not learned to do without: give a condition image for each image."
-                )
+            self.check_absence("a condition image")
         elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
             raise UserError(
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "

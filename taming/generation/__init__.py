@@ -1,13 +1,18 @@
 """Drawing images from a trained generator."""
 
 from taming.generation.checks import check_guidance, check_keep_rows
-from taming.generation.choice import TokenChoice, random_numbers
-from taming.generation.compiled import CompiledSteps
-from taming.generation.decoding import Steps, decode_tokens
-from taming.generation.filtering import apply_temperature, filter_logits, keep_top_k, keep_top_p
+from taming.generation.choice import (
+    TokenChoice,
+    apply_temperature,
+    filter_logits,
+    guide,
+    keep_top_k,
+    keep_top_p,
+    random_numbers,
+)
+from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
 from taming.generation.generator import ImageGenerator, load_condition_tokenizer
-from taming.generation.guidance import Guidance, guide
-from taming.generation.options import SamplingOptions, check_grid_size
+from taming.generation.options import Guidance, SamplingOptions, check_grid_size
 from taming.generation.rejection import BestSamples, sample_best
 from taming.generation.window import WindowRun, plan_windows
 

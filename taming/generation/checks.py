@@ -1,22 +1,15 @@
-"""What users get wrong about a generator's parts, and about what they ask it for."""
+"""What users get wrong about a generator's parts, and about what they want of it."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from taming.conditioning import ClassLabel, Conditioning, Tokenizer
 from taming.errors import UserError
-from taming.generation.guidance import Guidance
+from taming.generation.options import Guidance
 from taming.transformer import GPT
 
-__all__ = [
-    "as_condition",
-    "check_guidance",
-    "check_keep_rows",
-    "check_parts",
-    "check_tokens",
-]
+__all__ = ["as_condition", "check_guidance", "check_keep_rows", "check_parts", "check_tokens"]
 
 
 def check_parts(
@@ -42,10 +35,9 @@ def check_parts(
             f"a grid of {grid_size[0]} × {grid_size[1]} codes needs a context length of {length}, "
             f"and the transformer's is {config.context_length}."
         )
-    num_codes = getattr(conditioning, "num_codes", None)
     for name, part, count in (
         ("transformer", tokenizer, config.codebook_size),
-        ("condition", condition_tokenizer, num_codes),
+        ("condition", condition_tokenizer, getattr(conditioning, "num_codes", None)),
     ):
         if part is not None and part.codebook_size != count:
             raise UserError(
@@ -56,15 +48,13 @@ def check_parts(
 
 def check_tokens(tokens: Tensor, codebook_size: int, most: int) -> Tensor:
     """Returns tokens `(b n)`, n at most `most`, as int64, or raises a `UserError`."""
-    if not isinstance(tokens, Tensor) or (tokens.numel() and tokens.is_floating_point()):
-        kind = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise UserError(f"tokens must be a tensor of whole numbers, int64, and not {kind}.")
-    if tokens.ndim != 2 or tokens.shape[1] > most:
+    numbers = not tokens.numel() or not tokens.is_floating_point()
+    if tokens.ndim != 2 or tokens.shape[1] > most or not numbers:
         raise UserError(
-            f"tokens have the shape {tuple(tokens.shape)}, and must have (b, n) with n at most "
-            f"{most}, the tokens of an image."
+            f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}, and must be whole numbers "
+            f"(b, n) with n at most {most}, the tokens of an image."
         )
-    tokens = tokens.to(torch.int64)
+    tokens = tokens.long()
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
         raise UserError(
             f"tokens are {int(tokens.min())} to {int(tokens.max())}, and the codes of this "
@@ -104,17 +94,13 @@ def check_keep_rows(keep_rows: int, height: int, name: str = "keep_rows") -> Non
 
 def check_guidance(guidance: Guidance, conditioning: Conditioning, *, has_condition: bool) -> None:
     """Raises a `UserError` if there is nothing to strengthen, or the model cannot do without."""
-    if guidance.is_off:
-        return
-    problem = None
     if conditioning.num_classes is None and not conditioning.takes_images:
         problem = "this model was trained without conditions: leave guidance out"
     elif not has_condition:
         problem = "there is none: give one, or leave guidance out"
     elif not conditioning.can_do_without:
-        problem = (
-            "this model was not trained to do without it, which guidance needs: train with "
-            "condition_dropout=0.1, or leave guidance out"
-        )
-    if problem is not None:
+        problem = "this model was trained without condition_dropout, which guidance needs"
+    else:
+        return
+    if not guidance.is_off:
         raise UserError(f"guidance_scale={guidance.scale} strengthens a condition, and {problem}.")

@@ -1,16 +1,97 @@
-"""From logits to tokens: guidance, filters, and random numbers that belong to the image."""
+"""From logits to tokens: guidance, filters, and random numbers that belong to the image.
+
+The filters are pure functions of `(… v)` logits, each row with a finite greatest one. A token that
+is ruled out gets -∞. Of equally probable tokens the lower one counts as the more probable, so that
+the result is always well defined. Half-precision logits are computed with in float32.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from taming.generation.filtering import filter_logits
-from taming.generation.guidance import guide
+__all__ = [
+    "TokenChoice",
+    "apply_temperature",
+    "filter_logits",
+    "guide",
+    "keep_top_k",
+    "keep_top_p",
+    "random_numbers",
+    "sample_by_inverse_cdf",
+]
 
-__all__ = ["TokenChoice", "random_numbers", "sample_by_inverse_cdf"]
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
+    """Returns guided logits: unconditional + scale·(conditional - unconditional), in float32.
+
+    Computed as conditional + (scale - 1)·(conditional - unconditional), the same but that finite
+    logits come out of a scale of 1 exactly as they are, not up to rounding. A scale gives the same
+    numbers as a float and as a tensor.
+
+    Args:
+        conditional: `(b v)` logits of the model that sees the condition.
+        unconditional: `(b v)` logits of the model that sees none.
+        scale: a number, or a tensor of one element (on the logits' device, or of no dimension).
+    """
+    conditional, unconditional = conditional.float(), unconditional.float()
+    scale = torch.as_tensor(scale, dtype=torch.float32)
+    return conditional + (scale - 1) * (conditional - unconditional)
+
+
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Divides the logits: below 1 probable tokens become more probable, above 1 less.
+
+    The greatest is put to 0 first, which changes no probability and lets no temperature overflow.
+    At 1e-30 and below only the most probable tokens are left, at 1e30 and above all that are not
+    ruled out are equally probable.
+    """
+    temperature = min(max(temperature, 1e-30), 1e30)  # in float32 neither 0 nor ∞, nor is 1 / it
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+
+
+def keep_top_k(logits: Tensor, k: int) -> Tensor:
+    """Keeps the k most probable tokens; all of them where there are no more than k."""
+    if k >= logits.shape[-1]:
+        return logits
+    threshold = logits.topk(k).values[..., -1:]  # (… 1)
+    above, level = logits > threshold, logits == threshold  # (… v)
+    room = k - above.sum(dim=-1, keepdim=True)  # (… 1), for the first of those on a level with it
+    kept = above | (level & (level.cumsum(dim=-1) <= room))
+    return logits.masked_fill(~kept, -torch.inf)
+
+
+def keep_top_p(logits: Tensor, p: float) -> Tensor:
+    """Keeps the fewest most probable tokens whose probabilities sum to at least p.
+
+    Nucleus sampling (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration",
+    equation 2). At least one token is kept.
+    """
+    if p == 1:
+        return logits  # whatever rounding makes of the sum
+    order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    probabilities = logits.to(precision).softmax(dim=-1).gather(-1, order)  # (… v)
+    reached = probabilities.cumsum(dim=-1) >= p  # (… v), with this token
+    reached_before = F.pad(reached[..., :-1], (1, 0))  # (… v), False for the first
+    ruled_out = torch.empty_like(reached).scatter(-1, order, reached_before)
+    return logits.masked_fill(ruled_out, -torch.inf)
+
+
+def filter_logits(
+    logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """Temperature, then top-k, then top-p of what top-k has left; None leaves one out."""
+    logits = apply_temperature(logits, temperature)
+    if top_k is not None:
+        logits = keep_top_k(logits, top_k)
+    if top_p is not None:
+        logits = keep_top_p(logits, top_p)
+    return logits
 
 
 def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> Tensor:

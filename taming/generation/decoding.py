@@ -1,6 +1,7 @@
 """Decoding token by token: prefill and step are one function of tokens and their positions."""
 
 from collections.abc import Callable
+from types import FunctionType
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from taming.errors import UserError
 from taming.generation.choice import TokenChoice
 from taming.transformer import GPT
 
-__all__ = ["Steps", "decode_tokens", "next_logits", "next_tokens"]
+__all__ = ["CapturedStep", "CompiledSteps", "Steps", "decode_tokens", "next_tokens"]
+
+SHORTEST_SPAN = 256
+Step = Callable[[Tensor, Tensor], Tensor]  # see `next_tokens`
 
 
 def next_logits(
@@ -76,15 +80,7 @@ class Steps:
         return next_logits(self.transformer, self.cache, tokens, positions, prompt)
 
     def step(self, latest: Tensor, number: int) -> Tensor:
-        """Returns the tokens that follow the latest ones.
-
-        Args:
-            latest: `(b 1)` int64.
-            number: number of the new tokens in their images, 1 or more.
-
-        Returns:
-            `(b,)` int64.
-        """
+        """Returns the tokens `(b,)` of this number, at least 1, which follow the latest `(b 1)`."""
         end = self.num_prefix + number
         return self.run(next_tokens, latest, self.positions[end - 1 : end])
 
@@ -95,6 +91,89 @@ class Steps:
         )
 
 
+class CompiledSteps(Steps):
+    """Steps that are compiled when they are first called, which takes a while.
+
+    A step is small: run operation by operation it spends more time on starting them than on
+    computing. On GPUs it is also captured as a graph, for which the cache and the random numbers
+    stay at the same place in memory from batch to batch.
+    """
+
+    def __init__(
+        self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int
+    ) -> None:
+        super().__init__(transformer, choose.map(torch.clone), prompt, num_tokens)
+        self._steps: dict[int, Step] = {}  # by span
+        self._key = _key(transformer, choose, prompt, num_tokens)
+
+    def fits(self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> bool:
+        """Returns whether what is compiled serves these; see the constructor's arguments."""
+        return self._key == _key(transformer, choose, prompt, num_tokens)
+
+    def take(self, choose: TokenChoice) -> None:
+        """Takes over the random numbers and scales of the next batch."""
+        for own, new in zip(self.choose.tensors, choose.tensors, strict=True):
+            own.copy_(new)
+
+    def step(self, latest: Tensor, number: int) -> Tensor:
+        """See `Steps`."""
+        end = self.num_prefix + number
+        position = self.positions[end - 1 : end]
+        span = SHORTEST_SPAN  # of the cache: few different numbers, none much too large
+        while span < end:
+            span *= 2
+        self.cache.span = span = min(span, self.cache.max_length)
+        if span not in self._steps:
+            self._steps[span] = self._compile(latest, position)
+        return self._steps[span](latest, position)
+
+    def _compile(self, latest: Tensor, position: Tensor) -> Step:
+        # PyTorch limits how often the code of a function is compiled: this one's is its own
+        code = next_tokens.__code__.replace()
+        function = torch.compile(
+            FunctionType(code, next_tokens.__globals__), fullgraph=True, dynamic=False
+        )
+
+        def step(latest: Tensor, position: Tensor) -> Tensor:
+            return self.run(function, latest, position)
+
+        return step if latest.device.type != "cuda" else CapturedStep(step, latest, position)
+
+
+class CapturedStep:
+    """A step recorded on the GPU with its memory, and replayed."""
+
+    def __init__(self, step: Step, latest: Tensor, position: Tensor) -> None:
+        self.latest, self.position = latest.clone(), position.clone()
+        stream = torch.cuda.Stream(latest.device)  # which need not be the current device
+        stream.wait_stream(torch.cuda.current_stream(latest.device))
+        with torch.cuda.stream(stream):  # compiles, and sets aside what kernels need
+            for _ in range(3):  # each writes the same keys and values at the same position
+                step(self.latest, self.position)
+        torch.cuda.current_stream(latest.device).wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        # of this thread alone: another may be loading data meanwhile
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+            self.result = step(self.latest, self.position)
+
+    def __call__(self, latest: Tensor, position: Tensor) -> Tensor:
+        """Runs the step: see `next_tokens`."""
+        self.latest.copy_(latest)
+        self.position.copy_(position)
+        self.graph.replay()
+        return self.result
+
+
+def _key(transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> object:
+    """Returns all that a compiled and captured step depends on."""
+    kind = prompt.prefix.device.type
+    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    # none moved, converted or replaced
+    addresses = [x.data_ptr() for x in (*transformer.parameters(), *transformer.buffers())]
+    modes = torch.is_inference_mode_enabled(), autocast
+    return id(transformer), addresses, modes, choose.settings, prompt.prefix.shape, num_tokens
+
+
 @torch.no_grad()
 def decode_tokens(
     steps: Steps,
@@ -103,20 +182,11 @@ def decode_tokens(
     num_tokens: int,
     on_step: Callable[[], object] = lambda: None,
 ) -> Tensor:
-    """Continues the given tokens until there are `num_tokens`.
+    """Continues the given tokens `(b m)` until there are `num_tokens`: `(b num_tokens)`.
 
     Prefill puts prefix and given tokens through the transformer at once; then each new token goes
-    through alone, the keys and values of those before it being in the cache.
-
-    Args:
-        steps: made for these shapes.
-        prompt: of b sequences; with guidance of 2b, those with condition first.
-        given_tokens: `(b m)` first tokens, m at most `num_tokens`.
-        num_tokens: n.
-        on_step: called after each step, which gives every sequence a token; for a progress bar.
-
-    Returns:
-        `(b n)` int64, the given tokens included.
+    through alone, the keys and values of those before it being in the cache. `on_step` is called
+    after each step, which gives every sequence a token; for a progress bar.
     """
     batch_size, num_given = given_tokens.shape
     if num_given == num_tokens:

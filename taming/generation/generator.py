@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from taming.conditioning import CellClasses, Conditioning, Tokenizer, conditioning_from_config
+from taming.conditioning import CellClasses, conditioning_from_config
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.checks import check_keep_rows, check_parts
+from taming.generation.checks import check_keep_rows
 from taming.generation.options import SamplingOptions
 from taming.generation.tokens import BATCH_SIZE, Condition, TokenGenerator
 from taming.sequence import to_indices, to_tokens
@@ -36,18 +36,6 @@ class ImageGenerator(TokenGenerator):
     """
 
     kind = "generator"
-
-    def __init__(
-        self,
-        tokenizer: VQGAN | None,
-        transformer: GPT,
-        conditioning: Conditioning,
-        grid_size: int | Sequence[int],
-        condition_tokenizer: Tokenizer | None = None,
-    ) -> None:
-        super().__init__(transformer, conditioning, grid_size, condition_tokenizer)
-        self.tokenizer = tokenizer
-        check_parts(transformer, conditioning, self.grid_size, tokenizer, condition_tokenizer)
 
     @property
     def resolution(self) -> tuple[int, int]:
@@ -90,7 +78,7 @@ class ImageGenerator(TokenGenerator):
             first_image=first_image,
         )
         batches = tokens.split(options.batch_size or BATCH_SIZE)
-        return torch.cat([self._decode(batch, options.grid_size) for batch in batches])
+        return torch.cat([self.decode(batch, options.grid_size) for batch in batches])
 
     def complete(
         self,
@@ -137,22 +125,15 @@ class ImageGenerator(TokenGenerator):
 
     @torch.no_grad()
     def first_tokens(self, images: Tensor, keep_rows: int) -> Tensor:
-        """Returns the tokens of images' first rows, as `sample_tokens` takes them.
+        """Returns the tokens `(b m)` of images' first rows, as `sample_tokens` takes them.
 
-        Args:
-            images: `(b c H W)` in [-1, 1].
-            keep_rows: rows of codes, at least 1 and not all.
-
-        Returns:
-            `(b m)` int64 on the model's device.
-
-        Raises:
-            UserError: also if the images do not fit the tokenizer.
+        Images are `(b c H W)` in [-1, 1]; of their rows of codes at least 1 is kept and not all.
         """
         indices = self.require_tokenizer().encode(images.to(self.device))  # (b h w)
         check_keep_rows(keep_rows, indices.shape[1])
         return to_tokens(indices[:, :keep_rows])
 
+    @torch.no_grad()
     def decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
         """Shows tokens as images.
 
@@ -166,28 +147,21 @@ class ImageGenerator(TokenGenerator):
         Raises:
             UserError: if there is no tokenizer, or the tokens are not its codes.
         """
-        return self._decode(self._check_tokens(tokens, self._grid_size_of(grid_size)), grid_size)
-
-    @torch.no_grad()
-    def _decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
-        tokenizer = self.require_tokenizer()
+        tokenizer, grid_size = self.require_tokenizer(), self._grid_size_of(grid_size)
         with evaluation_mode(tokenizer):
-            indices = to_indices(tokens.to(self.device), self._grid_size_of(grid_size))
-            images = tokenizer.decode(indices)
+            images = tokenizer.decode(to_indices(self._check_tokens(tokens, grid_size), grid_size))
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:
         """Returns the generator as plain data, each part with its own config and weights."""
-        config: dict[str, Any] = {
+        config = {
             "grid_size": list(self.grid_size),
             "conditioning": self.conditioning.config(),
         }
-        parts = {"transformer": self.transformer.to_saved()}
-        if self.tokenizer is not None:
-            parts["tokenizer"] = self.tokenizer.to_saved()
-        if self.condition_tokenizer is not None:
-            parts["condition_tokenizer"] = self.condition_tokenizer.to_saved()
-        return SavedModel(self.kind, config, parts=parts)
+        names = "transformer", "tokenizer", "condition_tokenizer"
+        parts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        saved = {name: part.to_saved() for name, part in parts.items() if part is not None}
+        return SavedModel(self.kind, config, parts=saved)
 
     @classmethod
     def from_saved(cls, saved: SavedModel) -> Self:
@@ -197,13 +171,10 @@ class ImageGenerator(TokenGenerator):
             UserError: if it is of another kind, or incomplete.
         """
         saved.require(cls.kind)
-        missing = {"grid_size", "conditioning"} - set(saved.config)
-        missing |= {"transformer"} - set(saved.parts)
+        missing = {"grid_size", "conditioning", "transformer"} - {*saved.config, *saved.parts}
         if missing:
-            raise UserError(
-                f"the generator in {saved.source} is incomplete: it has no "
-                f"{', '.join(sorted(missing))}."
-            )
+            names = ", ".join(sorted(missing))
+            raise UserError(f"the generator in {saved.source} is incomplete: it has no {names}.")
         tokenizer = saved.parts.get("tokenizer")
         return cls(
             None if tokenizer is None else VQGAN.from_saved(tokenizer),
@@ -214,11 +185,7 @@ class ImageGenerator(TokenGenerator):
         ).eval()
 
     def require_tokenizer(self) -> VQGAN:
-        """Returns the tokenizer.
-
-        Raises:
-            UserError: if there is none: it says how the generator gets one.
-        """
+        """Returns the tokenizer; raises a `UserError` that says how to get one if there is none."""
         if self.tokenizer is None:
             raise UserError(
                 "this generator has no tokenizer, so it draws tokens but no images: save it with "

@@ -1,11 +1,12 @@
 """Rejection sampling: of several candidates the one a classifier is surest of."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from taming.contexts import evaluation_mode
@@ -21,17 +22,11 @@ NUMBERS_A_CANDIDATE = 2**32  # how many numbers lie between an image's candidate
 
 
 class BestSamples(NamedTuple):
-    """The images kept, on the generator's device.
+    """The images kept, on the generator's device."""
 
-    Attributes:
-        images: `(n c H W)` in [-1, 1].
-        probabilities: `(n,)` of the requested class, as the classifier sees the image kept.
-        candidates: `(n,)` int64, which candidate it was, from 0.
-    """
-
-    images: Tensor
-    probabilities: Tensor
-    candidates: Tensor
+    images: Tensor  # (n c H W) in [-1, 1]
+    probabilities: Tensor  # (n,) of the requested class, as the classifier sees the image kept
+    candidates: Tensor  # (n,) int64, which candidate it was, from 0
 
 
 @torch.no_grad()
@@ -79,11 +74,8 @@ def sample_best(
             "rejection sampling keeps what a classifier takes for the requested class, and this "
             "model was not trained on classes."
         )
-    if num_images < 1 or num_candidates < 1:
-        raise UserError(
-            f"num_images is {num_images} and num_candidates {num_candidates}: both must be at "
-            "least 1."
-        )
+    if num_candidates < 1:
+        raise UserError(f"num_candidates is {num_candidates} and must be at least 1.")
     labels = as_condition(condition, generator.conditioning, num_images)
     assert labels is not None
     options = options or SamplingOptions()
@@ -93,9 +85,8 @@ def sample_best(
     options = replace(options, batch_size=batch_size)
 
     parts = []
-    with tqdm(
-        total=num_images * num_candidates, unit="image", desc="sampling", disable=not progress
-    ) as bar:
+    total = num_images * num_candidates
+    with tqdm(total=total, unit="image", desc="sampling", disable=not progress) as bar:
         for start in range(0, num_images, batch_size):
             batch = labels[start : start + batch_size]
             given = None if given_tokens is None else given_tokens[start : start + batch_size]
@@ -118,16 +109,13 @@ def _probabilities(
     classifier: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
     """Returns the probability of each image's own class, `(b,)` float32."""
-    if isinstance(classifier, torch.nn.Module):
-        with evaluation_mode(classifier):
-            logits = classifier(images)
-    else:
+    mode = evaluation_mode(classifier) if isinstance(classifier, nn.Module) else nullcontext()
+    with mode:
         logits = classifier(images)
     if logits.shape != (len(images), num_classes):
         raise UserError(
-            f"the classifier gives {tuple(logits.shape)} for {len(images)} images, and the model "
-            f"has {num_classes} classes: it must give ({len(images)}, {num_classes}), a logit for "
-            "each."
+            f"the classifier gives {tuple(logits.shape)} for {len(images)} images, and must give "
+            f"a logit for each of the model's {num_classes} classes."
         )
     own = labels.to(logits.device)[:, None]
     probabilities = logits.float().softmax(dim=-1).gather(1, own).squeeze(1)
@@ -140,7 +128,8 @@ def _better(first: BestSamples, second: BestSamples) -> BestSamples:
     """Returns the more probable image of each pair, the first of equal ones."""
     take = second.probabilities > first.probabilities  # (b,)
     return BestSamples(
-        torch.where(take[:, None, None, None], second.images, first.images),
-        torch.where(take, second.probabilities, first.probabilities),
-        torch.where(take, second.candidates, first.candidates),
+        *(
+            torch.where(take.view(-1, *[1] * (new.ndim - 1)), new, old)
+            for old, new in zip(first, second, strict=True)
+        )
     )

@@ -12,15 +12,15 @@ from tqdm import tqdm
 from taming.conditioning import Conditioning, ImageCondition, Prompt, Tokenizer
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.checks import as_condition, check_guidance, check_tokens
+from taming.generation.checks import as_condition, check_guidance, check_parts, check_tokens
 from taming.generation.choice import TokenChoice, random_numbers
-from taming.generation.compiled import CompiledSteps
-from taming.generation.decoding import Steps, decode_tokens
+from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
 from taming.generation.options import SamplingOptions, check_grid_size
 from taming.generation.window import WindowRun, plan_windows
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import PretrainedModel
 from taming.transformer import GPT
+from taming.vqgan import VQGAN
 
 __all__ = ["BATCH_SIZE", "Condition", "TokenGenerator"]
 
@@ -33,6 +33,7 @@ class TokenGenerator(PretrainedModel):
 
     def __init__(
         self,
+        tokenizer: VQGAN | None,
         transformer: GPT,
         conditioning: Conditioning,
         grid_size: int | Sequence[int],
@@ -40,8 +41,10 @@ class TokenGenerator(PretrainedModel):
     ) -> None:
         super().__init__()
         self.grid_size = check_grid_size(grid_size)
+        check_parts(transformer, conditioning, self.grid_size, tokenizer, condition_tokenizer)
         self.transformer = transformer
         self.condition_tokenizer = condition_tokenizer
+        self.tokenizer = tokenizer
         self.conditioning = conditioning
         self._compiled: CompiledSteps | None = None
 
@@ -76,7 +79,7 @@ class TokenGenerator(PretrainedModel):
         tokens = self._check_tokens(tokens, self.grid_size)
         condition = as_condition(condition, self.conditioning, len(tokens))
         prompt = self._prompt(self._encoded(condition, self.grid_size), len(tokens))
-        return self.transformer.token_logits(prompt.prefix, tokens.to(self.device), prompt.context)
+        return self.transformer.token_logits(prompt.prefix, tokens, prompt.context)
 
     def sample_tokens(
         self,
@@ -133,8 +136,8 @@ class TokenGenerator(PretrainedModel):
         condition = as_condition(condition, self.conditioning, num_images)
         check_guidance(options.guidance, self.conditioning, has_condition=condition is not None)
         if given_tokens is None:
-            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
-        given_tokens = self._check_tokens(given_tokens, grid_size).to(self.device)
+            given_tokens = torch.empty(num_images, 0)
+        given_tokens = self._check_tokens(given_tokens, grid_size)
         if len(given_tokens) != num_images:
             raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
         runs = self.plan_windows(grid_size, options.stride, num_given=given_tokens.shape[1])
@@ -177,79 +180,65 @@ class TokenGenerator(PretrainedModel):
         batch_size, done = given_tokens.shape
         tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
         tokens[:, :done] = given_tokens
-        choose = self._choice(options, image_numbers, tokens.shape[1])
+        uniforms = scales = None
+        if not options.greedy:
+            assert options.seed is not None
+            uniforms = random_numbers(options.seed, image_numbers, tokens.shape[1])  # (b n)
+            if self.device.type == "mps":
+                uniforms = uniforms.float()  # it has no float64
+            uniforms = uniforms.to(self.device)
+        if not options.guidance.is_off:
+            scales = options.guidance.scales(tokens.shape[1]).to(self.device)
+        choose = TokenChoice(uniforms, scales, options.temperature, options.top_k, options.top_p)
         for run in runs:
             rows = slice(run.row, run.row + self.grid_size[0])
             columns = slice(run.column, run.column + self.grid_size[1])
             before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
-            prompt = self._prompt(condition, batch_size, run, guided=not options.guidance.is_off)
+            prompt = self._prompt(condition, batch_size, run.row, run.column)
+            if scales is not None:
+                nothing = self.conditioning.prompt(None, batch_size, self.device)
+                prompt = prompt.and_then(nothing)
             # the numbers in the image of the tokens that are drawn, by their number in the window
             numbers = tokens.new_zeros(self.num_tokens)
             numbers[run.start : run.start + run.count] = torch.arange(
                 done, done + run.count, device=tokens.device
             )
-            steps = self._steps(choose.at(numbers), prompt, options)
+            arguments = self.transformer, choose.at(numbers), prompt, self.num_tokens
+            if not options.compile:
+                steps = Steps(*arguments)
+            else:
+                if self._compiled is None or not self._compiled.fits(*arguments):
+                    self._compiled = CompiledSteps(*arguments)
+                steps = self._compiled
+                steps.take(arguments[1])
             drawn = decode_tokens(steps, prompt, before, run.start + run.count, on_step)
             tokens[:, done : done + run.count] = drawn[:, run.start :]
             done += run.count
         return tokens
 
-    def _choice(self, options: SamplingOptions, numbers: range, num_tokens: int) -> TokenChoice:
-        """Returns how the tokens of the images with these numbers are chosen."""
-        uniforms = scales = None
-        if not options.greedy:
-            assert options.seed is not None
-            uniforms = random_numbers(options.seed, numbers, num_tokens)  # (b n)
-            if self.device.type == "mps":
-                uniforms = uniforms.float()  # it has no float64
-            uniforms = uniforms.to(self.device)
-        if not options.guidance.is_off:
-            scales = options.guidance.scales(num_tokens).to(self.device)
-        return TokenChoice(uniforms, scales, options.temperature, options.top_k, options.top_p)
-
-    def _steps(self, choose: TokenChoice, prompt: Prompt, options: SamplingOptions) -> Steps:
-        """Returns new steps, or the compiled ones of the previous batch, if reusable."""
-        arguments = self.transformer, choose, prompt, self.num_tokens
-        if not options.compile:
-            return Steps(*arguments)
-        if self._compiled is None or not self._compiled.fits(*arguments):
-            self._compiled = CompiledSteps(*arguments)
-        self._compiled.take(choose)
-        return self._compiled
-
     def _prompt(
-        self,
-        condition: Tensor | None,
-        batch_size: int,
-        run: WindowRun | None = None,
-        *,
-        guided: bool = False,
+        self, condition: Tensor | None, batch_size: int, row: int = 0, column: int = 0
     ) -> Prompt:
         """Returns what the transformer reads for a condition from `_encoded`.
 
-        With guidance, b prompts with condition and b without. Of a code grid larger than the
-        trained one it is the part that belongs to the window of `run`.
+        Of a code grid larger than the trained one it is the part that belongs to the window which
+        begins at this row and column.
         """
         if condition is not None and isinstance(self.conditioning, ImageCondition):
             height, width = self.conditioning.grid_size
-            row = 0 if run is None else run.row * height // self.grid_size[0]
-            column = 0 if run is None else run.column * width // self.grid_size[1]
+            row = row * height // self.grid_size[0]
+            column = column * width // self.grid_size[1]
             condition = to_tokens(condition[:, row : row + height, column : column + width])
-        prompt = self.conditioning.prompt(condition, batch_size, self.device)
-        if guided:
-            prompt = prompt.and_then(self.conditioning.prompt(None, batch_size, self.device))
-        return prompt
+        return self.conditioning.prompt(condition, batch_size, self.device)
 
     def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
         """Returns codes `(b h w)` for condition images, labels as they are; on the device."""
-        if condition is None:
-            return None
-        indices = condition = condition.to(self.device)
-        if not self.conditioning.takes_images:
-            return condition
+        if condition is None or not self.conditioning.takes_images:
+            return None if condition is None else condition.to(self.device)
+        indices = condition.to(self.device)
         if condition.is_floating_point():
             with torch.no_grad():
-                indices = self.require_condition_tokenizer().encode(condition)  # (b h w)
+                indices = self.require_condition_tokenizer().encode(indices)  # (b h w)
         needed = self.condition_grid_size(grid_size)
         if indices.shape[1:] != needed:
             raise UserError(
@@ -270,21 +259,15 @@ class TokenGenerator(PretrainedModel):
         self, grid_size: tuple[int, int], stride: int | None = None, *, num_given: int = 0
     ) -> list[WindowRun]:
         """Calls `plan_windows` so that no window cuts through a cell of a condition image."""
-        step = (1, 1)
+        (height, width), (rows, columns) = self.grid_size, (1, 1)
         if isinstance(self.conditioning, ImageCondition):
-            sides = zip(self.grid_size, self.conditioning.grid_size, strict=True)
-            rows, columns = (
-                trained // math.gcd(trained, condition) for trained, condition in sides
-            )
-            step = rows, columns
+            rows, columns = self.conditioning.grid_size
+            rows, columns = height // math.gcd(height, rows), width // math.gcd(width, columns)
+        step = rows, columns
         return plan_windows(grid_size, self.grid_size, stride, num_given=num_given, step=step)
 
     def require_condition_tokenizer(self) -> Tokenizer:
-        """Returns what makes tokens of condition images.
-
-        Raises:
-            UserError: if there is none.
-        """
+        """Returns what makes tokens of condition images; raises a `UserError` if there is none."""
         if self.condition_tokenizer is None:
             raise UserError(
                 "this generator has no tokenizer for condition images: save it with the one it was "
@@ -294,7 +277,7 @@ class TokenGenerator(PretrainedModel):
 
     def _check_tokens(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
         codebook_size = self.transformer.config.codebook_size
-        return check_tokens(tokens, codebook_size, grid_size[0] * grid_size[1])
+        return check_tokens(tokens, codebook_size, grid_size[0] * grid_size[1]).to(self.device)
 
     def _grid_size_of(self, grid_size: int | Sequence[int] | None) -> tuple[int, int]:
         return self.grid_size if grid_size is None else check_grid_size(grid_size)
@@ -303,6 +286,4 @@ class TokenGenerator(PretrainedModel):
 def _batch(rows: Tensor, start: int, count: int, size: int) -> Tensor:
     """Returns some rows, the last one again until they are a batch of this size."""
     batch = rows[start : start + count]
-    if count == size:
-        return batch
     return torch.cat([batch, batch[-1:].expand(size - count, *batch.shape[1:])])

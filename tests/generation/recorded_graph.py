@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from taming.generation.compiled import CapturedStep, CompiledSteps, next_tokens
+from taming.generation.decoding import CapturedStep, CompiledSteps, next_tokens
 
 
 class RecordedGraph(TorchDispatchMode):
