@@ -1,44 +1,37 @@
-"""A tiny generator of every kind of transformer and condition, for the tests beside this file."""
+"""Tiny generators of every kind of transformer and condition, for the tests beside this file."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from taming.conditioning import (
-    CellClasses,
-    ClassLabel,
-    Conditioning,
-    ImageCondition,
-    Unconditional,
-)
-from taming.generation import Guidance, ImageGenerator, SamplingOptions
+from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
+from taming.generation import Guidance, ImageGenerator, SamplingOptions, check_grid_size
 from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)
 MODERN = {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True}
+CLASS = ClassLabel(3, dropout=0.1)
 IMAGE = ImageCondition(5, (3, 2), dropout=0.1)
 CONTEXT = ImageCondition(5, (3, 2), dropout=0.1, as_context=True)
+BOTH_WAYS = {"bidirectional_prefix": True}
 KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
     "unconditional": (Unconditional(), {}),
     "unconditional sinusoidal_2d": (Unconditional(), {"positions": "sinusoidal_2d"}),
     "unconditional rotary_2d": (Unconditional(), {"positions": "rotary_2d"}),
-    "class": (ClassLabel(3, dropout=0.1), {}),
-    "class learned": (ClassLabel(3, dropout=0.1), {"positions": "learned"}),
-    "class sinusoidal_2d": (ClassLabel(3, dropout=0.1), {"positions": "sinusoidal_2d"}),
-    "class rotary_2d": (ClassLabel(3, dropout=0.1), {"positions": "rotary_2d", **MODERN}),
+    "class": (CLASS, {}),
+    "class learned": (CLASS, {"positions": "learned"}),
+    "class sinusoidal_2d": (CLASS, {"positions": "sinusoidal_2d"}),
+    "class rotary_2d": (CLASS, {"positions": "rotary_2d", **MODERN}),
     "class zero rotary_2d": (
-        ClassLabel(3, dropout=0.1),
+        CLASS,
         {"positions": "rotary_2d", "zero_prefix_rotation": True, "tie_head": True},
     ),
     "image": (IMAGE, {}),
-    "image learned both ways": (IMAGE, {"positions": "learned", "bidirectional_prefix": True}),
+    "image learned both ways": (IMAGE, {"positions": "learned", **BOTH_WAYS}),
     "image sinusoidal_2d": (IMAGE, {"positions": "sinusoidal_2d"}),
-    "image sinusoidal_2d both ways": (
-        IMAGE,
-        {"positions": "sinusoidal_2d", "bidirectional_prefix": True},
-    ),
-    "image rotary_2d": (IMAGE, {"positions": "rotary_2d", "bidirectional_prefix": True}),
+    "image sinusoidal_2d both ways": (IMAGE, {"positions": "sinusoidal_2d", **BOTH_WAYS}),
+    "image rotary_2d": (IMAGE, {"positions": "rotary_2d", **BOTH_WAYS}),
     "context": (CONTEXT, {}),
     "context learned": (CONTEXT, {"positions": "learned", **MODERN}),
     "context sinusoidal_2d": (CONTEXT, {"positions": "sinusoidal_2d"}),
@@ -46,27 +39,31 @@ KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
 }
 
 
-def build(name: str, seed: int = 0) -> ImageGenerator:
-    torch.manual_seed(seed)
+def tiny(
+    conditioning: Conditioning, grid_size: Any = GRID, tokenizer: Any = None, **changes: Any
+) -> ImageGenerator:
+    """A generator with random weights; the changes are of its transformer's config."""
+    torch.manual_seed(0)
+    config = {
+        **conditioning.transformer_config(check_grid_size(grid_size)),
+        "codebook_size": 8,
+        "num_layers": 2,
+        "num_heads": 2,
+        "embed_dim": 16,
+        **changes,
+    }
+    cells = CellClasses(5, 2, (6, 4)) if conditioning.takes_images else None
+    transformer = GPT(GPTConfig(**config))
+    return ImageGenerator(tokenizer, transformer, conditioning, grid_size, cells).eval()
+
+
+def build(name: str) -> ImageGenerator:
     conditioning, changes = KINDS[name]
-    transformer = GPT(
-        GPTConfig(
-            **conditioning.transformer_config(GRID),
-            codebook_size=8,
-            num_layers=2,
-            num_heads=2,
-            embed_dim=16,
-            dropout=0.2,
-            **changes,
-        )
-    )
+    model = tiny(conditioning, dropout=0.2, **changes)
     with torch.no_grad():
-        for parameter in transformer.parameters():  # far from uniform, and nothing is a zero
+        for parameter in model.transformer.parameters():  # far from uniform, and nothing is a zero
             parameter.add_(0.3 * torch.randn_like(parameter))
-    condition_tokenizer = CellClasses(5, 2, (6, 4)) if conditioning.takes_images else None
-    return ImageGenerator(
-        None, transformer, conditioning, GRID, condition_tokenizer=condition_tokenizer
-    ).eval()
+    return model
 
 
 def condition(name: str, count: int = 3, seed: int = 1, scale: int = 1) -> Tensor | None:
@@ -84,3 +81,15 @@ def sampling(**settings: Any) -> SamplingOptions:
     prefix = "guidance_"
     guidance = {n.removeprefix(prefix): settings.pop(n) for n in list(settings) if prefix in n}
     return SamplingOptions(guidance=Guidance(**guidance), **settings)
+
+
+def draw(
+    model: ImageGenerator,
+    condition: Tensor | None = None,
+    count: int = 3,
+    given_tokens: Tensor | None = None,
+    **settings: Any,
+) -> Tensor:
+    """Tokens of `count` images with flat settings."""
+    options = sampling(**settings)
+    return model.sample_tokens(count, condition, given_tokens=given_tokens, options=options)

@@ -47,13 +47,8 @@ class RecordedGraph(TorchDispatchMode):
                     there.copy_(value)
 
 
-def record_graphs(patch: pytest.MonkeyPatch) -> list[RecordedGraph]:
-    """Lets compiled steps go through graphs on the CPU, not compiled; returns the graphs."""
-    graphs: list[RecordedGraph] = []
-
-    def graph() -> RecordedGraph:
-        graphs.append(RecordedGraph())
-        return graphs[-1]
+def record_graphs(patch: pytest.MonkeyPatch) -> None:
+    """Lets compiled steps go through graphs on the CPU, not compiled."""
 
     def captured(self: CompiledSteps, latest: torch.Tensor, position: torch.Tensor) -> CapturedStep:
         return CapturedStep(lambda *inputs: self.run(next_tokens, *inputs), latest, position)
@@ -63,6 +58,5 @@ def record_graphs(patch: pytest.MonkeyPatch) -> list[RecordedGraph]:
     patch.setattr(torch.cuda, "Stream", lambda device: stream)
     patch.setattr(torch.cuda, "current_stream", lambda device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    patch.setattr(torch.cuda, "CUDAGraph", graph)
+    patch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     patch.setattr(torch.cuda, "graph", lambda graph, **settings: graph)
-    return graphs

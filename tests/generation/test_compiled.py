@@ -1,19 +1,45 @@
-"""What compiled steps are used again for; that they draw the same is in test_every_generator.py."""
+"""Compiled steps, and steps captured as graphs: the same tokens as step by step."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from every_kind import KINDS, build, condition, sampling
+from every_kind import CLASS, KINDS, build, condition, draw, tiny
 from recorded_graph import record_graphs
+from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, Prompt
-from taming.generation import CompiledSteps, ImageGenerator, TokenChoice, compiled, random_numbers
-from taming.transformer import GPT, GPTConfig
+from taming.contexts import full_precision
+from taming.generation import (
+    CompiledSteps,
+    ImageGenerator,
+    TokenChoice,
+    decoding,
+    random_numbers,
+)
 
-GRID = (3, 4)
+cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.compile,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.fixture(params=["recorded", cuda])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where steps are captured: on a GPU, or pretended on the CPU."""
+    if request.param == "recorded":
+        record_graphs(monkeypatch)
+        yield "cpu"
+    else:
+        with full_precision():  # float32 and not TF32, which a training before may have allowed
+            yield "cuda"
 
 
 @pytest.fixture
@@ -26,22 +52,107 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 
 @pytest.fixture
 def model() -> ImageGenerator:
-    torch.manual_seed(0)
-    conditioning = ClassLabel(3)
-    transformer = GPT(
-        GPTConfig(
-            **conditioning.transformer_config(GRID),
-            codebook_size=8,
-            num_layers=1,
-            num_heads=2,
-            embed_dim=8,
-        )
-    )
-    return ImageGenerator(None, transformer, conditioning, GRID).eval()
+    return tiny(ClassLabel(3), num_layers=1, embed_dim=8)
 
 
-def prompt(batch_size: int) -> Prompt:
-    return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64))
+def draws_alike(model: ImageGenerator, condition: Tensor | None, **settings: Any) -> bool:
+    """Whether eager and compiled steps give the same tokens; eager ones in a single batch."""
+    eager = draw(model, condition, **settings | {"batch_size": None})
+    assert settings.get("greedy") or len(eager.unique()) > 2
+    return torch.equal(draw(model, condition, compile=True, **settings), eager)
+
+
+def spans(model: ImageGenerator) -> list[int]:
+    """Those of the steps that were compiled or captured."""
+    assert model._compiled is not None
+    return list(model._compiled._steps)
+
+
+def replays(model: ImageGenerator) -> list[int]:
+    """How often each pretended graph was replayed."""
+    steps: Any = model._compiled
+    return [step.graph.num_replays for step in steps._steps.values()]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_graph_draws_every_batch_and_window(name: str, device: str) -> None:
+    model = build(name).to(device)
+    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95}
+    if not name.startswith("unconditional"):
+        settings |= {"guidance_scale": 1.5, "guidance_schedule": "linear"}
+    given = torch.ones(3, 5, dtype=torch.int64)
+    assert draws_alike(model, condition(name), seed=1, **settings)
+    used = model._compiled
+    assert draws_alike(model, condition(name, seed=2), seed=2, given_tokens=given, **settings)
+    large = condition(name, seed=3, scale=2)
+    assert draws_alike(model, large, seed=3, grid_size=(6, 8), **settings)
+    assert model._compiled is used and len(spans(model)) == 1
+    assert device == "cuda" or replays(model)[0] > 2 * (model.num_tokens - 1)
+    assert draws_alike(model, condition(name), greedy=True)
+
+
+def test_one_graph_takes_batch_after_batch(device: str) -> None:
+    model = build("context rotary_2d").to(device)
+    assert draws_alike(model, condition("context rotary_2d", 9), count=9, seed=4, batch_size=3)
+    assert len(spans(model)) == 1
+
+
+def test_an_image_longer_than_a_span_has_several_graphs(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
+    model = build("class").to(device)
+    for seed in (1, 2):
+        assert draws_alike(model, torch.arange(3), seed=seed)
+    assert spans(model) == [4, 8, 13]
+    assert device == "cuda" or replays(model) == [2 * n for n in (3, 4, 4)]
+
+
+def test_a_graph_is_of_the_weights_it_was_captured_with(device: str) -> None:
+    model = build("class").to(device)
+    assert draws_alike(model, torch.arange(3), seed=1)
+    used, drawn = model._compiled, draw(model, torch.arange(3), seed=1)
+    for parameter in model.transformer.blocks.parameters():  # not those of the head
+        parameter.data = parameter + torch.randn_like(parameter)
+    assert draws_alike(model, torch.arange(3), seed=1)
+    assert not torch.equal(draw(model, torch.arange(3), seed=1), drawn)
+    assert model._compiled is not used
+
+
+@pytest.mark.gpu
+@pytest.mark.compile
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["class rotary_2d", "image sinusoidal_2d both ways", "context"])
+def test_bf16(name: str) -> None:
+    """Rounding may take another token, but none that is much less probable."""
+    model = build(name).to("cuda")
+    model.transformer.bfloat16()
+    labels = condition(name)
+    greedy = draw(model, labels, greedy=True, compile=True)
+    assert torch.equal(*(draw(model, labels, seed=1, compile=True) for _ in range(2)))
+    assert len(spans(model)) == 1
+    model.transformer.float()
+    with full_precision():
+        logits = model.logits(greedy, labels)
+    taken = logits.gather(-1, greedy[..., None]).squeeze(-1)
+    assert (logits.amax(-1) - taken).max() < 0.05 * logits.std()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("class rotary_2d", {}),
+        ("image learned both ways", {"guidance_scale": 1.5}),
+        ("context rotary_2d", {"guidance_scale": 1.5}),
+        ("context", {"guidance_scale": 2.0, "grid_size": (6, 8)}),
+    ],
+)
+def test_compiled_steps_give_the_same_tokens(name: str, settings: dict[str, Any]) -> None:
+    model, scale = build(name), 2 if "grid_size" in settings else 1
+    settings = {"temperature": 0.9, "top_k": 6, "top_p": 0.95, **settings}
+    for seed in (2, 7):  # the memory of the first batch is used again
+        assert draws_alike(model, condition(name, seed=seed, scale=scale), seed=seed, **settings)
 
 
 @pytest.mark.compile
@@ -49,38 +160,47 @@ def prompt(batch_size: int) -> Prompt:
 def test_one_compilation_is_enough_for_all_windows(
     model: ImageGenerator, counter: CompileCounter, count: int
 ) -> None:
-    labels = torch.arange(count)
-    eager = model.sample_tokens(count, labels, options=sampling(seed=1, grid_size=(5, 6)))
-    drawn = model.sample_tokens(
-        count, labels, options=sampling(seed=1, grid_size=(5, 6), compile=True)
-    )
-    assert torch.equal(drawn, eager)
+    assert draws_alike(model, torch.arange(count), count=count, seed=1, grid_size=(5, 6))
     assert counter.frame_count == 1
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
-    model: ImageGenerator, counter: CompileCounter, dropout: float
+    model: ImageGenerator, counter: CompileCounter, scale: float
 ) -> None:
-    model.conditioning = ClassLabel(3, dropout)
-    settings: dict[str, Any] = {"seed": 1}
+    model.conditioning = CLASS
     given = torch.arange(5)[:, None]
-    if dropout > 0:
-        settings["guidance_scale"] = 2.0
-    labels = torch.arange(5) % 3
-    eager = model.sample_tokens(5, labels, given_tokens=given, options=sampling(**settings))
+    settings: dict[str, Any] = {"seed": 1, "guidance_scale": scale, "batch_size": 3}
     for _ in range(2):
-        drawn = model.sample_tokens(
-            5, labels, given_tokens=given, options=sampling(**settings, batch_size=3, compile=True)
-        )
-        assert torch.equal(drawn, eager)
+        assert draws_alike(model, torch.arange(5) % 3, count=5, given_tokens=given, **settings)
     assert counter.frame_count == 1
 
 
-def test_steps_fit_their_own_kind_of_batch_alone(
+@pytest.mark.compile
+def test_any_number_of_settings_after_one_another(
     model: ImageGenerator, counter: CompileCounter
 ) -> None:
+    """More than PyTorch allows of one function."""
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for number in range(5):
+            assert draws_alike(model, torch.arange(3), seed=1, temperature=1 + number)
+    assert counter.frame_count == 5
+
+
+@pytest.mark.compile
+def test_memory_of_inference_mode_is_not_used_outside(
+    model: ImageGenerator, counter: CompileCounter
+) -> None:
+    with torch.inference_mode():
+        inside = draw(model, torch.arange(3), seed=1, compile=True)
+    assert torch.equal(draw(model, torch.arange(3), seed=1, compile=True), inside)
+
+
+def test_steps_fit_their_own_kind_of_batch_alone(model: ImageGenerator) -> None:
+    def prompt(batch_size: int) -> Prompt:
+        return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64))
+
     transformer = model.transformer
     drawn = TokenChoice(random_numbers(0, range(2), 12))
     made = CompiledSteps(transformer, drawn, prompt(2), 12)
@@ -94,76 +214,3 @@ def test_steps_fit_their_own_kind_of_batch_alone(
     assert not greedy.fits(transformer, TokenChoice(), prompt(1), 12)  # no random numbers tell
     transformer.bfloat16()
     assert not made.fits(transformer, drawn, prompt(2), 12)
-
-
-def test_a_graph_is_of_the_weights_it_was_captured_with(
-    model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs = record_graphs(monkeypatch)
-    drawn = model.sample_tokens(3, torch.arange(3), options=sampling(seed=1, compile=True))
-    for parameter in model.transformer.blocks.parameters():  # not those of the head
-        parameter.data = parameter + torch.randn_like(parameter)
-    eager = model.sample_tokens(3, torch.arange(3), seed=1)
-    assert not torch.equal(eager, drawn)
-    assert torch.equal(
-        model.sample_tokens(3, torch.arange(3), options=sampling(seed=1, compile=True)), eager
-    )
-    assert len(graphs) == 2
-
-
-@pytest.mark.compile
-def test_any_number_of_settings_after_one_another(
-    model: ImageGenerator, counter: CompileCounter
-) -> None:
-    """More than PyTorch allows of one function."""
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for number in range(5):
-            settings: dict[str, Any] = {"seed": 1, "temperature": 1 + number}
-            eager = model.sample_tokens(2, torch.arange(2), options=sampling(**settings))
-            drawn = model.sample_tokens(
-                2, torch.arange(2), options=sampling(**settings, compile=True)
-            )
-            assert torch.equal(drawn, eager)
-    assert counter.frame_count == 5
-
-
-@pytest.mark.compile
-def test_memory_of_inference_mode_is_not_used_outside(
-    model: ImageGenerator, counter: CompileCounter
-) -> None:
-    with torch.inference_mode():
-        inside = model.sample_tokens(2, torch.arange(2), options=sampling(seed=1, compile=True))
-    assert torch.equal(
-        model.sample_tokens(2, torch.arange(2), options=sampling(seed=1, compile=True)), inside
-    )
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_recorded_graph_draws_every_batch_and_window(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs = record_graphs(monkeypatch)
-    model = build(name)
-    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95}
-    if not name.startswith("unconditional"):
-        settings |= {"guidance_scale": 1.5, "guidance_schedule": "linear"}
-    for seed, scale in ((1, 1), (2, 1), (3, 2)):
-        settings |= {"seed": seed, "grid_size": (3 * scale, 4 * scale)}
-        asked_for = condition(name, seed=seed, scale=scale)
-        eager = model.sample_tokens(3, asked_for, options=sampling(**settings))
-        assert torch.equal(
-            model.sample_tokens(3, asked_for, options=sampling(compile=True, **settings)), eager
-        )
-    assert len(graphs) == 1 and graphs[0].num_replays > 2 * (model.num_tokens - 1)
-
-
-def test_an_image_longer_than_a_span_has_two_graphs(
-    model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
-    graphs = record_graphs(monkeypatch)
-    for seed in (1, 2):
-        eager = model.sample_tokens(3, torch.arange(3), seed=seed)
-        drawn = model.sample_tokens(3, torch.arange(3), options=sampling(seed=seed, compile=True))
-        assert torch.equal(drawn, eager)
-    assert [graph.num_replays for graph in graphs] == [2 * n for n in (3, 4, 4)]  # 4, 8, 13

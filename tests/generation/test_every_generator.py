@@ -1,10 +1,10 @@
-"""What holds for every kind of transformer and condition: cached and compiled steps, guidance."""
+"""What holds for every kind of transformer and condition: cached steps, guidance, windows."""
 
 from typing import Any
 
 import pytest
 import torch
-from every_kind import GRID, KINDS, build, condition, sampling
+from every_kind import GRID, KINDS, build, condition, draw
 from torch import Tensor
 
 from taming.attention import KeyValueCache
@@ -19,68 +19,69 @@ conditional = pytest.mark.parametrize(
 )
 
 
-def log_likelihood(model: ImageGenerator, tokens: Tensor, asked_for: Tensor | None) -> Tensor:
-    logits = model.logits(tokens, asked_for).log_softmax(-1)
+def log_likelihood(model: ImageGenerator, tokens: Tensor, given_condition: Tensor | None) -> Tensor:
+    logits = model.logits(tokens, given_condition).log_softmax(-1)
     return logits.gather(-1, tokens[..., None]).squeeze(-1)
 
 
 @every
 def test_cached_decoding_equals_uncached(name: str) -> None:
     model = build(name)
-    asked_for = condition(name)
-    tokens = model.sample_tokens(3, asked_for, seed=6)
+    given_condition = condition(name)
+    tokens = model.sample_tokens(3, given_condition, seed=6)
     assert len(tokens.unique()) > 5  # or it would say little
     choose = TokenChoice(random_numbers(6, range(3), model.num_tokens))
     for place in range(model.num_tokens):
-        logits = model.logits(tokens[:, : place + 1], asked_for)[:, -1]  # of a pass of its own
+        logits = model.logits(tokens[:, : place + 1], given_condition)[
+            :, -1
+        ]  # of a pass of its own
         assert torch.equal(choose(logits, torch.tensor([place])), tokens[:, place])
-    greedy = model.sample_tokens(3, asked_for, greedy=True)
-    assert torch.equal(model.logits(greedy, asked_for).argmax(-1), greedy)
+    greedy = model.sample_tokens(3, given_condition, greedy=True)
+    assert torch.equal(model.logits(greedy, given_condition).argmax(-1), greedy)
 
 
 @conditional
 def test_guided_decoding_is_its_equation_without_a_cache(name: str) -> None:
     model = build(name)
-    asked_for = condition(name)
-    settings = {"guidance_scale": 3.0, "guidance_schedule": "linear", "top_k": 4, "seed": 5}
-    tokens = model.sample_tokens(3, asked_for, options=sampling(**settings))
-    assert not torch.equal(tokens, model.sample_tokens(3, asked_for, top_k=4, seed=5))
-    with_condition, without = model.logits(tokens, asked_for), model.logits(tokens)
+    given_condition = condition(name)
+    guidance: dict[str, Any] = {"guidance_scale": 3.0, "guidance_schedule": "linear"}
+    tokens = draw(model, given_condition, top_k=4, seed=5, **guidance)
+    assert not torch.equal(tokens, model.sample_tokens(3, given_condition, top_k=4, seed=5))
+    with_condition, without = model.logits(tokens, given_condition), model.logits(tokens)
     scales = torch.linspace(1.0, 3.0, model.num_tokens)[:, None]
     guided = without + scales * (with_condition - without)
     kept = guided.topk(4).indices  # top-k is of the guided logits
     assert (kept == tokens[..., None]).any(-1).all()
-    greedy = model.sample_tokens(3, asked_for, greedy=True, guidance_scale=2.0)
-    with_condition, without = model.logits(greedy, asked_for), model.logits(greedy)
+    greedy = model.sample_tokens(3, given_condition, greedy=True, guidance_scale=2.0)
+    with_condition, without = model.logits(greedy, given_condition), model.logits(greedy)
     assert torch.equal((without + 2 * (with_condition - without)).argmax(-1), greedy)
 
 
 @every
 def test_the_condition_and_every_earlier_token_matter_and_no_later_one(name: str) -> None:
     model = build(name)
-    asked_for = condition(name)
-    tokens = model.sample_tokens(3, asked_for, seed=0)
-    before = log_likelihood(model, tokens, asked_for)
+    given_condition = condition(name)
+    tokens = model.sample_tokens(3, given_condition, seed=0)
+    before = log_likelihood(model, tokens, given_condition)
     changed = tokens.clone()
     changed[:, 5] = (changed[:, 5] + 1) % 8
-    after = model.logits(changed, asked_for).log_softmax(-1)
-    plain = model.logits(tokens, asked_for).log_softmax(-1)
+    after = model.logits(changed, given_condition).log_softmax(-1)
+    plain = model.logits(tokens, given_condition).log_softmax(-1)
     torch.testing.assert_close(after[:, :6], plain[:, :6])
     assert ((after[:, 6:] - plain[:, 6:]).abs().amax(-1) > 1e-6).all()
-    if asked_for is not None:
-        other = (asked_for + 1) % 3 if name.startswith("class") else asked_for.flip(2)
+    if given_condition is not None:
+        other = (given_condition + 1) % 3 if name.startswith("class") else given_condition.flip(2)
         assert (log_likelihood(model, tokens, other) - before).abs().max() > 1e-4
 
 
 @every
 def test_given_tokens_and_the_batch_change_nothing_else(name: str) -> None:
     model = build(name)
-    asked_for = condition(name)
-    whole = model.sample_tokens(3, asked_for, seed=3)
-    batches = model.sample_tokens(3, asked_for, options=sampling(seed=3, batch_size=2))
-    assert torch.equal(whole, batches)
+    given_condition = condition(name)
+    whole = model.sample_tokens(3, given_condition, seed=3)
+    assert torch.equal(draw(model, given_condition, seed=3, batch_size=2), whole)
     for given in (1, 7, 12):
-        again = model.sample_tokens(3, asked_for, seed=3, given_tokens=whole[:, :given])
+        again = model.sample_tokens(3, given_condition, seed=3, given_tokens=whole[:, :given])
         assert torch.equal(again, whole)
 
 
@@ -89,10 +90,8 @@ def test_a_saved_generator_draws_the_same(name: str, tmp_path: Any) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)
     again = ImageGenerator.from_pretrained(tmp_path)
-    asked_for = condition(name)
-    assert torch.equal(
-        again.sample_tokens(3, asked_for, seed=1), model.sample_tokens(3, asked_for, seed=1)
-    )
+    given_condition = condition(name)
+    assert torch.equal(draw(again, given_condition, seed=1), draw(model, given_condition, seed=1))
 
 
 @every
@@ -115,29 +114,6 @@ def test_steps_with_a_fixed_span_equal_growing_ones(name: str) -> None:
                 latest = tokens[:, number - 1 : number]
                 logits = transformer(None, latest, positions=positions, cache=cache)[:, -1]
                 torch.testing.assert_close(logits, whole[:, number])
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    "name", ["class rotary_2d", "image learned both ways", "context rotary_2d"]
-)
-def test_compiled_steps_give_the_same_tokens(name: str) -> None:
-    model = build(name)
-    asked_for = condition(name)
-    settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "seed": 2}
-    if name != "class rotary_2d":
-        settings["guidance_scale"] = 1.5
-    eager = model.sample_tokens(3, asked_for, options=sampling(**settings))
-    assert torch.equal(
-        model.sample_tokens(3, asked_for, options=sampling(compile=True, **settings)), eager
-    )
-    # the memory of the first batch is used again
-    other = condition(name, seed=9)
-    settings["seed"] = 7
-    eager = model.sample_tokens(3, other, options=sampling(**settings))
-    assert torch.equal(
-        model.sample_tokens(3, other, options=sampling(compile=True, **settings)), eager
-    )
 
 
 @conditional
@@ -186,22 +162,19 @@ def test_every_token_of_a_larger_grid_is_drawn_within_its_window(
 ) -> None:
     model = build(name)
     size = (6, 8)
-    asked_for = condition(name, scale=2)
-    tokens = model.sample_tokens(
-        3,
-        asked_for,
-        given_tokens=None,
-        options=sampling(greedy=True, grid_size=size, stride=stride),
-    )
+    given_condition = condition(name, scale=2)
+    tokens = draw(model, given_condition, greedy=True, grid_size=size, stride=stride)
     assert tokens.shape == (3, 48)
     grid = tokens.unflatten(1, size)
     # by hand, for a token in the middle: the stride divides its window's column
     row, column = 2, 2
     i, j = row + 1, column + 2  # it is in row 3 // 2 and column 4 // 2 of the window
     window = to_tokens(grid[:, row : row + 3, column : column + 4])
-    part = asked_for
-    if asked_for is not None and asked_for.ndim == 4:  # 2 × 2 pixels and 1 × 1/2 codes a cell
-        part = asked_for[:, :, 2 * row : 2 * row + 6, column : column + 4]
+    part = given_condition
+    if (
+        given_condition is not None and given_condition.ndim == 4
+    ):  # 2 × 2 pixels and 1 × 1/2 codes a cell
+        part = given_condition[:, :, 2 * row : 2 * row + 6, column : column + 4]
     logits = model.logits(window, part)
     assert torch.equal(logits[:, 6].argmax(-1), grid[:, i, j])
 
@@ -211,51 +184,31 @@ def test_no_window_cuts_through_a_cell_of_the_condition(name: str) -> None:
     """A cell is two columns of codes: in every window the condition is what belongs there."""
     model, size = build(name), (5, 8)
     generator = torch.Generator().manual_seed(1)
-    asked_for = CellClasses(5, 2, (6, 4)).decode(torch.randint(5, (3, 5, 4), generator=generator))
-    tokens = model.sample_tokens(3, asked_for, options=sampling(greedy=True, grid_size=size))
+    given_condition = CellClasses(5, 2, (6, 4)).decode(
+        torch.randint(5, (3, 5, 4), generator=generator)
+    )
+    tokens = draw(model, given_condition, greedy=True, grid_size=size)
     runs = model.plan_windows(size)
     assert {run.column for run in runs} == {0, 2, 4}
     grid = tokens.unflatten(1, size)
-    for row, column, start in [(run.row, run.column, run.start) for run in runs]:
+    for run in runs:
+        row, column = run.row, run.column
         window = to_tokens(grid[:, row : row + 3, column : column + 4])
-        part = asked_for[:, :, 2 * row : 2 * row + 6, column : column + 4]  # 2 pixels a cell
+        part = given_condition[:, :, 2 * row : 2 * row + 6, column : column + 4]  # 2 pixels a cell
         logits = model.logits(window, part)
-        assert torch.equal(logits[:, start].argmax(-1), window[:, start])
-    with pytest.raises(UserError, match=r"each 1 × 2 codes: grid_size must be a multiple"):
-        model.sample_tokens(3, asked_for, options=sampling(grid_size=(5, 7)))
-    with pytest.raises(UserError, match=r"stride is 1.* give a multiple of 2"):
-        model.sample_tokens(3, asked_for, options=sampling(grid_size=size, stride=1))
-
-
-def test_logits_refuse_what_is_no_condition_image() -> None:
-    tokens = torch.zeros(2, 12, dtype=torch.int64)
-    for asked_for in (torch.zeros(2, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.int64)):
-        with pytest.raises(UserError, match="where 2 condition images, float"):
-            build("image").logits(tokens, asked_for)
+        assert torch.equal(logits[:, run.start].argmax(-1), window[:, run.start])
+    for settings in ({"grid_size": (5, 7)}, {"grid_size": size, "stride": 1}):
+        with pytest.raises(UserError, match="multiple of"):
+            draw(model, given_condition, **settings)
 
 
 def test_a_larger_grid_keeps_given_tokens_and_random_streams() -> None:
-    model = build("class")
-    labels = condition("class")
-    whole = model.sample_tokens(3, labels, options=sampling(seed=4, grid_size=(5, 7)))
-    again = model.sample_tokens(
-        3, labels, given_tokens=whole[:, :10], options=sampling(seed=4, grid_size=(5, 7))
-    )
+    model, size = build("class"), (5, 7)
+    labels = torch.arange(3)
+    whole = draw(model, labels, seed=4, grid_size=size)
+    again = draw(model, labels, given_tokens=whole[:, :10], seed=4, grid_size=size)
     assert torch.equal(again, whole)
-    alone = model.sample_tokens(
-        1, labels[1:2], first_image=1, options=sampling(seed=4, grid_size=(5, 7))
-    )
-    assert torch.equal(alone, whole[1:2])
-    trained = model.sample_tokens(3, labels, options=sampling(seed=4, grid_size=GRID))
+    alone = draw(model, labels, seed=4, grid_size=size, batch_size=1)
+    assert torch.equal(alone, whole)
+    trained = draw(model, labels, seed=4, grid_size=GRID)
     assert torch.equal(trained, model.sample_tokens(3, labels, seed=4))
-
-
-@pytest.mark.compile
-def test_compiled_steps_through_windows() -> None:
-    model = build("context")
-    settings: dict[str, Any] = {"seed": 1, "grid_size": (6, 8), "guidance_scale": 2.0}
-    asked_for = condition("context", scale=2)
-    eager = model.sample_tokens(3, asked_for, options=sampling(**settings))
-    assert torch.equal(
-        model.sample_tokens(3, asked_for, options=sampling(compile=True, **settings)), eager
-    )

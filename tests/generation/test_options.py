@@ -1,30 +1,24 @@
 """Options of sampling, and what Python users get wrong: a message, not a traceback."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from every_kind import CLASS, tiny
 
 from taming.conditioning import ClassLabel, Unconditional
 from taming.errors import UserError
-from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
-from taming.transformer import GPT, GPTConfig
+from taming.generation import Guidance, ImageGenerator, SamplingOptions
 
-CONDITIONING = ClassLabel(3, dropout=0.1, class_names=["cat", "dog", "owl"])
 LABELS = torch.tensor([0, 1])
-
-
-def gpt(**changes: Any) -> GPT:
-    torch.manual_seed(0)
-    sizes = {"codebook_size": 8, "num_layers": 1, "num_heads": 2, "embed_dim": 16}
-    return GPT(GPTConfig(**{**CONDITIONING.transformer_config((2, 2)), **sizes, **changes}))
 
 
 @pytest.fixture
 def generator() -> ImageGenerator:
-    return ImageGenerator(None, gpt(), CONDITIONING, 2).eval()
+    return tiny(ClassLabel(3, dropout=0.1, class_names=["cat", "dog", "owl"]), 2)
 
 
 def test_a_square_grid_is_one_number(generator: ImageGenerator) -> None:
@@ -36,24 +30,20 @@ def test_a_square_grid_is_one_number(generator: ImageGenerator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "values"),
     [
-        ({"grid_size": (3,)}, r"grid_size is \(3,\) and must be \(height, width\)"),
-        ({"grid_size": (3, 2.5)}, r"grid_size is \(3, 2\.5\)"),
-        ({"grid_size": (0, 3)}, r"grid_size is \(0, 3\)"),
-        ({"temperature": 0.0}, "temperature is 0.0 and must be more than 0"),
-        ({"temperature": math.nan}, "temperature is nan"),
-        ({"top_k": 0}, "top_k is 0 and must be a whole number"),
-        ({"top_k": 2.5}, "top_k is 2.5 and must be a whole number"),
-        ({"top_p": 0.0}, "top_p is 0.0 and must be more than 0 and at most 1"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"seed": -1}, "seed is -1"),
-        ({"batch_size": 0}, "batch_size is 0"),
+        ("grid_size", [(3,), (3, 2.5), (0, 3)]),
+        ("temperature", [0.0, math.nan]),
+        ("top_k", [0, 2.5]),
+        ("top_p", [0.0, 1.1]),
+        ("seed", [-1]),
+        ("batch_size", [0]),
     ],
 )
-def test_options_out_of_range(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        SamplingOptions(**settings)
+def test_options_out_of_range(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=f"{name} is {re.escape(str(value))}"):
+            SamplingOptions(**{name: value})
 
 
 def test_arguments_and_options_are_the_same(generator: ImageGenerator) -> None:
@@ -62,7 +52,7 @@ def test_arguments_and_options_are_the_same(generator: ImageGenerator) -> None:
     drawn = generator.sample_tokens(2, LABELS, options=options)
     same = generator.sample_tokens(2, LABELS, 0.9, 5, 0.9, 2.0, False, 3)
     assert torch.equal(drawn, same)
-    with pytest.raises(UserError, match="in the options, not beside them"):
+    with pytest.raises(UserError, match="in the options"):
         generator.sample_tokens(2, LABELS, temperature=0.9, options=options)
 
 
@@ -76,25 +66,23 @@ def test_classes_by_name(generator: ImageGenerator) -> None:
         generator.sample_tokens(2, ["owl", "cow"])
     with pytest.raises(UserError, match="2 integer class labels"):
         generator.sample_tokens(2, ["owl"])
-    free = ImageGenerator(None, gpt(num_prefix_ids=1), Unconditional(), 2)
-    with pytest.raises(UserError, match="condition is 'owl' and must be a tensor"):
-        free.sample_tokens(2, "owl")
+    with pytest.raises(UserError, match="condition is 'owl'"):
+        tiny(Unconditional(), 2).sample_tokens(2, "owl")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_images": 0}, "num_images is 0"),
-        ({"first_image": -1}, "first_image is -1 and must not be negative"),
-        ({"condition": 1}, "condition is 1 and must be a tensor"),
-        ({"condition": torch.tensor([0, 3])}, r"class label 3 does not exist.*0 to 2"),
+        ({"first_image": -1}, "first_image is -1"),
+        ({"condition": 1}, "condition is 1"),
+        ({"condition": torch.tensor([0, 3])}, r"class label 3 .*0 to 2"),
         ({"condition": torch.tensor([0])}, "2 integer class labels"),
-        ({"given_tokens": [[0], [1]]}, "tokens must be a tensor of whole numbers.*not list"),
-        ({"given_tokens": torch.tensor([[0.9], [1.0]])}, "whole numbers.* not torch.float32"),
-        ({"given_tokens": torch.tensor([[0], [8]])}, "tokens are 0 to 8, .* model 0 to 7"),
-        ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\), .* n at most 4"),
+        ({"given_tokens": torch.tensor([[0.9], [1.0]])}, "float32.* whole numbers"),
+        ({"given_tokens": torch.tensor([[0], [8]])}, "0 to 8, .* 0 to 7"),
+        ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\), .* at most 4"),
         ({"given_tokens": torch.zeros(3, 1).long()}, "given_tokens are of 3 images, not 2"),
-        ({"options": SamplingOptions(stride=3, grid_size=4)}, "stride is 3 and must be 1 to 2"),
+        ({"options": SamplingOptions(stride=3, grid_size=4)}, "stride is 3 .* 1 to 2"),
     ],
 )
 def test_arguments_that_cannot_be(
@@ -109,12 +97,7 @@ def test_no_given_tokens_are_of_any_type(generator: ImageGenerator) -> None:
     assert torch.equal(drawn, generator.sample_tokens(2, seed=0))
 
 
-def test_rejection_sampling_takes_names(generator: ImageGenerator) -> None:
-    with pytest.raises(UserError, match="class label 'cow' does not exist"):
-        sample_best(generator, torch.nn.Identity(), 2, "cow", 2)
-
-
 @pytest.mark.parametrize("name", ["num_layers", "num_heads", "embed_dim", "feed_forward_dim"])
 def test_sizes_of_a_transformer(name: str) -> None:
-    with pytest.raises(UserError, match=f"^{name} is 0: a transformer needs at least 1"):
-        gpt(**{name: 0})
+    with pytest.raises(UserError, match=f"^{name} is 0"):
+        tiny(CLASS, **{name: 0})

@@ -1,16 +1,17 @@
 """Rejection sampling with a classifier whose every number is known: brightness."""
 
+from typing import Any
+
 import pytest
 import torch
+from every_kind import sampling, tiny
 from torch import Tensor, nn
 
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.errors import UserError
-from taming.generation import ImageGenerator, SamplingOptions, sample_best
-from taming.transformer import GPT, GPTConfig
+from taming.generation import BestSamples, ImageGenerator, sample_best
 
 LABELS = torch.tensor([0, 1, 1, 0, 1, 0, 0])
-SEED = SamplingOptions(seed=3)
 
 
 class GreyTokenizer(nn.Module):
@@ -33,34 +34,36 @@ class Brightness(nn.Module):
 
 
 def make(conditioning: Conditioning | None = None) -> ImageGenerator:
-    torch.manual_seed(0)
-    conditioning = conditioning or ClassLabel(2)
-    transformer = GPT(
-        GPTConfig(
-            codebook_size=8,
-            num_prefix_ids=conditioning.num_prefix_ids,
-            context_length=6,
-            num_layers=1,
-            num_heads=2,
-            embed_dim=16,
-        )
-    )
-    return ImageGenerator(GreyTokenizer(), transformer, conditioning, (2, 3)).eval()  # type: ignore[arg-type]
+    return tiny(conditioning or ClassLabel(2), (2, 3), GreyTokenizer(), num_layers=1)
 
 
-def asked_for(images: Tensor, labels: Tensor) -> Tensor:
-    """How probable the asked-for class is, worked out apart."""
+def best_of(
+    model: ImageGenerator,
+    num_candidates: int,
+    labels: Tensor = LABELS,
+    classifier: Any = None,
+    first_image: int = 0,
+    **settings: Any,
+) -> BestSamples:
+    return sample_best(
+        model, classifier or Brightness(), len(labels), labels, num_candidates,
+        first_image=first_image, options=sampling(**{"seed": 3, **settings}),
+    )  # fmt: skip
+
+
+def requested(images: Tensor, labels: Tensor) -> Tensor:
+    """How probable the requested class is, worked out apart."""
     return torch.sigmoid(images.mean((1, 2, 3)) * (2 * labels - 1))
 
 
 def test_the_most_probable_of_all_candidates_is_kept() -> None:
     model = make()
-    best = sample_best(model, Brightness(), 7, LABELS, 5, options=SEED)
+    best = best_of(model, 5)
     candidates = torch.stack(
         [model.sample(7, LABELS, seed=3, first_image=c * 2**32) for c in range(5)]
     )  # (candidates n c H W)
     assert len(candidates[:, 0].unique(dim=0)) == 5  # each has a random stream of its own
-    probabilities = torch.stack([asked_for(images, LABELS) for images in candidates])
+    probabilities = torch.stack([requested(images, LABELS) for images in candidates])
     greatest, numbers = probabilities.max(0)
     torch.testing.assert_close(best.probabilities, greatest)
     assert torch.equal(best.candidates, numbers)
@@ -69,21 +72,18 @@ def test_the_most_probable_of_all_candidates_is_kept() -> None:
 
 def test_the_batch_makes_no_difference() -> None:
     model = make()
-    whole = sample_best(model, Brightness(), 7, LABELS, 3, options=SEED)
+    whole = best_of(model, 3)
     for batch_size in (1, 3):
-        options = SamplingOptions(seed=3, batch_size=batch_size)
-        parts = sample_best(model, Brightness(), 7, LABELS, 3, options=options)
+        parts = best_of(model, 3, batch_size=batch_size)
         assert torch.equal(parts.images, whole.images)
         assert torch.equal(parts.candidates, whole.candidates)
-    later = sample_best(model, Brightness(), 3, LABELS[4:], 3, options=SEED, first_image=4)
+    later = best_of(model, 3, LABELS[4:], first_image=4)
     assert torch.equal(later.images, whole.images[4:])
 
 
 def test_more_candidates_only_add() -> None:
     model = make()
-    one, three, nine = (
-        sample_best(model, Brightness(), 7, LABELS, number, options=SEED) for number in (1, 3, 9)
-    )
+    one, three, nine = (best_of(model, number) for number in (1, 3, 9))
     assert torch.equal(one.images, model.sample(7, LABELS, seed=3))
     assert not one.candidates.any()
     assert (three.probabilities >= one.probabilities).all()
@@ -96,20 +96,16 @@ def test_more_candidates_only_add() -> None:
 
 def test_of_equals_the_first_is_kept_and_settings_are_passed_on() -> None:
     model = make()
-    flat = sample_best(
-        model, lambda images: torch.zeros(len(images), 2), 7, LABELS, 4, options=SEED
-    )
+    flat = best_of(model, 4, classifier=lambda images: torch.zeros(len(images), 2))
     assert torch.equal(flat.images, model.sample(7, LABELS, seed=3))
     assert flat.probabilities.tolist() == [0.5] * 7
-    greedy = sample_best(
-        model, Brightness(), 7, LABELS, 2, options=SamplingOptions(seed=3, greedy=True)
-    )
+    greedy = best_of(model, 2, greedy=True)
     assert torch.equal(greedy.images, model.sample(7, LABELS, greedy=True))
 
 
 def test_a_classifier_in_training_mode_is_used_in_evaluation_mode() -> None:
     judge = Brightness().train()
-    sample_best(make(), judge, 2, LABELS[:2], 2)  # its forward asserts it
+    best_of(make(), 2, classifier=judge)  # its forward asserts it
     assert judge.training
 
 
@@ -118,22 +114,21 @@ def test_without_a_seed_pytorch_global_state_decides() -> None:
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(sample_best(model, Brightness(), 7, LABELS, 2).images)
+        drawn.append(best_of(model, 2, seed=None).images)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
 
-def test_what_cannot_be_done_is_said() -> None:
-    model, judge = make(), Brightness()
-    with pytest.raises(UserError, match="not trained on classes"):
-        sample_best(make(Unconditional()), judge, 2, LABELS[:2], 2)
-    with pytest.raises(UserError, match="num_candidates 0"):
-        sample_best(model, judge, 2, LABELS[:2], 0)
-    with pytest.raises(UserError, match=r"\(7,\).*2 integer class labels"):
-        sample_best(model, judge, 2, LABELS, 2)
-    with pytest.raises(UserError, match="class label 2 does not exist"):
-        sample_best(model, judge, 2, LABELS[:2] + 2, 2)
-    with pytest.raises(UserError, match=r"gives \(2, 3\) for 2 images.*has 2 classes"):
-        sample_best(model, lambda images: torch.zeros(2, 3), 2, LABELS[:2], 2)
-    with pytest.raises(UserError, match="not numbers"):
-        sample_best(model, lambda images: torch.full((2, 2), torch.nan), 2, LABELS[:2], 2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": make(Unconditional())}, "not trained on classes"),
+        ({"num_candidates": 0}, "num_candidates is 0"),
+        ({"labels": LABELS + 1}, "class label 2"),
+        ({"classifier": lambda images: torch.zeros(2, 3)}, r"\(2, 3\) for 7 images.* 2 classes"),
+        ({"classifier": lambda images: torch.full((7, 2), torch.nan)}, "not numbers"),
+    ],
+)
+def test_what_cannot_be_done_is_said(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        best_of(**{"model": make(), "num_candidates": 2, **arguments})

@@ -1,0 +1,201 @@
+"""From logits to tokens: guidance, filters, random numbers."""
+
+import math
+
+import pytest
+import torch
+
+from taming.generation import (
+    Guidance,
+    apply_temperature,
+    filter_logits,
+    guide,
+    keep_top_k,
+    keep_top_p,
+    random_numbers,
+)
+from taming.generation.choice import sample_by_inverse_cdf
+
+LOGITS = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
+
+
+def kept(logits: torch.Tensor) -> list[int]:
+    return logits.isfinite().nonzero()[:, -1].tolist()
+
+
+def test_temperature_divides_and_shifts_no_probability() -> None:
+    for value in (0.5, 1.0, 3.0):
+        torch.testing.assert_close(
+            apply_temperature(LOGITS, value).softmax(-1), (LOGITS / value).softmax(-1)
+        )
+    assert apply_temperature(1e4 * LOGITS, 1e-30).softmax(-1).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("keep", "limit", "expected"),
+    [
+        *((keep_top_k, k, expected) for k, expected in (
+            (1, [1]), (2, [1, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3]), (99, [0, 1, 2, 3])
+        )),
+        *((keep_top_p, p, expected) for p, expected in (
+            (1e-9, [1]), (0.39, [1]), (0.41, [1, 3]), (0.71, [1, 2, 3]), (0.95, [0, 1, 2, 3]),
+            (1, [0, 1, 2, 3]),
+        )),
+    ],
+)  # fmt: skip
+def test_the_most_probable_are_kept_as_they_are(keep, limit: float, expected: list[int]) -> None:
+    result = keep(LOGITS, limit)
+    assert kept(result) == expected
+    assert torch.equal(result[0, expected], LOGITS[0, expected])
+
+
+def test_ties_go_to_the_lower_token() -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 1.0]])
+    assert kept(keep_top_k(logits, 2)) == [1, 2]
+    assert kept(keep_top_k(logits, 4)) == [0, 1, 2, 3]
+    assert kept(keep_top_p(torch.zeros(1, 4), 0.5)) == [0, 1]
+
+
+def test_top_p_of_one_keeps_tokens_that_rounding_would_lose() -> None:
+    logits = torch.full((1, 1000), -30.0)
+    logits[0, 0] = 0.0
+    assert len(kept(keep_top_p(logits, 1.0))) == 1000
+
+
+def test_all_together_and_each_alone() -> None:
+    assert kept(filter_logits(LOGITS)) == [0, 1, 2, 3]
+    assert kept(filter_logits(LOGITS, top_p=0.41)) == [1, 3]  # without any top-k
+    assert kept(filter_logits(LOGITS, top_k=3)) == [1, 2, 3]
+    # top-p sees what temperature and top-k have left: 0.4, 0.3 of 0.7 are 0.57, 0.43
+    assert kept(filter_logits(LOGITS, top_k=2, top_p=0.5)) == [1]
+    assert kept(filter_logits(LOGITS, top_k=2, top_p=0.6)) == [1, 3]
+    # at temperature 0.5 the probabilities are 1, 16, 4, 9 of 30
+    assert kept(filter_logits(LOGITS, temperature=0.5, top_p=0.8)) == [1, 3]
+    assert kept(filter_logits(LOGITS, temperature=1.0, top_p=0.8)) == [1, 2, 3]
+
+
+def test_rows_are_filtered_by_themselves() -> None:
+    logits = torch.cat([LOGITS, LOGITS.flip(1)])
+    assert keep_top_k(logits, 1).isfinite().nonzero().tolist() == [[0, 1], [1, 2]]
+
+
+def test_extreme_temperatures() -> None:
+    """The smallest leave the most probable tokens, the largest make all equal not ruled out."""
+    logits = torch.tensor([[0.0, 2.0, -torch.inf, 2.0]])
+    for temperature in (1e-50, 1e-39, 1e-30):  # float32 takes the first for 0
+        probabilities = filter_logits(logits, temperature, top_k=3, top_p=0.99).softmax(-1)
+        assert probabilities.tolist() == [[0.0, 0.5, 0.0, 0.5]]
+    logits[0, 3] = -30.0
+    for temperature in (1e30, 1e39, math.inf):
+        probabilities = apply_temperature(logits, temperature).softmax(-1)
+        assert probabilities[0].tolist() == pytest.approx([1 / 3, 1 / 3, 0.0, 1 / 3])
+
+
+@pytest.mark.parametrize("p", [1e-50, 1e-9])  # float32 takes the first for 0, float16 both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_top_p_always_keeps_the_most_probable(p: float, dtype: torch.dtype) -> None:
+    assert kept(keep_top_p(LOGITS.to(dtype), p)) == [1]
+    assert kept(keep_top_p(torch.zeros(1, 1, dtype=dtype), p)) == [0]  # a vocabulary of one
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_filtered_as_its_float32_values(dtype: torch.dtype) -> None:
+    # far from 0 the difference to the greatest would be rounded to 8 or 11 bits, and a sum of
+    # 1000 probabilities would stop where one more is below half the last bit
+    logits = (100 + 10 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
+    for top_k, top_p in ((None, None), (None, 0.999), (500, None), (500, 0.9)):
+        result = filter_logits(logits, 1.3, top_k, top_p)
+        assert result.dtype == torch.float32
+        assert torch.equal(result, filter_logits(logits.float(), 1.3, top_k, top_p))
+    assert torch.equal(
+        keep_top_p(logits, 0.999).isfinite(), keep_top_p(logits.float(), 0.999).isfinite()
+    )
+
+
+def in_order(row: list[float]) -> list[int]:
+    return sorted(range(len(row)), key=lambda token: (-row[token], token))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_properties_on_rows_with_ties_and_ruled_out_tokens(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 4, (40, 12), generator=generator).float()  # many ties
+    logits[torch.rand(40, 12, generator=generator) < 0.3] = -torch.inf
+    logits[:, 5] = 1.0  # no row is ruled out as a whole
+    for temperature, top_k, top_p in ((1.0, 4, 1.0), (0.7, 12, 0.8), (2.0, 5, 0.6), (1.0, 1, 0.01)):
+        filtered = filter_logits(logits, temperature, top_k, top_p)
+        assert not filtered.isnan().any()
+        for before, after in zip(logits.tolist(), filtered.tolist(), strict=True):
+            weights = [math.exp(value / temperature) for value in before]
+            candidates = [token for token in in_order(before)[:top_k] if weights[token] > 0]
+            total = sum(weights[token] for token in candidates)
+            expected, reached = [], 0.0
+            for token in candidates:
+                if top_p == 1.0 or reached < top_p - 1e-6:
+                    expected.append(token)
+                reached += weights[token] / total
+            survivors = [token for token, value in enumerate(after) if value > -math.inf]
+            assert survivors == sorted(expected)
+            # and their odds are those before the filter
+            for token in survivors:
+                difference = (before[token] - before[survivors[0]]) / temperature
+                assert after[token] - after[survivors[0]] == pytest.approx(difference, abs=1e-5)
+
+
+def test_random_numbers_belong_to_seed_and_image() -> None:
+    numbers = random_numbers(5, range(4), 100)
+    assert numbers.shape == (4, 100) and numbers.dtype == torch.float64
+    assert torch.equal(random_numbers(5, [2], 100), numbers[2:3])
+    assert torch.equal(random_numbers(5, [3], 10), numbers[3:, :10])  # a longer image begins alike
+    assert len(numbers.unique()) == 400
+    assert not torch.equal(random_numbers(6, range(4), 100), numbers)
+    many = random_numbers(0, range(2000), 1)
+    assert abs(many.mean().item() - 0.5) < 0.02 and many.min() >= 0 and many.max() < 1
+
+
+def test_inverse_cdf_at_its_borders() -> None:
+    logits = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]]).log().expand(6, -1)
+    largest = math.nextafter(1.0, 0.0)
+    uniform = torch.tensor([0.0, 0.2499, 0.2501, 0.7499, 0.7501, largest], dtype=torch.float64)
+    # token 0 is impossible even for 0, token 5 even for the largest number below 1
+    assert sample_by_inverse_cdf(logits, uniform).tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def random_logits(seed: int, scale: float = 5.0) -> torch.Tensor:
+    return scale * torch.randn(16, 257, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 1.1, 4.0, 16.0])
+def test_guide_is_the_equation(scale: float) -> None:
+    conditional, unconditional = random_logits(0), random_logits(1)
+    difference = conditional.double() - unconditional.double()
+    exact = unconditional.double() + scale * difference
+    # a rounding, 2^-24 of its value, for each of the scale, the two differences, product and sum
+    values = conditional.abs() + (scale + abs(scale - 1)) * difference.abs()
+    error = (guide(conditional, unconditional, scale) - exact).abs()
+    assert bool((error <= 5 * 2**-24 * values).all())
+
+
+def test_guide_by_hand() -> None:
+    # twice as far from the unconditional logits as the conditional ones
+    guided = guide(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 3.0]]), 2.0)
+    assert guided.tolist() == [[2.0, 1.0]]
+
+
+def test_scale_one_gives_the_conditional_logits_bit_for_bit() -> None:
+    conditional, unconditional = random_logits(0), random_logits(1, scale=500.0)
+    written_out = unconditional + 1.0 * (conditional - unconditional)
+    assert not torch.equal(written_out, conditional)  # why it is computed otherwise
+    for scale in (1.0, torch.tensor(1.0), torch.ones(1)):
+        assert torch.equal(guide(conditional, unconditional, scale), conditional)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.1, 3.3, 7.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_guidance_is_in_float32_by_a_number_or_a_tensor(scale: float, dtype: torch.dtype) -> None:
+    conditional, unconditional = random_logits(0).to(dtype), random_logits(1).to(dtype)
+    expected = guide(conditional.float(), unconditional.float(), scale)
+    scales = Guidance(scale).scales(3)
+    for each in (scale, scales[1], scales[1:2], torch.tensor([scale], dtype=torch.float64)):
+        guided = guide(conditional, unconditional, each)
+        assert guided.dtype == torch.float32 and torch.equal(guided, expected)
