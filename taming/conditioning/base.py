@@ -86,11 +86,11 @@ class Conditioning(ABC):
         return self.dropout > 0
 
     def check_absence(self, needed: str) -> None:
-        """Raises a `UserError` if the model needs this as condition of each image."""
+        """Raises a `UserError` if the model cannot do without what is needed."""
         if not self.can_do_without:
             raise UserError(
                 "this model was trained without condition_dropout and has not learned to do "
-                f"without a condition: give {needed} for each image."
+                f"without a condition: give {needed}."
             )
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:

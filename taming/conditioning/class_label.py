@@ -65,7 +65,7 @@ class ClassLabel(Conditioning):
     def check(self, condition: Tensor | None, num_images: int) -> None:
         """Refuses labels that are not one for each image, or None where that was not learned."""
         if condition is None:
-            self.check_absence(f"a class label, {self._range()},")
+            self.check_absence(f"a class label for each image, {self._range()}")
         elif condition.shape != (num_images,) or condition.is_floating_point():
             raise UserError(
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "

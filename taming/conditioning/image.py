@@ -68,7 +68,7 @@ class ImageCondition(Conditioning):
     def check(self, condition: Tensor | None, num_images: int) -> None:
         """Refuses what is neither an image nor a grid of codes for each image."""
         if condition is None:
-            self.check_absence("a condition image")
+            self.check_absence("a condition image for each image")
         elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
             raise UserError(
                 f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "

@@ -17,32 +17,21 @@ def seed() -> None:
 
 
 @FUSED
+@pytest.mark.parametrize("span", [None, 7, 9])  # as many as written, exactly enough, or more
 @pytest.mark.parametrize("steps", [[1] * 7, [3, 1, 1, 2], [7]])
-def test_cached_equals_uncached(fused: bool, steps: list[int]) -> None:
-    module = MultiHeadAttention(8, 2, fused=fused).double()
-    x = torch.randn(2, 7, 8, dtype=torch.float64)
-    cache = LayerCache(max_length=9)
-    with torch.no_grad():
-        parts = zip(x.split(steps, dim=1), torch.arange(7).split(steps), strict=True)
-        outputs = [module(part, causal=True, positions=i, cache=cache) for part, i in parts]
-    assert cache.length == 7
-    torch.testing.assert_close(torch.cat(outputs, dim=1), module(x, causal=True))
-
-
-@FUSED
-@pytest.mark.parametrize("span", [7, 9])
-def test_a_fixed_span_equals_uncached(fused: bool, span: int) -> None:
+def test_cached_equals_uncached(fused: bool, steps: list[int], span: int | None) -> None:
     module = MultiHeadAttention(8, 2, qk_norm=True, fused=fused).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     cache = KeyValueCache(num_layers=1, max_length=9)
     cache.span = span
     outputs = []
     with torch.no_grad():
-        for positions in torch.arange(7).split([3, 1, 2, 1]):
-            mask = cache.mask(positions)
-            part = x[:, positions]
-            outputs.append(module(part, mask=mask, positions=positions, cache=cache.layers[0]))
-    assert cache.length == 0  # where there is room for all, nothing is counted
+        for positions in torch.arange(7).split(steps):
+            how = {"mask": cache.mask(positions), "causal": span is None}
+            outputs.append(
+                module(x[:, positions], positions=positions, cache=cache.layers[0], **how)
+            )
+    assert cache.length == (7 if span is None else 0)  # where there is room for all, none counted
     torch.testing.assert_close(torch.cat(outputs, dim=1), module(x, causal=True))
 
 
