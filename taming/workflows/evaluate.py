@@ -103,11 +103,7 @@ def evaluate_model(
     if classifier is None and key == "labels":
         trained = training.new_classifier(data.resolution, data.channels, data.class_names)
         classifier = trained
-    judges = Judges(
-        None if classifier is None else classifier.to(device),
-        None if features is None else features.to(device),
-        device,
-    )
+    judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -115,16 +111,15 @@ def evaluate_model(
             _train(trained, data, training).save_pretrained(output_dir / "classifier")
             written.append(output_dir / "classifier")
     with evaluation_mode(model):
-        taken = _taken(data.val_dataset, max_images, options)
-        batches = _batches(data, data.val_dataset, taken, options, "validation images")
+        batches = _batches(data, data.val_dataset, max_images, options, "validation images")
         real, measured = measure_validation(tokenizer, batches, judges, _logits(generator, key))
         numbers = {**(about or {}), "validation_images": _judged(real, None, data)}
         numbers |= {"resolution": list(data.resolution), **measured}
         if features is not None:
             numbers["frechet_features"] = features.description
             train = JudgedImages(judges)
-            taken = _taken(data.train_dataset, num_samples, options)
-            for batch in _batches(data, data.train_dataset, taken, options, "training images"):
+            some = _batches(data, data.train_dataset, num_samples, options, "training images")
+            for batch in some:
                 train.update(batch["images"])
             numbers["training_images"] = train.numbers(real)
         pictures = {}
@@ -202,7 +197,7 @@ def _judge_samples(
                     prediction = None if predictions is None else predictions[number]
                     shown[label].append((picture, prediction))
             bar.update(count)
-    if -1 in shown:
+    if key != "labels":
         return judged, pixel_grid(np.stack([picture for picture, _ in shown[-1]]), min_side=96)
     return judged, class_grid(shown, data.class_names)
 
@@ -212,23 +207,19 @@ def _conditions(
 ) -> Iterator[tuple[int, Tensor | None]]:
     """Yields the size and the condition of each batch of samples."""
     dataset = data.val_dataset if key == "conditions" else data.train_dataset
-    labels = [dataset.label(number) for number in range(len(dataset))]
-    taken = in_proportion(labels, count, options.seed)
+    taken = _in_proportion(dataset, count, options)
     assert options.batch_size is not None
     for start in range(0, count, options.batch_size):
         numbers = taken[start : start + options.batch_size]
         condition = None
         if key == "labels":
-            condition = torch.tensor([labels[number] for number in numbers])
+            condition = torch.tensor([dataset.label(number) for number in numbers])
         elif key == "conditions":
-            condition = torch.stack([torch.as_tensor(dataset[n]["conditions"]) for n in numbers])
+            condition = torch.stack([dataset[number]["conditions"] for number in numbers])
         yield len(numbers), condition
 
 
-def _taken(dataset: ImageDataset, count: int | None, options: SamplingOptions) -> Sequence[int]:
-    """Chooses so many images; None, or more than there are: all."""
-    if count is None or count >= len(dataset):
-        return range(len(dataset))
+def _in_proportion(dataset: ImageDataset, count: int, options: SamplingOptions) -> list[int]:
     labels = [dataset.label(number) for number in range(len(dataset))]
     return in_proportion(labels, count, options.seed)
 
@@ -236,11 +227,14 @@ def _taken(dataset: ImageDataset, count: int | None, options: SamplingOptions) -
 def _batches(
     data: ImageDataModule,
     dataset: ImageDataset,
-    taken: Sequence[int],
+    most: int | None,
     options: SamplingOptions,
     name: str,
 ) -> Iterator[dict[str, Any]]:
-    """Yields images, not augmented, under a progress bar."""
+    """Yields images, not augmented, at most so many, under a progress bar."""
+    taken: Sequence[int] = range(len(dataset))
+    if most is not None and most < len(dataset):
+        taken = _in_proportion(dataset, most, options)
     loader = DataLoader(
         dataset,
         sampler=taken,

@@ -74,7 +74,11 @@ def _condition_difference(generator: ImageGenerator, data: ImageDataModule) -> s
         )
     if not isinstance(reader, LabelMapReader):
         return None
-    if _reading(conditioning, reader) != _reading(reader, reader):
+    readings = [  # which pixel value becomes which class
+        (x.unlabelled, reader.channels - 1 if x.unlabelled_class is None else x.unlabelled_class)
+        for x in (conditioning, reader)
+    ]
+    if readings[0] != readings[1] and {readings[0][0], readings[1][0]} != {None}:
         trained = conditioning.unlabelled, conditioning.unlabelled_class
         unlabelled, its_class = ("null" if value is None else value for value in trained)
         return (
@@ -82,15 +86,6 @@ def _condition_difference(generator: ImageGenerator, data: ImageDataModule) -> s
             f"data.label_map.unlabelled={unlabelled} data.label_map.unlabelled_class={its_class}"
         )
     return None
-
-
-def _reading(
-    source: ImageCondition | LabelMapReader, reader: LabelMapReader
-) -> tuple[int | None, int | None]:
-    """Returns which pixel value becomes which class."""
-    own_class = source.unlabelled_class
-    own_class = reader.channels - 1 if own_class is None else own_class
-    return source.unlabelled, None if source.unlabelled is None else own_class
 
 
 def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:

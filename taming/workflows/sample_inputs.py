@@ -179,20 +179,17 @@ def _conditions(
                 "images from their first rows, give them as complete.path."
             )
         return None
-    if given.path is None:
-        if conditioning.can_do_without:
-            return None
+    if given.path is None and not conditioning.can_do_without:
         raise UserError(
             "this model makes images from condition images and was not trained to do without: give "
             "a folder, a .zip file or an image of them as conditions.path."
         )
-    return InputImages(
-        given,
-        generator.require_condition_tokenizer(),
-        generator.condition_grid_size(grid_size),
-        conditioning.unlabelled,
-        conditioning.unlabelled_class,
-    )
+    if given.path is None:
+        return None
+    cells = generator.condition_grid_size(grid_size)
+    tokenizer = generator.require_condition_tokenizer()
+    reading = conditioning.unlabelled, conditioning.unlabelled_class
+    return InputImages(given, tokenizer, cells, *reading)
 
 
 def _check_pairs(conditions: InputImages, complete: InputImages, num_images: int) -> None:

@@ -1,7 +1,6 @@
 """Sampling to disk, held to what the generator itself draws."""
 
 import logging
-import shutil
 import zipfile
 from dataclasses import fields
 from functools import partial
@@ -382,21 +381,6 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 2, 0, 1]
     assert counter.frame_count == 1
     assert ["the first batch waits" in record.message for record in caplog.records] == [True]
-
-
-def test_a_smaller_last_batch_reads_no_further_image(photos: Path, tmp_path: Path) -> None:
-    shutil.copy(photos / "photo0.png", photos / "photo2.png")
-    (photos / "z.png").write_bytes(b"broken, and none of the first three")
-    settings: dict[str, Any] = {
-        "complete": ImagesToComplete(photos), "num_images": 3, "batch_size": 2
-    }  # fmt: skip
-    model = generator(Unconditional())
-    drawn = draw(model, tmp_path, **settings)
-    torch.compiler.set_stance("force_eager")
-    try:
-        assert np.array_equal(draw(model, tmp_path, **settings, compile=True), drawn)
-    finally:
-        torch.compiler.set_stance("default")
 
 
 def test_sixteen_images_where_nothing_says_how_many(maps: Path, tmp_path: Path) -> None:
