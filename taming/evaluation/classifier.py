@@ -25,16 +25,9 @@ class ImageClassifier(PretrainedModel):
     """Convolutions with batch normalisation, each level half as high and twice as wide.
 
     The last level's features are averaged over the cells of a 4×4 grid, and a linear map of all
-    cells gives the logits. Images of another size than `resolution` are resized to it, bilinearly
-    with antialiasing.
-
-    Args:
-        num_classes: k.
-        image_channels: c.
-        resolution: (height, width) at which images are classified; one number for a square.
-        base_channels: width of the first level.
-        num_levels: levels; each but the last halves the image.
-        class_names: in the order of the labels, where they are known.
+    cells gives the logits. Images of another size than `resolution`, (height, width) or one number
+    for a square, are resized to it, bilinearly with antialiasing. `class_names` are in the order of
+    the labels.
     """
 
     kind = "classifier"

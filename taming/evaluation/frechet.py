@@ -67,11 +67,8 @@ class FeatureStatistics(Metric):
     """Mean and covariance of the features of a set of images, to compare several sets.
 
     Sums of features and of their products are kept in float64, so memory does not grow with the
-    number of images, and ranks add up.
-
-    Args:
-        features: module from images `(b c H W)` in [-1, 1] to `(b f)`, with `num_features`, its f
-            (see `FeatureExtractor`).
+    number of images, and ranks add up. `features` is a module from images `(b c H W)` in [-1, 1] to
+    `(b f)`, with `num_features`, its f (see `FeatureExtractor`).
     """
 
     full_state_update = False

@@ -118,15 +118,11 @@ def measure_validation(
 ) -> tuple[JudgedImages, dict[str, Any]]:
     """Measures a tokenizer and, by its tokens' likelihood, a transformer.
 
-    Args:
-        tokenizer: in evaluation mode.
-        batches: `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`.
-        judges: see there.
-        logits: functions of tokens `(b n)` and their batch that return the transformer's logits
-            `(b n v)`, by the name of the likelihood in the result.
+    `batches` are `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`. `logits` are
+    functions of tokens `(b n)` and their batch that return the transformer's logits `(b n v)`, by
+    the name of the likelihood in the result.
 
-    Returns:
-        The images as judged, and the numbers: `reconstructions` and each likelihood.
+    Returns the images as judged, and the numbers: `reconstructions` and each likelihood.
     """
     real, reconstructed = JudgedImages(judges), JudgedImages(judges)
     quality = ReconstructionMetrics().to(judges.device)

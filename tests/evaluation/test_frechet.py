@@ -12,12 +12,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from taming.errors import MissingPathError, UserError
-from taming.evaluation import (
-    FeatureExtractor,
-    FeatureStatistics,
-    FrechetDistance,
-    frechet_distance,
-)
+from taming.evaluation import FeatureExtractor, FeatureStatistics, FrechetDistance, frechet_distance
 
 SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
 
