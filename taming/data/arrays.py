@@ -74,21 +74,25 @@ class ArraySource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits:
+class _InMemory:
+    channels: Channels = 1
+
+    @property
+    def reader(self) -> PictureReader:
+        """Says whether the images are grey or RGB."""
+        return PictureReader(self.channels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits(_InMemory):
     """scikit-learn's 1,797 handwritten digits, 8x8, light on dark; they come with the library.
 
     Their 17 levels, 0 to 16, are spread over 0 to 255. There is no official split: `val_fraction`
     of them are held out.
     """
 
-    channels: Channels = 1
     val_fraction: float = 0.2
     image_size: ClassVar = (8, 8)
-
-    @property
-    def reader(self) -> PictureReader:
-        """Says whether the images are grey or RGB."""
-        return PictureReader(self.channels)
 
     def open(self) -> tuple[Part, Part]:
         """Loads them and holds some out for validation."""
@@ -102,7 +106,7 @@ class Digits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FashionMNIST:
+class FashionMNIST(_InMemory):
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28, light on dark.
 
     The test images are the validation data.
@@ -113,18 +117,12 @@ class FashionMNIST:
     """
 
     root: str | Path
-    channels: Channels = 1
     image_size: ClassVar = (28, 28)
     name: ClassVar = "fashion_mnist"
     torchvision: ClassVar[Any] = datasets.FashionMNIST
     files: ClassVar = ", ".join(name for name, _ in datasets.FashionMNIST.resources)
     url: ClassVar = datasets.FashionMNIST.mirrors[0]
     folder: ClassVar = "FashionMNIST/raw"  # below the root
-
-    @property
-    def reader(self) -> PictureReader:
-        """Says whether the images are grey or RGB."""
-        return PictureReader(self.channels)
 
     def open(self) -> tuple[Part, Part]:
         """Loads the training and the test images, if need be downloaded."""

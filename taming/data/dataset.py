@@ -21,23 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """A list of images, decoded when they are needed: a folder, an archive, an array.
+    """A list of images, decoded when they are needed: a folder, an archive, an array."""
 
-    Attributes:
-        description: name for messages and summaries.
-        class_names: empty if there are no classes.
-        broken: (name, reason) of the files left out.
-        sizes: (height, width) of each image, where known.
-        in_memory: whether loading an image only copies it.
-        max_broken_fraction: share of images that may fail to load.
-    """
-
-    description: str
-    class_names: list[str]
-    broken: list[tuple[str, str]]
-    sizes: list[tuple[int, int]] | None
-    in_memory: bool
-    max_broken_fraction: float
+    description: str  # name for messages and summaries
+    class_names: list[str]  # empty if there are no classes
+    broken: list[tuple[str, str]]  # (name, reason) of the files left out
+    sizes: list[tuple[int, int]] | None  # (height, width) of each image, where known
+    in_memory: bool  # whether loading an image only copies it
+    max_broken_fraction: float  # share of images that may fail to load
 
     @property
     def reader(self) -> Reader:
@@ -59,17 +50,11 @@ class Source(Protocol):
 
 
 class Part(NamedTuple):
-    """Images for training, or for validation.
-
-    Attributes:
-        source: where they are.
-        indices: which of them, in this order; None for all.
-        conditions: of pairs, in the order of `source`.
-    """
+    """Images for training, or for validation."""
 
     source: Source
-    indices: list[int] | None = None
-    conditions: Source | None = None
+    indices: list[int] | None = None  # which of its images, in this order; None for all
+    conditions: Source | None = None  # of pairs, in the order of `source`
 
 
 class ImageDataset(Dataset[dict[str, Any]]):

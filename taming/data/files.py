@@ -16,17 +16,11 @@ NUM_NAMED = 10
 
 
 class FileEntry(NamedTuple):
-    """One image file.
+    """One image file."""
 
-    Attributes:
-        name: path below the folder or in the archive, with forward slashes.
-        size: bytes.
-        stamp: changes with the content: modification time in a folder, CRC-32 in an archive.
-    """
-
-    name: str
-    size: int
-    stamp: int
+    name: str  # path below the folder or in the archive, with forward slashes
+    size: int  # bytes
+    stamp: int  # changes with the content: modification time in a folder, CRC-32 in an archive
 
 
 class FileList:

@@ -58,8 +58,7 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
         num_items: how many items the data set has.
         batch_size: b, items a batch and rank.
         seed: of the permutations, not negative.
-        rank: r, of this process.
-        world_size: W, number of processes.
+        rank, world_size: r, of this process, and W.
         start_batch: number of the first batch to yield, of a resumed training.
     """
 

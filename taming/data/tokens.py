@@ -25,41 +25,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """What one tokenizer makes of an image.
+    """What one tokenizer makes of an image."""
 
-    Attributes:
-        tokenizer: fingerprint of the tokenizer's configuration and weights.
-        grid_size: (height, width) of the code grid.
-        codebook_size: number of codes.
-    """
-
-    tokenizer: str
-    grid_size: tuple[int, int]
+    tokenizer: str  # fingerprint of its configuration and weights
+    grid_size: tuple[int, int]  # (height, width) in codes
     codebook_size: int
 
 
 @dataclass(frozen=True)
 class CacheDescription:
-    """What a token cache is of; a cache is valid for exactly this description.
+    """What a token cache is of; a cache is valid for exactly this description."""
 
-    Attributes:
-        data: fingerprint of the images, their split and their transform; with conditions, theirs.
-        seed: of the augmentation; 0 where nothing is augmented, with one view.
-        num_images: number of images.
-        num_views: encodings of each image: the first unaugmented, the others each with its own crop
-            and flip, which is also that of its condition.
-        indices: of the images.
-        condition_indices: of the conditions; None without.
-        num_classes: of the images; None without classes.
-    """
-
-    data: str
-    seed: int
+    data: str  # fingerprint of the images, their split and transform; with conditions, theirs
+    seed: int  # of the augmentation; 0 where nothing is augmented, with one view
     num_images: int
+    # encodings of each image: the first unaugmented, the others each with its own crop and flip,
+    # which is also that of its condition
     num_views: int
     indices: TokenGrid
-    condition_indices: TokenGrid | None = None
-    num_classes: int | None = None
+    condition_indices: TokenGrid | None = None  # None without conditions
+    num_classes: int | None = None  # None without classes
 
     @property
     def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

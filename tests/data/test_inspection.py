@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_data import zipped
 
 from taming.data import ImageFolder, InspectionImages, PictureReader
 from taming.errors import UserError
@@ -92,12 +91,3 @@ def test_max_images_counts_what_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"no picture")
     ((names, _),) = batches(inspected(tmp_path, max_images=2), 4)
     assert names == ["1.png", "2.png"]
-
-
-def test_folder_archive_and_file_are_read_alike(tmp_path: Path) -> None:
-    path = write(tmp_path / "folder" / "a.png", 8, 12, value=30)
-    paths = path.parent, zipped(path.parent), path
-    found = [next(iter(inspected(p).batches(1, num_workers=0)))[1] for p in paths]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    assert found[0][0, 0, 0, 0].item() == pytest.approx(30 / 127.5 - 1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_data import FRAME, data_module, label_map_files, write_pairs, zipped
+from tiny_data import FRAME, data_module, label_map_files, zipped
 
 from taming.data import (
     BrokenImageError,
@@ -151,26 +151,6 @@ def test_the_first_wrong_file_is_named_before_training(
 ) -> None:
     with pytest.raises(UserError, match=message):
         module(pairs, num_classes, subfolder=subfolder).setup()
-
-
-def test_broken_label_maps_are_left_out(pairs: Path) -> None:
-    file = pairs / "label" / "street" / "0.png"
-    file.write_bytes(file.read_bytes()[:60])
-    data = module(pairs)
-    assert len(data.train_dataset) + len(data.val_dataset) == 7
-    assert [name for name, _ in data.train_dataset.broken] == ["label/street/0.png"]
-
-
-def test_validation_label_maps_of_their_own(pairs: Path, tmp_path: Path) -> None:
-    data = module(pairs, val_path=write_pairs(tmp_path / "val", 3))
-    assert (len(data.train_dataset), len(data.val_dataset)) == (8, 3)
-
-
-def test_a_single_label_map(pairs: Path) -> None:
-    path = pairs / "label" / "street" / "3.png"
-    single = ImageFolder(path, LabelMapReader(5))
-    assert (len(single), single.name(0)) == (1, "3.png")
-    assert np.array_equal(single.load(0), Image.open(path))
 
 
 def test_the_fingerprint_follows_how_label_maps_are_read(pairs: Path) -> None:
