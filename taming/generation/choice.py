@@ -95,12 +95,9 @@ def filter_logits(
 
 
 def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> Tensor:
-    """Returns the random numbers of some images: one in [0, 1) for each of their tokens.
+    """Returns numbers in [0, 1) for each token of images, `(b num_tokens)` float64 on the CPU.
 
     They depend on the seed and the image's number alone, not on batch or device.
-
-    Returns:
-        `(b num_tokens)` float64 on the CPU.
     """
     rows = [
         np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,))).random(num_tokens)
@@ -112,12 +109,7 @@ def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> 
 def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
     """Samples softmax(logits): the first token whose cumulative probability exceeds the number.
 
-    Args:
-        logits: `(b v)`.
-        uniform: `(b,)` numbers in [0, 1).
-
-    Returns:
-        `(b,)` int64; never a token of probability 0.
+    From logits `(b v)` and numbers `(b,)` in [0, 1) to tokens `(b,)`, none of probability 0.
     """
     precision = torch.float32 if logits.device.type == "mps" else torch.float64  # all mps has
     cumulative = logits.to(precision).softmax(dim=-1).cumsum(dim=-1)  # (b v)
@@ -129,18 +121,13 @@ def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """How a token is taken from its logits: guidance, then filters, then a random number.
+    """How a token is taken from its logits: guidance, then filters, then a random number."""
 
-    Attributes:
-        uniforms: `(b n)` from `random_numbers`, on the model's device; None takes the most probable
-            token each time.
-        scales: `(n,)` guidance scale of each token of the image; None for no guidance.
-        temperature, top_k, top_p: see `filter_logits`.
-    """
-
-    uniforms: Tensor | None = None
-    scales: Tensor | None = None
-    temperature: float = 1.0
+    uniforms: Tensor | None = None  # (b n) from `random_numbers`; None takes the most probable
+    scales: Tensor | None = (
+        None  # (n,) guidance scale of each token of the image; None: no guidance
+    )
+    temperature: float = 1.0  # see `filter_logits`
     top_k: int | None = None
     top_p: float | None = None
 

@@ -199,19 +199,19 @@ class TokenGenerator(PretrainedModel):
                 nothing = self.conditioning.prompt(None, batch_size, self.device)
                 prompt = prompt.and_then(nothing)
             # the numbers in the image of the tokens that are drawn, by their number in the window
+            end = run.start + run.count
             numbers = tokens.new_zeros(self.num_tokens)
-            numbers[run.start : run.start + run.count] = torch.arange(
-                done, done + run.count, device=tokens.device
-            )
-            arguments = self.transformer, choose.at(numbers), prompt, self.num_tokens
+            numbers[run.start : end] = torch.arange(done, done + run.count, device=self.device)
+            choice = choose.at(numbers)
+            arguments = self.transformer, choice, prompt, self.num_tokens
             if not options.compile:
                 steps = Steps(*arguments)
-            else:
-                if self._compiled is None or not self._compiled.fits(*arguments):
-                    self._compiled = CompiledSteps(*arguments)
+            elif self._compiled is not None and self._compiled.fits(*arguments):
                 steps = self._compiled
-                steps.take(arguments[1])
-            drawn = decode_tokens(steps, prompt, before, run.start + run.count, on_step)
+                self._compiled.take(choice)
+            else:
+                steps = self._compiled = CompiledSteps(*arguments)
+            drawn = decode_tokens(steps, prompt, before, end, on_step)
             tokens[:, done : done + run.count] = drawn[:, run.start :]
             done += run.count
         return tokens

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.discriminators import PatchDiscriminator
-from taming.generation import (
-    CompiledSteps,
-    Guidance,
-    ImageGenerator,
-    SamplingOptions,
-    TokenChoice,
-)
+from taming.generation import CompiledSteps, Guidance, ImageGenerator, SamplingOptions, TokenChoice
 from taming.generation.decoding import next_tokens
 from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
 from taming.training.module import TrainingModule
@@ -56,9 +50,7 @@ def build_on_cpu(conditioning: Conditioning, **options: Any) -> ImageGenerator:
     sizes = {"codebook_size": 8, "num_layers": 1, "num_heads": 2, "embed_dim": 8}
     transformer = GPT(GPTConfig(**conditioning.transformer_config(GRID), **sizes, **options))
     cells = CellClasses(5, 2, 8) if conditioning.takes_images else None
-    return ImageGenerator(
-        tokenizer(), transformer, conditioning, GRID, condition_tokenizer=cells
-    ).eval()
+    return ImageGenerator(tokenizer(), transformer, conditioning, GRID, cells).eval()
 
 
 def build(conditioning: Conditioning, **options: Any) -> ImageGenerator:

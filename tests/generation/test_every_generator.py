@@ -7,7 +7,6 @@ import torch
 from every_kind import GRID, KINDS, build, condition, draw
 from torch import Tensor
 
-from taming.attention import KeyValueCache
 from taming.conditioning import CellClasses
 from taming.errors import UserError
 from taming.generation import ImageGenerator, TokenChoice, random_numbers
@@ -92,28 +91,6 @@ def test_a_saved_generator_draws_the_same(name: str, tmp_path: Any) -> None:
     again = ImageGenerator.from_pretrained(tmp_path)
     given_condition = condition(name)
     assert torch.equal(draw(again, given_condition, seed=1), draw(model, given_condition, seed=1))
-
-
-@every
-def test_steps_with_a_fixed_span_equal_growing_ones(name: str) -> None:
-    """Both equal a pass without a cache."""
-    model = build(name)
-    transformer = model.transformer
-    tokens = model.sample_tokens(3, condition(name), seed=0)
-    prompt = model._prompt(model._encoded(condition(name), GRID), 3)
-    num_prefix = prompt.prefix.shape[1]
-    growing, fixed = (KeyValueCache(2, num_prefix + model.num_tokens) for _ in range(2))
-    with torch.no_grad():
-        whole = transformer.token_logits(prompt.prefix, tokens, prompt.context)
-        for cache in (growing, fixed):
-            transformer(prompt.prefix, tokens[:, :4], prompt.context, cache=cache)
-        for number in range(5, model.num_tokens):
-            fixed.span = num_prefix + number + number % 2  # exactly enough, or one more
-            positions = torch.tensor([num_prefix + number - 1])
-            for cache in (growing, fixed):
-                latest = tokens[:, number - 1 : number]
-                logits = transformer(None, latest, positions=positions, cache=cache)[:, -1]
-                torch.testing.assert_close(logits, whole[:, number])
 
 
 @conditional
