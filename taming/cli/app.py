@@ -20,25 +20,13 @@ from hydra.errors import InstantiationException
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory
+from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory, leaves
 from taming.cli.setting_types import check_types
-from taming.errors import UserError
+from taming.errors import UserError, writing
 
-__all__ = [
-    "RESOLVED_FILE",
-    "build",
-    "build_all",
-    "config_directory",
-    "device",
-    "is_first_process",
-    "load_saved_config",
-    "program",
-    "resolved",
-    "resume_config",
-    "run_command",
-    "set_seed",
-    "write_config",
-]
+__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "device", "is_first_process",
+    "load_saved_config", "program", "resolved", "resume_config", "run_command", "set_seed",
+    "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -49,7 +37,8 @@ FIXED = ("adversary", "data", "experiment", "run_dir", "size", "callbacks.averag
     "data.resolution", "data.channels", "data.val_fraction", "data.source.labels")  # fmt: skip
 FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",
     "conditioning", "condition_", "size/", "~")  # fmt: skip
-# references to other settings and the time: all that a saved configuration may refer to
+# references to other settings and the time: all that a saved configuration may refer to; a name in
+# one may be a reference itself, as in ${data.${data.condition}}
 REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
 
 
@@ -67,22 +56,14 @@ def program(name: str) -> str:
 
 
 def set_seed(seed: int) -> None:
-    """Seeds everything.
-
-    Raises:
-        UserError: for a seed that is not a whole number from 0 on.
-    """
+    """Seeds everything; raises a `UserError` for a seed that is not a whole number from 0 on."""
     if not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number, 0 or more, not {seed}.")
     L.seed_everything(seed, workers=True, verbose=False)
 
 
 def device(name: str) -> torch.device:
-    """The device a configuration names; `auto` is a GPU if there is one.
-
-    Raises:
-        UserError: if PyTorch knows no such device here.
-    """
+    """The device a configuration names; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -94,11 +75,7 @@ def device(name: str) -> torch.device:
 
 
 def build(config: DictConfig | None, /, **arguments: Any) -> Any:
-    """Calls a configuration's `_target_` with plain Python values; None for one without.
-
-    Raises:
-        UserError: naming the target, if an argument is unknown, missing or wrong.
-    """
+    """Calls a configuration's `_target_` with plain Python values; None for one without."""
     if config is None or config.get("_target_") is None:
         return None
     check_types(config)
@@ -114,26 +91,17 @@ def build(config: DictConfig | None, /, **arguments: Any) -> Any:
 
 
 def build_all(config: DictConfig | None) -> list[Any]:
-    """Builds each entry of a group such as `callbacks`; entries that are null are left out.
-
-    Raises:
-        UserError: for an entry without a `_target_`.
-    """
-    built = []
-    for name, entry in ({} if config is None else config).items():
-        if entry is not None and not (isinstance(entry, DictConfig) and "_target_" in entry):
+    """Builds each entry of a group such as `callbacks`; entries that are null are left out."""
+    entries = {} if config is None else {n: e for n, e in config.items() if e is not None}
+    for name, entry in entries.items():
+        if not (isinstance(entry, DictConfig) and "_target_" in entry):
             key = config._get_full_key(name)  # type: ignore[union-attr]
             raise UserError(f"{key} needs a _target_: give {key}._target_=MODULE.CLASS, or null.")
-        built.append(build(entry))
-    return [thing for thing in built if thing is not None]
+    return [thing for thing in map(build, entries.values()) if thing is not None]
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The configuration as a plain dictionary, interpolations resolved.
-
-    Raises:
-        UserError: naming the values that must be given and are not.
-    """
+    """The configuration as a plain dictionary, interpolations resolved, nothing missing."""
     check_nothing_missing(config)
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
@@ -151,7 +119,13 @@ def resume_config(config: DictConfig) -> DictConfig:
     run_dir = Path(config.resume).expanduser()
     path = run_dir / COMPOSED_FILE
     saved = load_saved_config(path)
-    _check_targets(saved, path, trusted=config)
+    allowed = {*_packaged_targets(), *(target for _, target in _targets(config))}
+    for key, target in _targets(saved):
+        if target not in allowed or "$" in target:
+            raise UserError(
+                f"{path} names {key}={target}, which is none of this program's: it is not run. "
+                f"If you trust it, add {shlex.quote(f'+{key}={target}')} to the command."
+            )
     max_time = OmegaConf.select(saved, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s was for one session", max_time)
@@ -187,8 +161,7 @@ def load_saved_config(path: Path) -> DictConfig:
     """Reads the configuration that a run, perhaps a stranger's, has saved.
 
     Raises:
-        UserError: if the file cannot be read, or refers to anything beyond itself, such as
-            variables of the environment.
+        UserError: if it refers to anything beyond itself, such as variables of the environment.
     """
     try:
         saved = OmegaConf.load(path)
@@ -196,30 +169,13 @@ def load_saved_config(path: Path) -> DictConfig:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(saved, DictConfig):
         raise UserError(f"{path} holds no settings by name.")
-    for key, text in _leaves(OmegaConf.to_container(saved)):
-        if isinstance(text, str) and "${" in text and "$" in REFERENCE.sub("", text):
+    for key, text in leaves(OmegaConf.to_container(saved)):
+        rest, found = (text, 1) if isinstance(text, str) and "${" in text else ("", 0)
+        while found:
+            rest, found = REFERENCE.subn("x", rest)
+        if "$" in rest:
             raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
     return saved
-
-
-def _check_targets(saved: DictConfig, path: Path, trusted: DictConfig) -> None:
-    """Checks that building a saved configuration calls nothing unknown.
-
-    Args:
-        saved: the configuration.
-        path: its file.
-        trusted: the configuration of this command line, whose targets are allowed.
-
-    Raises:
-        UserError: for a `_target_` that neither the packaged configurations nor `trusted` name.
-    """
-    allowed = {*_packaged_targets(), *(target for _, target in _targets(trusted))}
-    for key, target in _targets(saved):
-        if target not in allowed or "$" in target:
-            raise UserError(
-                f"{path} names {key}={target}, which is none of this program's: it is not run. "
-                f"If you trust it, add {shlex.quote(f'+{key}={target}')} to the command."
-            )
 
 
 @cache
@@ -230,42 +186,25 @@ def _packaged_targets() -> frozenset[str]:
 
 def _targets(config: DictConfig | ListConfig) -> Iterator[tuple[str, str]]:
     """Every `_target_` in a configuration, at any depth, as (key, target)."""
-    for key, value in _leaves(OmegaConf.to_container(config)):
+    for key, value in leaves(OmegaConf.to_container(config)):
         if key.rpartition(".")[2].startswith("_target_") and value is not None:
             yield key, str(value)
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no dictionary or list, with its key."""
-    if isinstance(value, dict | list):
-        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
-
-
-def write_config(config: DictConfig, run_dir: Path) -> None:
+def write_config(config: DictConfig) -> None:
     """Writes a run's configuration into its directory, as composed and resolved.
 
     A resumed run's is written only when it is under way: a setting that stops it is not to stay.
-
-    Raises:
-        UserError: if the directory cannot be written.
     """
-    try:
+    run_dir = Path(config.run_dir)
+    with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, run_dir / COMPOSED_FILE)
         OmegaConf.save(OmegaConf.create(resolved(config)), run_dir / RESOLVED_FILE)
-    except OSError as error:
-        raise UserError(f"the run directory {run_dir} cannot be written: {error}.") from error
 
 
 def run_command(script: str, *overrides: str) -> None:
-    """Runs a command as a user would, after showing it.
-
-    Raises:
-        UserError: if it does not end well.
-    """
+    """Runs a command as a user would, after showing it; it must end well."""
     print(f"\n$ python scripts/{script}.py {shlex.join(overrides)}", flush=True)
     start = f"from taming.cli.start import start; start({script!r})"
     status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode

@@ -8,29 +8,27 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import resolved
-from taming.errors import MissingPathError, UserError
+from taming.errors import MissingPathError, UserError, writing
 from taming.importers import import_checkpoint
 from taming.serialization import check_destination, save_model_directory
 
 __all__ = ["main"]
-
-SETTINGS = ("num_classes", "tokenizer")  # of one source each
 
 
 def main(config: DictConfig) -> None:
     """Writes a foreign checkpoint as a model directory and says what became of its weights."""
     plain = resolved(config)
     checkpoint, output = (Path(str(plain[name])).expanduser() for name in ("checkpoint", "output"))
-    settings = {name: plain[name] for name in SETTINGS if plain[name] is not None}
+    settings = {
+        name: plain[name] for name in ("num_classes", "tokenizer") if plain[name] is not None
+    }
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty: give a new directory.")
     check_destination(output)
     their_config = foreign_config(plain["config"])
     imported = import_checkpoint(plain["source"], checkpoint, their_config, **settings)
-    try:
+    with writing(output):
         save_model_directory(imported.model, output)
-    except OSError as error:
-        raise UserError(f"output={output} cannot be written: {error}.") from error
     print(f"read {checkpoint}")
     for note in imported.notes:
         print(f"  {note}")
@@ -40,12 +38,7 @@ def main(config: DictConfig) -> None:
 
 
 def foreign_config(config: Any) -> Mapping[str, Any] | str:
-    """The other program's arguments: of a YAML or JSON file; else the name of a published size.
-
-    Raises:
-        MissingPathError: for the path of a file that does not exist.
-        UserError: if the file holds no dictionary.
-    """
+    """The other program's arguments: of a YAML or JSON file; else the name of a published size."""
     if isinstance(config, dict):
         return config
     path = Path(str(config)).expanduser()
@@ -56,8 +49,8 @@ def foreign_config(config: Any) -> Mapping[str, Any] | str:
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise UserError(f"config={path} cannot be read as YAML or JSON: {first_line}.") from error
+        why = str(error).strip().split("\n")[0]
+        raise UserError(f"config={path} cannot be read as YAML or JSON: {why}.") from error
     if not isinstance(loaded, dict):
         raise UserError(f"config={path} holds no arguments by name.")
     return {str(name): value for name, value in loaded.items()}

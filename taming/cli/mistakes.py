@@ -16,33 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from taming.errors import MissingPathError, UserError
 
-__all__ = [
-    "COMPOSED_FILE",
-    "check_config",
-    "check_nothing_missing",
-    "check_overrides",
-    "config_directory",
-    "explain",
-    "fixed_overrides",
-]
+__all__ = ["COMPOSED_FILE", "check_config", "check_nothing_missing", "check_overrides",
+    "config_directory", "explain", "fixed_overrides", "leaves"]  # fmt: skip
 
 # settings of all commands that must lead to something
-PATHS = (
-    "vqgan",
-    "checkpoint",
-    "finetune.checkpoint",
-    "condition_tokenizer",
-    "perceptual.weights",
-    "data.path",
-    "data.val_path",
-    "input",
-    "conditions.path",
-    "complete.path",
-    "classifier",
-    "rejection.classifier",
-    "frechet.weights",
-    "runs",
-)
+PATHS = ("vqgan", "checkpoint", "finetune.checkpoint", "condition_tokenizer", "perceptual.weights",
+    "data.path", "data.val_path", "input", "conditions.path", "complete.path", "classifier",
+    "rejection.classifier", "frechet.weights", "runs")  # fmt: skip
 COMPOSED_FILE = "config_composed.yaml"  # what a run is resumed with
 DIRECTORIES = ("resume", "run_dir", "output_dir")  # and those that are made where they do not exist
 
@@ -55,11 +35,7 @@ def config_directory() -> Path:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Checks that what must be a path, or the name of a file of settings, is one.
-
-    Raises:
-        UserError: for a number, an empty text and so on.
-    """
+    """Checks that what must be a path, or the name of a file of settings, is one."""
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         name, value = override.key_or_group, override.value()
         given = str(override.input_line).partition("=")[2]
@@ -85,12 +61,7 @@ def fixed_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def check_config(config: DictConfig) -> None:
-    """Checks that nothing is missing and that all paths exist.
-
-    Raises:
-        UserError: for values that must be given.
-        MissingPathError: for a path that does not exist.
-    """
+    """Checks that nothing is missing and that all paths exist."""
     if config.get("resume") is not None:  # all else is the run's own
         path = Path(config.resume).expanduser() / COMPOSED_FILE
         if not path.is_file():
@@ -151,7 +122,7 @@ def explain(error: HydraException, config_name: str) -> str:
 
 
 def _explain_unknown(name: str, config_name: str) -> str:
-    """The names nearest to a mistyped one, or the chosen option that has no such setting."""
+    """Names those nearest to a mistyped one, or the chosen option that has no such setting."""
     others = [o for o in sys.argv[1:] if "=" in o and _key(o) != name]
     choices = [o for o in others if "." not in _key(o)]
     known = _names(config_name, []) or []
@@ -185,11 +156,15 @@ def _names(config_name: str, overrides: list[str]) -> list[str] | None:
             return None
 
 
-def _settings(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _settings(config: DictConfig) -> Iterator[tuple[str, Any]]:
     """All settings with their names, and as they are written: references are not followed."""
-    for key in config:
-        value = config._get_node(key)
-        if isinstance(value, DictConfig) and not value._is_none():
-            yield from _settings(value, f"{prefix}{key!s}.")
-        else:
-            yield f"{prefix}{key!s}", None if value is None else value._value()
+    return leaves(OmegaConf.to_container(config), lists=False)
+
+
+def leaves(value: Any, key: str = "", lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Every value within dictionaries, and lists if they are not to stay whole, with its name."""
+    if isinstance(value, dict) or (lists and isinstance(value, list)):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, f"{key}.{name}" if key else str(name), lists)
+    else:
+        yield key, value

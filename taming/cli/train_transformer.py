@@ -1,22 +1,20 @@
 """`train_transformer`: stage 2, a tokenizer and images to a generator."""
 
 import logging
-from functools import partial
 from typing import Annotated, Any
 
 from annotated_types import Ge, Lt
 from omegaconf import DictConfig
 
-from taming.cli.app import build, program, resume_config, write_config
+from taming.cli.app import build, program
 from taming.cli.data import ENCODING_TYPES, condition_settings, encode, open_images
 from taming.cli.hints import setting
-from taming.cli.setting_types import check_types
-from taming.cli.training import TRAINING_TYPES, begin_run, build_trainer, check_run_dir, finish
+from taming.cli.training import begin_run, finish_run
 from taming.data import TokenDataModule
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.serialization import find_model, load_training_checkpoint
-from taming.training import build_conditioning, check_resume, train
+from taming.training import build_conditioning
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
@@ -24,19 +22,14 @@ __all__ = ["main"]
 
 log = logging.getLogger("taming")
 
+TYPES = {**ENCODING_TYPES, "condition_dropout": Annotated[float, Ge(0), Lt(1)]}
+
 
 def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
-    if config.resume is not None:
-        config = resume_config(config)
-    share = {"condition_dropout": Annotated[float, Ge(0), Lt(1)]}
-    check_types(config, {**ENCODING_TYPES, **TRAINING_TYPES, **share})
-    run_dir = check_run_dir(config)
-    trainer = build_trainer(config)
-    resume_from, saved = None, None
-    if config.resume is not None:
-        resume_from = check_resume(run_dir, trainer.max_steps, "generator")
-        saved = load_training_checkpoint(resume_from)
+    config, trainer, resume_from = begin_run(config, ImageGenerator.kind, TYPES)
+    saved = None if resume_from is None else load_training_checkpoint(resume_from)
+    if saved is not None:
         tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
     else:
         tokenizer = VQGAN.from_pretrained(config.vqgan)
@@ -62,29 +55,14 @@ def main(config: DictConfig) -> float | None:
     )
     generator = ImageGenerator(tokenizer, GPT(shape), conditioning, grid_size, condition_tokenizer)
     module = build(config.training, generator=generator)
-    begin_run(config, trainer, run_dir)
     where = trainer.strategy.root_device
     train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, where)
     tokens = TokenDataModule(train_tokens, val_tokens, images.loader, seed=config.seed)
-    result = train(
-        module,
-        tokens,
-        trainer,
-        run_dir=run_dir,
-        export=config.export,
-        resume_from=resume_from,
-        on_start=partial(write_config, config, run_dir),
-    )
-    for_sampling = [setting("checkpoint", str(run_dir))]
+    settings = [setting("checkpoint", config.run_dir)]
     if conditioning.takes_images:
-        for_sampling += [*condition_settings(config.data), "num_images=16"]
-    return finish(
-        config,
-        result,
-        run_dir,
-        name="train_transformer",
-        next_step=f"sample from it:\n  {program('sample')} {' '.join(for_sampling)}",
-    )
+        settings += [*condition_settings(config.data), "num_images=16"]
+    next_step = f"sample from it:\n  {program('sample')} {' '.join(settings)}"
+    return finish_run(config, module, tokens, trainer, resume_from=resume_from, next_step=next_step)
 
 
 def _same(saved: dict[str, Any], new: dict[str, Any]) -> bool:

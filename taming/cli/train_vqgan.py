@@ -2,27 +2,17 @@
 
 import logging
 import shlex
-from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, is_first_process, program, resume_config, set_seed, write_config
+from taming.cli.app import build, is_first_process, program, set_seed
 from taming.cli.data import build_data, data_settings
 from taming.cli.hints import override, setting
-from taming.cli.setting_types import check_types
-from taming.cli.training import TRAINING_TYPES, begin_run, build_trainer, check_run_dir, finish
+from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
 from taming.serialization import load_training_checkpoint
-from taming.training import (
-    Adversary,
-    check_resume,
-    finetuned_adversary,
-    finetuned_vqgan,
-    train,
-    unused_settings,
-)
+from taming.training import Adversary, finetuned_adversary, finetuned_vqgan, unused_settings
 from taming.training.finetuning import FinetuningMode
 from taming.training.health import unusual_data, unusual_schedule
 from taming.vqgan import VQGAN
@@ -31,17 +21,12 @@ __all__ = ["main"]
 
 log = logging.getLogger("taming")
 
+TYPES = {"data.label_map.num_classes": int | None, "finetune.mode": FinetuningMode}
+
 
 def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
-    if config.resume is not None:
-        config = resume_config(config)
-    check_types(config, {"data.label_map.num_classes": int | None, **TRAINING_TYPES})
-    run_dir = check_run_dir(config)
-    trainer = build_trainer(config, parts_rest=config.adversary._target_ is not None)
-    resume_from = None
-    if config.resume is not None:
-        resume_from = check_resume(run_dir, trainer.max_steps, "vqgan")
+    config, trainer, resume_from = begin_run(config, VQGAN.kind, TYPES)
     set_seed(config.seed)
     vqgan, adversary = build_networks(config, resume_from)
     module = build(
@@ -60,44 +45,23 @@ def main(config: DictConfig) -> float | None:
         )
     data.setup()
     if is_first_process():
-        remarks = unusual_data(data, vqgan) + unusual_schedule(adversary, trainer.max_steps)
-        for remark in remarks:
+        for remark in unusual_data(data, vqgan) + unusual_schedule(adversary, trainer.max_steps):
             log.warning("note: %s", remark)
-    begin_run(config, trainer, run_dir)
-    result = train(
-        module,
-        data,
-        trainer,
-        run_dir=run_dir,
-        export=config.export,
-        resume_from=resume_from,
-        on_start=partial(write_config, config, run_dir),
+    settings = [setting("vqgan", config.run_dir), *data_settings(config.data)]
+    settings += map(shlex.quote, config.get("transformer_settings") or [])
+    next_step = (
+        "train the transformer on it, with the same data:\n"
+        f"  {program('train_transformer')} {' '.join(settings)}"
     )
-    for_transformer = [setting("vqgan", str(run_dir)), *data_settings(config.data)]
-    for_transformer += map(shlex.quote, config.get("transformer_settings") or [])
-    return finish(
-        config,
-        result,
-        run_dir,
-        name="train_vqgan",
-        next_step="train the transformer on it, with the same data:\n"
-        f"  {program('train_transformer')} {' '.join(for_transformer)}",
-    )
+    return finish_run(config, module, data, trainer, resume_from=resume_from, next_step=next_step)
 
 
 def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN, Adversary | None]:
-    """Builds the VQGAN and its adversary: new, as in a checkpoint, or as a model to fine-tune.
-
-    Raises:
-        UserError: for a fine-tuning without a model to begin with, or one that does not fit.
-    """
+    """Builds the VQGAN and its adversary: new, as in a checkpoint, or as a model to fine-tune."""
     of_label_maps = config.training.reconstruction == "cross_entropy"
     vqgan = build(config.model, label_maps=of_label_maps)
     adversary = build(config.adversary)
     checkpoint, mode = config.finetune.checkpoint, config.finetune.mode
-    if mode not in get_args(FinetuningMode):
-        known = ", ".join(get_args(FinetuningMode))
-        raise UserError(f"finetune.mode is one of {known}, not {mode!r}.")
     if mode != "whole" and checkpoint is None:
         raise UserError(
             f"finetune.mode={mode} needs a model to begin with: give finetune.checkpoint=PATH."

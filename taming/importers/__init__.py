@@ -16,25 +16,14 @@ __all__ = ["SOURCES", "Imported", "Source", "import_checkpoint"]
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of checkpoint of another program.
+    """A kind of checkpoint of another program."""
 
-    Attributes:
-        converter: `(content, config, **settings)` to the model: the checkpoint's content and the
-            other program's arguments.
-        published: arguments of the published models, by the names their authors gave.
-        settings: what else `converter` takes, by keyword, all optional.
-    """
-
-    converter: Callable[..., Imported]
-    published: Mapping[str, Mapping[str, Any]]
-    settings: tuple[str, ...] = ()
+    converter: Callable[..., Imported]  # of its content and the other program's arguments
+    published: Mapping[str, Mapping[str, Any]]  # arguments of models by their authors' names
+    settings: tuple[str, ...] = ()  # what else `converter` takes, by keyword, all optional
 
     def convert(self, content: Any, config: Mapping[str, Any], **settings: Any) -> Imported:
-        """Converts the content of a checkpoint.
-
-        Raises:
-            UserError: if it and the other program's arguments do not fit each other.
-        """
+        """Converts the content of a checkpoint, whatever its config may hold."""
         try:
             return self.converter(content, config, **settings)
         except UserError:

@@ -12,7 +12,7 @@ from taming.importers.compvis_vqgan import TARGETS, model_and_params, target_of
 from taming.importers.weights import ForeignWeights, Imported
 from taming.serialization import SavedModel
 from taming.serialization.foreign import shown, shown_names
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 
 __all__ = ["PUBLISHED", "convert"]
 
@@ -31,15 +31,8 @@ BLOCK_NAMES = {
     "feed_forward.expand": "mlp.0",
     "feed_forward.contract": "mlp.2",
 }
-TRANSFORMER_DEFAULTS: dict[str, Any] = {
-    "n_layer": 12,
-    "n_head": 8,
-    "n_embd": 256,
-    "embd_pdrop": 0.0,
-    "resid_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "n_unmasked": 0,
-}
+TRANSFORMER_DEFAULTS: dict[str, Any] = {"n_layer": 12, "n_head": 8, "n_embd": 256,
+    "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "n_unmasked": 0}  # fmt: skip
 
 
 def _published(size: Mapping[str, Any], first_stage: Any, condition: Any) -> dict[str, Any]:
@@ -103,7 +96,7 @@ def convert(content: Any, config: Mapping[str, Any], num_classes: int | None = N
     _drop_order(params, weights)
     first = _import_stage("first stage", params["first_stage_config"], weights, FIRST_STAGE)
     condition = _condition(params, arguments["vocab_size"], first, weights, num_classes)
-    gpt = _gpt(arguments, _codebook_size(first.model), condition)
+    gpt = _gpt(arguments, first.model.config["quantizer"]["codebook_size"], condition)
     _drop_masks(weights, arguments)
     state, notes = _state(weights, gpt, arguments["vocab_size"], condition.ids)
     parts = {
@@ -138,10 +131,6 @@ def _import_stage(name: str, config: Any, weights: ForeignWeights, prefix: str) 
     except UserError as error:
         raise UserError(f"the {name}: {error}") from error
     return Imported(stage.model, [f"{name}: {note}" for note in stage.notes])
-
-
-def _codebook_size(stage: SavedModel) -> int:
-    return int(stage.config["quantizer"]["codebook_size"])
 
 
 def _grid_size(stage: SavedModel) -> tuple[int, int]:
@@ -200,7 +189,7 @@ def _condition(
         )
     else:
         stage = _import_stage("condition stage", config, weights, CONDITION_STAGE)
-    num_codes = _codebook_size(stage.model)
+    num_codes = stage.model.config["quantizer"]["codebook_size"]
     conditioning = ImageCondition(num_codes, _grid_size(stage.model))
     return Condition(conditioning, range(num_codes), stage.model, stage.notes)
 
@@ -221,21 +210,21 @@ def _gpt(arguments: Mapping[str, Any], codebook_size: int, condition: Condition)
             "this program has bidirectional attention among all ids of the condition, or none."
         )
     with torch.device("meta"):
-        return GPT.from_config(
-            {
-                "codebook_size": codebook_size,
-                "num_prefix_ids": condition.conditioning.num_prefix_ids,
-                "prefix_length": prefix_length,
-                "bidirectional_prefix": unmasked > 0,
-                "context_length": arguments["block_size"],
-                "num_layers": arguments["n_layer"],
-                "num_heads": arguments["n_head"],
-                "embed_dim": arguments["n_embd"],
-                "positions": "learned",
-                "dropout": arguments["resid_pdrop"],
-                "attention_dropout": arguments["attn_pdrop"],
-                "embedding_dropout": arguments["embd_pdrop"],
-            }
+        return GPT(
+            GPTConfig(
+                codebook_size=codebook_size,
+                num_prefix_ids=condition.conditioning.num_prefix_ids,
+                prefix_length=prefix_length,
+                bidirectional_prefix=unmasked > 0,
+                context_length=arguments["block_size"],
+                num_layers=arguments["n_layer"],
+                num_heads=arguments["n_head"],
+                embed_dim=arguments["n_embd"],
+                positions="learned",
+                dropout=arguments["resid_pdrop"],
+                attention_dropout=arguments["attn_pdrop"],
+                embedding_dropout=arguments["embd_pdrop"],
+            )
         )
 
 
@@ -304,5 +293,5 @@ def _drop_masks(weights: ForeignWeights, arguments: Mapping[str, Any]) -> None:
                 f"{name} is not the causal mask of block_size {size} with n_unmasked {unmasked}. "
                 "Give the config the checkpoint was trained with."
             )
-    reason = "the causal mask, which is computed"
-    weights.drop("transformer.blocks.", reason, ending=".attn.mask")
+    what = "the causal mask, which is computed"
+    weights.drop("transformer.blocks.", what, ending=".attn.mask")

@@ -14,11 +14,10 @@ from taming.vqgan import VQGAN
 __all__ = ["PUBLISHED", "TARGETS", "convert", "model_and_params", "target_of"]
 
 SCHEME = NameScheme(
-    encoder_levels="down",
-    decoder_levels="up",
-    decoder_from_largest=True,
+    levels=("down", "up"),
     residual="block",
     middle=("mid.block_1", "mid.attn_1", "mid.block_2"),
+    decoder_from_largest=True,
 )
 QUANTIZER_NAMES = {
     "vector": {"quantizer.codebook": "quantize.embedding.weight"},
@@ -29,42 +28,18 @@ QUANTIZER_NAMES = {
     },
 }
 # classes of theirs by the quantizer they have
-TARGETS = {
-    "VQModel": "vector",
-    "VQNoDiscModel": "vector",
-    "VQSegmentationModel": "vector",
-    "GumbelVQ": "gumbel",
-}
+TARGETS = {"VQModel": "vector", "VQNoDiscModel": "vector", "VQSegmentationModel": "vector",
+    "GumbelVQ": "gumbel"}  # fmt: skip
 # arguments that change what a model computes without changing its weights, and our values
 FIXED = {"give_pre_end": False, "tanh_out": False}
-KNOWN = {
-    "ch",
-    "ch_mult",
-    "out_ch",
-    "in_channels",
-    "num_res_blocks",
-    "attn_resolutions",
-    "resolution",
-    "z_channels",
-    "dropout",
-    "double_z",
-    "resamp_with_conv",
-    "attn_type",
-    *FIXED,
-}
+KNOWN = {"ch", "ch_mult", "out_ch", "in_channels", "num_res_blocks", "attn_resolutions",
+    "resolution", "z_channels", "dropout", "double_z", "resamp_with_conv", "attn_type",
+    *FIXED}  # fmt: skip
 
 
 def _published(codes: int, **changes: Any) -> dict[str, Any]:
-    f16 = {
-        "ch": 128,
-        "ch_mult": [1, 1, 2, 2, 4],
-        "num_res_blocks": 2,
-        "attn_resolutions": [16],
-        "z_channels": 256,
-        "resolution": 256,
-        "in_channels": 3,
-        "out_ch": 3,
-    }
+    f16 = {"ch": 128, "ch_mult": [1, 1, 2, 2, 4], "num_res_blocks": 2, "attn_resolutions": [16],
+        "z_channels": 256, "resolution": 256, "in_channels": 3, "out_ch": 3}  # fmt: skip
     return {"ddconfig": {**f16, **changes}, "n_embed": codes, "embed_dim": 256}
 
 

@@ -24,22 +24,13 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class NameScheme:
-    """How a program names what encoder and decoder consist of.
+    """How a program names what encoder and decoder consist of."""
 
-    Attributes:
-        encoder_levels: the encoder's list of levels.
-        decoder_levels: the decoder's.
-        decoder_from_largest: whether the decoder's levels are counted from the largest resolution,
-            though they run from the smallest.
-        residual: list of residual blocks inside a level.
-        middle: the three blocks of the middle.
-    """
-
-    encoder_levels: str
-    decoder_levels: str
-    decoder_from_largest: bool
-    residual: str
-    middle: tuple[str, str, str]
+    levels: tuple[str, str]  # the lists of levels of encoder and decoder
+    residual: str  # list of residual blocks inside a level
+    middle: tuple[str, str, str]  # the three blocks of the middle
+    # the decoder counts its levels from the largest resolution, and runs from the smallest
+    decoder_from_largest: bool = False
 
 
 def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
@@ -49,7 +40,7 @@ def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
     """
     blocks = {"pre_quantizer": "quant_conv", "post_quantizer": "post_quant_conv"}
     last = len(vqgan.encoder.levels) - 1
-    for part, levels in (("encoder", scheme.encoder_levels), ("decoder", scheme.decoder_levels)):
+    for part, levels in zip(("encoder", "decoder"), scheme.levels, strict=True):
         for index, name in enumerate(scheme.middle):
             blocks[f"{part}.middle.{index}"] = f"{part}.{name}"
         for index, level in enumerate(vqgan.get_submodule(f"{part}.levels").children()):
@@ -66,14 +57,13 @@ def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
                 else:
                     name = f"{number}.upsample"
                 blocks[f"{part}.levels.{index}.{position}"] = f"{part}.{levels}.{name}"
-    names: dict[str, str] = {}
-    for ours in vqgan.state_dict():
-        if not ours.startswith("quantizer."):
-            place = next((place for place in blocks if ours.startswith(f"{place}.")), "")
-            theirs = blocks.get(place, "") + ours.removeprefix(place)
-            for layer, renamed in RENAMED.items():
-                theirs = theirs.replace(layer, renamed)
-            names[ours] = theirs
+    names = {name: name for name in vqgan.state_dict() if not name.startswith("quantizer.")}
+    for ours in names:
+        place = next((place for place in blocks if ours.startswith(f"{place}.")), "")
+        theirs = blocks.get(place, "") + ours.removeprefix(place)
+        for layer, renamed in RENAMED.items():
+            theirs = theirs.replace(layer, renamed)
+        names[ours] = theirs
     return names
 
 

@@ -11,32 +11,19 @@ from taming.conditioning import ClassLabel
 from taming.errors import UserError
 from taming.importers.weights import ForeignWeights, Imported, note_ignored
 from taming.serialization import SavedModel
-from taming.transformer import GPT
+from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 __all__ = ["PUBLISHED", "convert"]
 
 # of their `ModelArgs`
 DEFAULTS: dict[str, Any] = {
-    "dim": 4096,
-    "n_layer": 32,
-    "n_head": 32,
-    "n_kv_head": None,
-    "multiple_of": 256,
-    "ffn_dim_multiplier": None,
-    "rope_base": 10000,
-    "norm_eps": 1e-5,
-    "token_dropout_p": 0.1,
-    "attn_dropout_p": 0.0,
-    "resid_dropout_p": 0.1,
-    "ffn_dropout_p": 0.1,
-    "num_classes": 1000,
-    "class_dropout_prob": 0.1,
-    "model_type": "c2i",
-    "vocab_size": 16384,
-    "cls_token_num": 1,
+    "dim": 4096, "n_layer": 32, "n_head": 32, "n_kv_head": None, "multiple_of": 256,
+    "ffn_dim_multiplier": None, "rope_base": 10000, "norm_eps": 1e-5, "token_dropout_p": 0.1,
+    "attn_dropout_p": 0.0, "resid_dropout_p": 0.1, "ffn_dropout_p": 0.1, "num_classes": 1000,
+    "class_dropout_prob": 0.1, "model_type": "c2i", "vocab_size": 16384, "cls_token_num": 1,
     "block_size": 256,
-}
+}  # fmt: skip
 # arguments without effect on a trained model, and arguments of their scripts
 NOT_SHAPE = {"initializer_range", "drop_path_rate", "max_batch_size", "max_seq_len"}
 OF_SCRIPTS = {"gpt_model", "gpt_type", "image_size", "downsample_size"}
@@ -126,10 +113,7 @@ def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
                 "model cannot be imported."
             )
     if math.isqrt(arguments["block_size"]) ** 2 != arguments["block_size"]:
-        raise UserError(
-            f"block_size is {arguments['block_size']}: the grid is square, and this is no square "
-            "number."
-        )
+        raise UserError(f"block_size is {arguments['block_size']}, which is no square grid.")
     return arguments
 
 
@@ -140,26 +124,25 @@ def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
         hidden = int(theirs["ffn_dim_multiplier"] * hidden)
     multiple = theirs["multiple_of"]
     with torch.device("meta"):
-        return GPT.from_config(
-            {
-                "codebook_size": theirs["vocab_size"],
-                "num_prefix_ids": num_prefix_ids,
-                "context_length": 1 + side * side,
-                "num_layers": theirs["n_layer"],
-                "num_heads": theirs["n_head"],
-                "embed_dim": theirs["dim"],
-                "positions": "rotary_2d",
-                "grid_size": [side, side],
-                "prefix_length": 1,
-                "zero_prefix_rotation": True,
-                "norm": "rms_norm",
-                "feed_forward": "swiglu",
-                "feed_forward_dim": -(-hidden // multiple) * multiple,
-                "bias": False,
-                "dropout": theirs["resid_dropout_p"],
-                "attention_dropout": theirs["attn_dropout_p"],
-                "embedding_dropout": theirs["token_dropout_p"],
-            }
+        return GPT(
+            GPTConfig(
+                codebook_size=theirs["vocab_size"],
+                num_prefix_ids=num_prefix_ids,
+                context_length=1 + side * side,
+                num_layers=theirs["n_layer"],
+                num_heads=theirs["n_head"],
+                embed_dim=theirs["dim"],
+                positions="rotary_2d",
+                grid_size=(side, side),
+                zero_prefix_rotation=True,
+                norm="rms_norm",
+                feed_forward="swiglu",
+                feed_forward_dim=-(-hidden // multiple) * multiple,
+                bias=False,
+                dropout=theirs["resid_dropout_p"],
+                attention_dropout=theirs["attn_dropout_p"],
+                embedding_dropout=theirs["token_dropout_p"],
+            )
         )
 
 

@@ -12,25 +12,17 @@ from taming.vqgan import VQGAN
 __all__ = ["PUBLISHED", "convert"]
 
 SCHEME = NameScheme(
-    encoder_levels="conv_blocks",
-    decoder_levels="conv_blocks",
-    decoder_from_largest=False,
+    levels=("conv_blocks", "conv_blocks"),
     residual="res",
     middle=("mid.0", "mid.1", "mid.2"),
 )
 RESOLUTION = 256  # they train at; the model does not depend on it
 DEFAULTS: dict[str, Any] = {
-    "codebook_size": 16384,
-    "codebook_embed_dim": 8,
-    "codebook_l2_norm": True,
-    "codebook_show_usage": True,
-    "commit_loss_beta": 0.25,
-    "entropy_loss_ratio": 0.0,
-    "encoder_ch_mult": [1, 1, 2, 2, 4],
-    "decoder_ch_mult": [1, 1, 2, 2, 4],
-    "z_channels": 256,
+    "codebook_size": 16384, "codebook_embed_dim": 8, "codebook_l2_norm": True,
+    "codebook_show_usage": True, "commit_loss_beta": 0.25, "entropy_loss_ratio": 0.0,
+    "encoder_ch_mult": [1, 1, 2, 2, 4], "decoder_ch_mult": [1, 1, 2, 2, 4], "z_channels": 256,
     "dropout_p": 0.0,
-}
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "VQ-8": {"encoder_ch_mult": [1, 2, 2, 4], "decoder_ch_mult": [1, 2, 2, 4]},
     "VQ-16": {},
@@ -80,9 +72,8 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
     weights.drop("quantize.codebook_used", "a record of the last codes of their training")
     notes: list[str] = []
     parts: dict[str, SavedModel] = {}
-    scores = content.get("discriminator")
-    if is_weights(scores):
-        judge = ForeignWeights(scores)
+    if is_weights(content.get("discriminator")):
+        judge = ForeignWeights(content["discriminator"])
         discriminator = patch_discriminator(judge, "", vqgan.image_channels)
         if discriminator is None:
             notes.append("dropped the discriminator: it is not a patch discriminator")

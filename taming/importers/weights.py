@@ -16,12 +16,7 @@ __all__ = ["ForeignWeights", "Imported", "is_weights", "note_ignored"]
 
 @dataclass
 class Imported:
-    """An imported model.
-
-    Attributes:
-        model: as plain data, ready to be written.
-        notes: lines that say what of the file was used, and what was left out and why.
-    """
+    """An imported model, and lines that say what of the file was used and what not, and why."""
 
     model: SavedModel
     notes: list[str] = field(default_factory=list)

@@ -1,30 +1,18 @@
 """Model directories, training checkpoints and hub names; knows no model."""
 
-from taming.serialization.checkpoint import (
-    checkpoint_entry,
-    load_training_checkpoint,
-    read_training_checkpoint,
-)
-from taming.serialization.directory import (
-    SavedModel,
-    check_destination,
-    load_model_directory,
-    save_model_directory,
-)
 from taming.serialization.foreign import ForeignCheckpoint, read_foreign_checkpoint
 from taming.serialization.pretrained import PretrainedModel, find_model, load_saved_model
+from taming.serialization.saved_model import (
+    SavedModel,
+    check_destination,
+    checkpoint_entry,
+    load_model_directory,
+    load_training_checkpoint,
+    read_training_checkpoint,
+    save_model_directory,
+)
 
-__all__ = [
-    "ForeignCheckpoint",
-    "PretrainedModel",
-    "SavedModel",
-    "check_destination",
-    "checkpoint_entry",
-    "find_model",
-    "load_model_directory",
-    "load_saved_model",
-    "load_training_checkpoint",
-    "read_foreign_checkpoint",
-    "read_training_checkpoint",
-    "save_model_directory",
-]
+__all__ = ["ForeignCheckpoint", "PretrainedModel", "SavedModel", "check_destination",
+    "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
+    "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
+    "save_model_directory"]  # fmt: skip

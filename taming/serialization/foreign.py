@@ -6,8 +6,7 @@ what it is told is safe; here that is an empty class in place of each name the f
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,14 @@ def read_foreign_checkpoint(path: str | Path) -> ForeignCheckpoint:
     path = Path(path).expanduser()
     if not path.is_file():
         raise MissingPathError(f"{path} is no file (looked from {Path.cwd()}): give a checkpoint.")
+    declared = serialization.get_safe_globals()  # by other libraries, safe to call: not here
+    serialization.clear_safe_globals()
     try:
-        with path.open("rb") as file, _nothing_is_safe():
-            names = _names_in(file)
+        with path.open("rb") as file:
+            try:
+                names = sorted(serialization.get_unsafe_globals_in_checkpoint(file))
+            except ValueError:  # not of the zip format
+                names = []
             stubs: list[Any] = [
                 (_Dictionary if name.lower().endswith("dict") else Placeholder, name)
                 for name in names
@@ -81,31 +85,14 @@ def read_foreign_checkpoint(path: str | Path) -> ForeignCheckpoint:
             f"{path} cannot be read as a PyTorch checkpoint: it is damaged, incomplete, of another "
             "format, or made to run a program."
         ) from error
-    return ForeignCheckpoint(content, tuple(names))
-
-
-def _names_in(file: Any) -> list[str]:
-    try:
-        return sorted(serialization.get_unsafe_globals_in_checkpoint(file))
-    except ValueError:  # not of the zip format
-        return []
-
-
-@contextmanager
-def _nothing_is_safe() -> Iterator[None]:
-    """Forgets for a while what another library may have declared safe to call."""
-    declared = serialization.get_safe_globals()
-    serialization.clear_safe_globals()
-    try:
-        yield
     finally:
         serialization.add_safe_globals(declared)
+    return ForeignCheckpoint(content, tuple(names))
 
 
 def shown(name: Any, at_most: int = 80) -> str:
     """Returns a name from a file fit to be printed: short, unprintable characters escaped."""
-    text = name if isinstance(name, str) else f"<{type(name).__name__}>"
-    text = text[: at_most + 1]
+    text = (name if isinstance(name, str) else f"<{type(name).__name__}>")[: at_most + 1]
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= at_most else text[: at_most - 1] + "…"
 

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from taming.errors import MissingPathError, UserError
-from taming.serialization.checkpoint import load_training_checkpoint
-from taming.serialization.directory import (
+from taming.serialization.foreign import shown
+from taming.serialization.saved_model import (
     CONFIG_FILE,
     SavedModel,
     load_model_directory,
+    load_training_checkpoint,
     save_model_directory,
 )
-from taming.serialization.foreign import shown
 
 __all__ = ["PretrainedModel", "find_model", "load_saved_model"]
 
@@ -42,17 +42,15 @@ class PretrainedModel(nn.Module):
         Raises:
             UserError: if it is of another kind, or config and weights do not fit this program.
         """
-        saved.require(cls.kind)
+        name = f"the {saved.require(cls.kind).kind} in {saved.source}"
         try:
             model = cls.from_config(saved.config)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"the config of the {cls.kind} in {saved.source} is wrong: {error}"
-            ) from error
+            raise UserError(f"the config of {name} is wrong: {error}") from error
         if not saved.state and model.state_dict():
             raise UserError(
-                f"the weights of the {cls.kind} in {saved.source} are missing: copy the model "
-                "directory once more, with its model.safetensors."
+                f"the weights of {name} are missing: copy the model directory once more, with its "
+                "model.safetensors."
             )
         try:
             model.load_state_dict(saved.state)
@@ -60,8 +58,7 @@ class PretrainedModel(nn.Module):
             problems = [line.strip() for line in str(error).splitlines()[1:]]
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise UserError(
-                f"the weights of the {cls.kind} in {saved.source} do not fit its config: "
-                f"{shown(problems[0], 200)}{more}"
+                f"the weights of {name} do not fit its config: {shown(problems[0], 200)}{more}"
             ) from error
         return model.eval()
 
@@ -141,9 +138,8 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first_line = str(error).strip().split("\n")[0]
+        why = str(error).strip().split("\n")[0]
         raise UserError(
-            f"{HUB_PREFIX}{name} could not be fetched from the Hugging Face hub: {first_line}. "
-            "Check the name and the network, or download the model directory by hand and give its "
-            "path."
+            f"{HUB_PREFIX}{name} could not be fetched from the Hugging Face hub: {why}. Check the "
+            "name and the network, or download the model directory by hand and give its path."
         ) from error

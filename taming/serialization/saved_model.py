@@ -1,4 +1,10 @@
-"""Model directories: `config.json` and `model.safetensors`, a model's parts in sub-directories."""
+"""Models as plain data: in model directories, and in training checkpoints (`.ckpt`).
+
+A model directory holds `config.json` and `model.safetensors`, and a directory for each part. A
+training checkpoint is Lightning's, plus one entry, `model`: the finished model, with EMA weights
+where the run has them. Its tensors share storage with the training state, so they cost no disk
+space, and whoever reads a model out of a checkpoint need not know how it was trained.
+"""
 
 import hashlib
 import json
@@ -13,19 +19,18 @@ from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
 
-__all__ = [
-    "CONFIG_FILE",
-    "FORMAT_VERSION",
-    "SavedModel",
-    "check_destination",
-    "check_format_version",
-    "load_model_directory",
-    "save_model_directory",
-]
+__all__ = ["CONFIG_FILE", "SavedModel", "check_destination", "checkpoint_entry",
+    "load_model_directory", "load_training_checkpoint", "read_training_checkpoint",
+    "save_model_directory"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 FORMAT_VERSION = 1
+ENTRY = "model"  # of a checkpoint
+IMPORT_FIRST = (
+    "Checkpoints of CompVis' or LlamaGen's programs are imported by scripts/import_checkpoint.py "
+    "first."
+)
 
 
 @dataclass
@@ -57,21 +62,15 @@ class SavedModel:
         digest = hashlib.sha256(json.dumps([self.kind, self.config], sort_keys=True).encode())
         for name, tensor in sorted(self.state.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(
-                tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-            )
+            flat = tensor.detach().cpu().contiguous().view(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
         for name, part in sorted(self.parts.items()):
             digest.update(f"{name} {part.fingerprint()}".encode())
         return digest.hexdigest()
 
 
 def check_destination(directory: Path) -> None:
-    """Checks that a model directory may be written here, which replaces what is there.
-
-    Raises:
-        UserError: if `directory` holds something that is not a model directory, or the current
-            directory is it or in it.
-    """
+    """Checks that a model directory may be written here, which replaces what is there."""
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         try:
             _load_config(directory)
@@ -122,11 +121,7 @@ def _write(model: SavedModel, directory: Path) -> None:
 
 
 def load_model_directory(directory: Path) -> SavedModel:
-    """Reads a model directory and its parts, weights on the CPU.
-
-    Raises:
-        UserError: if a file is missing, damaged or not ours.
-    """
+    """Reads a model directory and its parts, weights on the CPU."""
     kind, config = _load_config(directory)
     weights = directory / WEIGHTS_FILE
     try:
@@ -147,12 +142,64 @@ def _load_config(directory: Path) -> tuple[str, dict[str, Any]]:
         kind, version = config.pop("kind"), config.pop("format_version", None)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is not the config.json of a model of this project.") from error
-    check_format_version(version, path)
+    _check_format_version(version, path)
     return kind, config
 
 
-def check_format_version(version: Any, path: Path) -> None:
-    """Raises a `UserError` if `path` is of a format version this program does not read."""
+def checkpoint_entry(model: SavedModel) -> dict[str, Any]:
+    """Returns the plain dictionary that goes into a checkpoint under `model`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": model.kind,
+        "config": model.config,
+        "state": model.state,
+        "parts": {name: checkpoint_entry(part) for name, part in model.parts.items()},
+    }
+
+
+def _saved_model(entry: dict[str, Any], source: str) -> SavedModel:
+    parts = {name: _saved_model(part, source) for name, part in entry["parts"].items()}
+    return SavedModel(entry["kind"], dict(entry["config"]), dict(entry["state"]), parts, source)
+
+
+def read_training_checkpoint(path: Path) -> dict[str, Any]:
+    """Loads a `.ckpt` lazily on the CPU with `weights_only=True`, so that no code of it runs.
+
+    Raises:
+        UserError: if the file is damaged, holds anything but plain data, or is not this project's.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
+        raise _unreadable(path) from error
+    entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None
+    if not isinstance(entry, dict) or "format_version" not in entry:
+        raise UserError(
+            f"{path} is a checkpoint of another program: it has no `{ENTRY}` entry as this "
+            f"project's checkpoints have. {IMPORT_FIRST}"
+        )
+    _check_format_version(entry["format_version"], path)
+    return checkpoint
+
+
+def load_training_checkpoint(path: Path) -> SavedModel:
+    """Reads the finished model inside a training checkpoint."""
+    entry = read_training_checkpoint(path)[ENTRY]
+    try:
+        return _saved_model(entry, str(path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> UserError:
+    return UserError(
+        f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
+        f"of another program. {IMPORT_FIRST}"
+    )
+
+
+def _check_format_version(version: Any, path: Path) -> None:
+    """Checks that this program reads the format version of `path`."""
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path} is of format version {version}, and this program reads version "
