@@ -45,25 +45,16 @@ def data(*overrides: str) -> DictConfig:
 
 def test_data_are_named_by_what_is_not_default() -> None:
     assert data_settings(data("data.path=x")) == ["data.path=x"]
-    found = data_settings(
-        data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "seed=4")
-    )
+    chosen = data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "seed=4")
+    found = data_settings(chosen)
     assert "'data.path=\"x y\"'" in found and "data.val_path=z" in found
     assert not any(name.split("=")[0] in ("data", "data.resolution", "seed") for name in found)
     assert data_settings(data("data=digits")) == ["data=digits"]
-    assert data_settings(data("data=cifar10", "data.root=d")) == [
-        "data=cifar10",
-        "data.root=d",
-    ]
+    assert data_settings(data("data=cifar10", "data.root=d")) == ["data=cifar10", "data.root=d"]
 
 
 def test_conditions_are_named_as_sample_takes_them() -> None:
-    maps = data(
-        "data=paired",
-        "data.path=x",
-        "data.source.condition_folder=map",
-        "data.label_map.unlabelled=null",
-    )
+    maps = data("data=paired", "data.path=x", "data.source.condition_folder=map")
     assert condition_settings(maps) == ["conditions.path=x", "conditions.subfolder=map"]
     depths = data("data=paired", "data.path=x", "data.val_path=v", "data.condition=image")
     assert condition_settings(depths) == ["conditions.path=v", "conditions.subfolder=label"]
@@ -76,40 +67,34 @@ def test_from_images_to_samples_by_pasting(run: Run, tmp_path: Path) -> None:
         "train_vqgan", 'data.path="my images, few"', "data.val_fraction=0.25", *TINY_VQGAN,
         "data.resolution=16", "perceptual=none", 'run_dir="run=1"',
     )  # fmt: skip
-    name, *arguments = pasted(outcome)
-    assert name == "train_transformer"
-    assert arguments == [
-        'vqgan="run=1"', 'data.path="my images, few"', "data.val_fraction=0.25"
-    ]  # fmt: skip
-    outcome = run(name, *arguments, *TINY_TRANSFORMER, "run_dir=stage 2")
-    name, *arguments = pasted(outcome)
-    assert (name, arguments) == ("sample", ['checkpoint="stage 2"'])
-    name, *arguments = pasted(run(name, *arguments, "num_images=2"))
-    assert (name, arguments) == (
-        "evaluate", ['checkpoint="stage 2"', 'data.path="my images, few"', "data.val_fraction=0.25"]
-    )  # fmt: skip
+    of_data = ['data.path="my images, few"', "data.val_fraction=0.25"]
+    command = pasted(outcome)
+    assert command == ["train_transformer", 'vqgan="run=1"', *of_data]
+    command = pasted(run(*command, *TINY_TRANSFORMER, "run_dir=stage 2"))
+    assert command == ["sample", 'checkpoint="stage 2"']
+    assert pasted(run(*command, "num_images=2")) == ["evaluate", 'checkpoint="stage 2"', *of_data]
 
 
 def test_data_of_a_run_are_named_with_a_size_of_their_own(tmp_path: Path) -> None:
     of_tokenizer = (32, 32)
     assert data_of_run(str(tmp_path), of_tokenizer) == ["data.path=MY_IMAGES"]
     for size, named in ((32, []), ([32, 32], []), (64, ["data.resolution=64"])):
-        plain = OmegaConf.to_container(
-            data("data=cifar10", f"data.resolution={size}"), resolve=True
-        )
+        chosen = data("data=cifar10", f"data.resolution={size}")
+        plain = OmegaConf.to_container(chosen, resolve=True)
         OmegaConf.save(OmegaConf.create({"data": plain}), tmp_path / "config.yaml")
         assert data_of_run(str(tmp_path), of_tokenizer) == ["data=cifar10", *named]
 
 
-def test_conditions_by_pasting(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
+def test_conditions_by_pasting_and_their_resume(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
     write_pairs(tmp_path / "scenes", 8)
     overrides = (
         f"vqgan={vqgan_run}", "data=paired", "data.path=scenes", "data.num_classes=4",
         "data.val_fraction=0.25", "data.label_map.unlabelled=null", "data.loader.num_workers=0",
     )  # fmt: skip
-    name, *arguments = pasted(run("encode_dataset", *overrides, "device=cpu"))
-    assert (name, arguments) == ("train_transformer", [*overrides])
-    name, *arguments = pasted(run(name, *arguments, *TINY_TRANSFORMER, "run_dir=painter"))
-    assert name == "sample"
-    assert "conditions.path=scenes" in arguments and "conditions.subfolder=label" in arguments
-    assert run(name, *arguments, "num_images=2").status == 0
+    command = pasted(run("encode_dataset", *overrides, "device=cpu"))
+    assert command == ["train_transformer", *overrides]
+    command = pasted(run(*command, *TINY_TRANSFORMER, "run_dir=painter"))
+    assert command[0] == "sample"
+    assert {"conditions.path=scenes", "conditions.subfolder=label"} < set(command)
+    assert pasted(run("train_transformer", "resume=painter", "trainer.max_steps=3")) == command
+    assert run(*command, "num_images=2").status == 0

@@ -1,6 +1,5 @@
 """A stranger's run directory runs nothing: every attempt here would leave a file, `marker`."""
 
-import copy
 import os
 import pickle
 from pathlib import Path
@@ -11,7 +10,7 @@ import hydra
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
-from tiny_commands import Run, fails
+from tiny_commands import Run, fails, succeeds
 
 from taming.cli import app
 from taming.cli.app import config_directory, resume_config
@@ -54,19 +53,10 @@ CALLS = {
     "numpy": call("numpy.load", file="trap.pkl", allow_pickle=True),
     "hub": call("torch.hub.load", repo_or_dir=".", model="model", source="local"),
     "ours": call("taming.cli.app.run_command", script=f"') or {TOUCH} or print('"),
-    "system": call("os.system", command="touch marker"),
     "through ours": call("taming.cli.app.os.system", command="touch marker"),
-    "subprocess": call("subprocess.run", args=["touch", "marker"]),
-    "exec": call("builtins.exec", _args_=[TOUCH]),
-    "eval": call("builtins.eval", _args_=[TOUCH]),
-    "runpy": call("runpy.run_path", path_name="trap.py"),
-    "import": call("importlib.import_module", name="trap"),
     "the import alone": call("trap.model"),
-    "open": call("builtins.open", file="marker", mode="w"),
-    "pathlib": call("pathlib.Path.touch", _args_=["marker"]),
     "call": call("hydra.utils.call", config=call("runpy.run_path", path_name="trap.py")),
     "instantiate": call("hydra.utils.instantiate", _args_=[{"_target_": "trap.model"}]),
-    "method": call("hydra.utils.get_method", path="trap.model"),
     "partial": call("functools.partial", _args_=["trap.model"]),
     "partially": call("runpy.run_path", path_name="trap.py", _partial_=True),
     "in a list": [[{"more": call("runpy.run_path", path_name="trap.py")}]],
@@ -104,7 +94,8 @@ def test_the_traps_work(name: str) -> None:
     "text",
     ["${oc.env:HOME}", "a ${oc.env:HOME}", "${oc.${name}:HOME}", "${${name}:HOME}",
      r"\${oc.env:HOME}", "$${brace}", "${oc.select:name}", "${hydra:runtime.cwd}",
-     "${now:${oc.env:HOME}}", "${ oc.env : HOME }", "${oc.deprecated:name}"],
+     "${now:${oc.env:HOME}}", "${ oc.env : HOME }", "${oc.deprecated:name}",
+     "${list.${oc.env:HOME}}", "${a.${name}:HOME}"],
 )  # fmt: skip
 def test_a_saved_configuration_looks_at_nothing_else(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config_composed.yaml"
@@ -124,17 +115,14 @@ def test_a_file_that_holds_no_settings(tmp_path: Path, text: str) -> None:
 @pytest.mark.usefixtures("traps")
 def test_by_the_command(run: Run, vqgan_run: Path) -> None:
     path = vqgan_run / "config_composed.yaml"
-    saved = OmegaConf.load(path)
-    good = copy.deepcopy(saved)
-    saved.logger = call("trap.model")
-    OmegaConf.save(saved, path)
+    good = OmegaConf.load(path)
+    OmegaConf.save(OmegaConf.merge(good, {"logger": call("trap.model")}), path)
     resume = ("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
     fails(run(*resume), "logger._target_=trap.model", "+logger._target_=trap.model")
     assert not Path("marker").exists()
     # weights that are not only weights
-    OmegaConf.save(good, path)
-    trap = ("perceptual._target_=taming.losses.FeatureLoss", "perceptual.weights=trap.pt")
-    OmegaConf.save(OmegaConf.merge(good, OmegaConf.from_dotlist(list(trap))), path)
+    trap = call("taming.losses.FeatureLoss", weights="trap.pt")
+    OmegaConf.save(OmegaConf.merge(good, {"perceptual": trap}), path)
     assert run(*resume).status != 0
     assert not Path("marker").exists()
     OmegaConf.save(good, path)
@@ -144,8 +132,7 @@ def test_by_the_command(run: Run, vqgan_run: Path) -> None:
 @pytest.mark.usefixtures("traps")
 def test_what_this_command_line_names_is_trusted(run: Run, vqgan_run: Path) -> None:
     resume = ("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
-    outcome = run(*resume, "+mine._target_=trap.model")
-    assert outcome.status == 0, outcome.err
+    succeeds(run(*resume, "+mine._target_=trap.model"))
     fails(run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=4"), "trap.model")
 
 
@@ -155,8 +142,7 @@ def test_a_printed_command_is_quoted(run: Run, vqgan_run: Path) -> None:
     saved.transformer_settings = ["x; touch marker", "$(touch marker)"]
     OmegaConf.save(saved, path)
     outcome = run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
-    assert outcome.status == 0, outcome.err
-    printed = outcome.out.strip().splitlines()[-1]
+    printed = succeeds(outcome).out.strip().splitlines()[-1]
     assert "'x; touch marker' '$(touch marker)'" in printed
     assert os.system(f"true {printed}") == 0
     assert not Path("marker").exists()
@@ -168,5 +154,6 @@ def test_what_our_own_runs_save_is_accepted(tmp_path: Path) -> None:
         config = OmegaConf.load(path)
         for key in ("defaults", "hydra"):  # which no run saves
             config.pop(key, None)
+        config.nested = {"which": "label_map", "label_map": 5, "read": "${.${nested.which}}"}
         OmegaConf.save(config, tmp_path / "config_composed.yaml")
-        resumed(tmp_path / "config_composed.yaml")
+        assert resumed(tmp_path / "config_composed.yaml").nested.read == 5

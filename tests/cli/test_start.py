@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import DictConfig
-from tiny_commands import Outcome, Run, fails, without_python_settings
+from tiny_commands import Outcome, Run, fails, succeeds, without_python_settings
 
 from taming.cli import start as module
 from taming.cli.start import start
@@ -24,11 +24,7 @@ def without_torch(folder: Path, script: str, *arguments: str, **environment: str
         (folder / f"{package}.py").write_text("raise RuntimeError('imported too early')")
     outcome = subprocess.run(
         [sys.executable, SCRIPTS / f"{script}.py", *arguments],
-        env={
-            **without_python_settings(),
-            "PYTHONPATH": f"{folder}:{SCRIPTS.parent}",
-            **environment,
-        },
+        env=without_python_settings() | environment | {"PYTHONPATH": f"{folder}:{SCRIPTS.parent}"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -38,18 +34,19 @@ def without_torch(folder: Path, script: str, *arguments: str, **environment: str
 
 
 @pytest.mark.parametrize(
-    ("script", "overrides", "parts"),
+    ("script", "override", "message"),
     [
-        ("train_vqgan", ["data.pat=x"], ["no setting data.pat", "Did you mean data.path"]),
-        ("train_transformer", ["data.path=x"], ["must be given: vqgan"]),
-        ("sample", ["checkpoint=nowhere"], ["checkpoint=nowhere does not exist"]),
+        ("train_vqgan", "data.pat=x", "no setting data.pat. Did you mean data.path"),
+        ("train_transformer", "data.path=x", "must be given: vqgan"),
+        ("sample", "seed=3", "must be given: checkpoint"),
+        ("sample", "checkpoint=nowhere", "checkpoint=nowhere does not exist"),
     ],
 )
 def test_mistakes_without_heavy_imports(
-    tmp_path: Path, script: str, overrides: list[str], parts: list[str]
+    tmp_path: Path, script: str, override: str, message: str
 ) -> None:
-    outcome = without_torch(tmp_path, script, *overrides)
-    fails(outcome, *parts)
+    outcome = without_torch(tmp_path, script, override)
+    fails(outcome, message)
     assert len(outcome.err.splitlines()) == 1
     assert not (tmp_path / "outputs").exists()
 
@@ -69,8 +66,7 @@ def test_what_hydra_answers_needs_no_heavy_imports(
     outcome = without_torch(
         tmp_path, "train_vqgan", *arguments, COMP_LINE=line, COMP_POINT=str(len(line))
     )
-    assert outcome.status == 0, outcome.err
-    assert printed in outcome.out
+    assert printed in succeeds(outcome).out
 
 
 @pytest.fixture
@@ -110,14 +106,14 @@ def call(
     ],
 )
 def test_what_is_right_passes(call: Run, name: str, overrides: list[str], tmp_path: Path) -> None:
-    outcome = call(name, *overrides)
-    assert outcome.status == 0, outcome.err
+    succeeds(call(name, *overrides))
     assert not (tmp_path / "outputs").exists()  # nothing was written, so nothing stays
 
 
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
+        ("train_vqgan", ["data.path=nowhere"]),
         ("train_vqgan", ["data.path=x", "data.val_path=nowhere"]),
         ("train_vqgan", ["data.path=x", "perceptual=features", "perceptual.weights=nowhere"]),
         ("train_transformer", ["data.path=x", "vqgan=nowhere"]),
@@ -135,18 +131,15 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
     [
         ("data.path=2024", "data.path=2024 is a number to Hydra: write 'data.path=\"2024\"'"),
         ("run_dir=2024_01", "write 'run_dir=\"2024_01\"'"),
-        ("run_dir=1e3", "write 'run_dir=\"1e3\"'"),
         ("run_dir=True", "run_dir=True is true or false to Hydra"),
         ("resume=2024", "'resume=\"2024\"'"),
         ("data.val_path=", "data.val_path= is empty"),
-        ("run_dir=''", "run_dir= is empty"),
         ("run_dir=null", "must be a path"),
         ("data.path=café", "data.path=café cannot be read"),
         ("data.path=a&b", "two pairs of quotes"),
         ("data.path=my=images", "data.path=my=images cannot be read"),
         ("data.path=" + 300 * "x", "cannot be looked at"),
         ("seed=0,1", "--multirun for a run with each; or write 'seed=[0,1]'"),
-        ("size=3", "give the name of a file of settings"),
         ("size=null", "size=null: give the name of a file of settings"),
         ("resume=nowhere", "nothing to resume: nowhere"),
         ("experiment=flower64", "'experiment/flower64'; there are"),
@@ -190,8 +183,8 @@ def test_jobs_of_a_sweep_have_directories_of_their_own(
     def main(config: DictConfig) -> None:
         (Path(config.run_dir) / "seen").write_text(str(config.seed))
 
-    outcome = call("train_vqgan", "-m", "data.path=x", "run_dir=sweep/one", *overrides, main=main)
-    assert outcome.status == 0, outcome.err
+    arguments = ("-m", "data.path=x", "run_dir=sweep/one", *overrides)
+    succeeds(call("train_vqgan", *arguments, main=main))
     assert sorted(path.name for path in Path("sweep/one").glob("*/")) == names
     assert all((Path("sweep/one") / name / "seen").exists() for name in names)
 
@@ -224,8 +217,7 @@ def test_a_choice_that_is_given_wins(call: Run) -> None:
 
 
 def test_help_says_where_settings_are_explained(call: Run) -> None:
-    outcome = call("train_vqgan", "--help")
-    assert outcome.status == 0
+    outcome = succeeds(call("train_vqgan", "--help"))
     assert "configs/, first of all train_vqgan.yaml" in " ".join(outcome.out.split())
     assert "size: full, tiny" in outcome.out
     assert "Hydra" not in outcome.out

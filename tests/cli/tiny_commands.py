@@ -59,6 +59,11 @@ class Outcome:
 Run = Callable[..., Outcome]
 
 
+def succeeds(outcome: Outcome) -> Outcome:
+    assert outcome.status == 0, outcome.err
+    return outcome
+
+
 def fails(outcome: Outcome, *parts: str) -> None:
     """It ended with one clear error, whose last line has all the parts."""
     assert outcome.status == 2, outcome.err

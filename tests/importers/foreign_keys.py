@@ -31,15 +31,6 @@ def attention(name: str, width: int) -> Shapes:
     return shapes
 
 
-def middle(names: tuple[str, str, str], width: int) -> Shapes:
-    first, second, third = names
-    return {
-        **residual(first, width, width),
-        **attention(second, width),
-        **residual(third, width, width),
-    }
-
-
 def batch_norm(name: str, width: int) -> Shapes:
     statistics: Shapes = {f"{name}.running_mean": (width,), f"{name}.running_var": (width,)}
     return {**norm(name, width), **statistics, f"{name}.num_batches_tracked": ()}
@@ -70,71 +61,65 @@ def lpips(prefix: str) -> Shapes:
     return shapes
 
 
-def compvis_vqgan(
-    multipliers: list[int], attention_levels: list[int], num_layers: int, quantizer: Shapes
+def autoencoder(
+    multipliers: list[int],
+    attention_levels: list[int],
+    names: tuple[str, str, str],
+    mid: tuple[str, str, str],
+    code_width: int,
 ) -> Shapes:
-    """Width 128, two residual blocks a level, latents and codes of width 256."""
+    """Width 128, two residual blocks a level, latents of width 256.
+
+    `names` are those of the encoder's levels, the decoder's, and a level's residual blocks. A
+    decoder with the name `up` counts its levels from the largest resolution.
+    """
+    down, up, block = names
     widths = [128 * multiplier for multiplier in multipliers]
     last = len(widths) - 1
     shapes = conv("encoder.conv_in", 3, 128, 3)
     width = 128
     for level, outputs in enumerate(widths):
-        for block in range(2):
-            shapes |= residual(f"encoder.down.{level}.block.{block}", width, outputs)
+        for index in range(2):
+            shapes |= residual(f"encoder.{down}.{level}.{block}.{index}", width, outputs)
             width = outputs
             if level in attention_levels:
-                shapes |= attention(f"encoder.down.{level}.attn.{block}", width)
+                shapes |= attention(f"encoder.{down}.{level}.attn.{index}", width)
         if level < last:
-            shapes |= conv(f"encoder.down.{level}.downsample.conv", width, width, 3)
+            shapes |= conv(f"encoder.{down}.{level}.downsample.conv", width, width, 3)
     for part in ("encoder", "decoder"):
-        names = (f"{part}.mid.block_1", f"{part}.mid.attn_1", f"{part}.mid.block_2")
-        shapes |= middle(names, width)
+        first, second, third = (f"{part}.mid.{name}" for name in mid)
+        shapes |= residual(first, width, width) | residual(third, width, width)
+        shapes |= attention(second, width)
     shapes |= norm("encoder.norm_out", width) | conv("encoder.conv_out", width, 256, 3)
     shapes |= conv("decoder.conv_in", 256, width, 3)
     for level in range(last, -1, -1):
-        for block in range(3):
-            shapes |= residual(f"decoder.up.{level}.block.{block}", width, widths[level])
+        number = level if up == "up" else last - level
+        for index in range(3):
+            shapes |= residual(f"decoder.{up}.{number}.{block}.{index}", width, widths[level])
             width = widths[level]
             if level in attention_levels:
-                shapes |= attention(f"decoder.up.{level}.attn.{block}", width)
+                shapes |= attention(f"decoder.{up}.{number}.attn.{index}", width)
         if level > 0:
-            shapes |= conv(f"decoder.up.{level}.upsample.conv", width, width, 3)
+            shapes |= conv(f"decoder.{up}.{number}.upsample.conv", width, width, 3)
     shapes |= norm("decoder.norm_out", width) | conv("decoder.conv_out", width, 3, 3)
-    shapes |= conv("quant_conv", 256, 256, 1) | conv("post_quant_conv", 256, 256, 1)
+    shapes |= conv("quant_conv", 256, code_width, 1)
+    return shapes | conv("post_quant_conv", code_width, 256, 1)
+
+
+def compvis_vqgan(
+    multipliers: list[int], attention_levels: list[int], num_layers: int, quantizer: Shapes
+) -> Shapes:
+    """With codes of width 256, LPIPS, and a discriminator."""
+    names, mid = ("down", "up", "block"), ("block_1", "attn_1", "block_2")
+    shapes = autoencoder(multipliers, attention_levels, names, mid, 256)
     shapes |= lpips("loss.perceptual_loss.")
     return shapes | patch_discriminator(num_layers, prefix="loss.discriminator.") | quantizer
 
 
 def llamagen_tokenizer(multipliers: list[int]) -> Shapes:
-    """Width 128, two residual blocks a level, latents of width 256, 16384 codes of width 8."""
-    widths = [128 * multiplier for multiplier in multipliers]
-    last = len(widths) - 1
-    shapes = conv("encoder.conv_in", 3, 128, 3)
-    width = 128
-    for level, outputs in enumerate(widths):
-        blocks = f"encoder.conv_blocks.{level}"
-        for block in range(2):
-            shapes |= residual(f"{blocks}.res.{block}", width, outputs)
-            width = outputs
-            if level == last:
-                shapes |= attention(f"{blocks}.attn.{block}", width)
-        if level < last:
-            shapes |= conv(f"{blocks}.downsample.conv", width, width, 3)
-    for part in ("encoder", "decoder"):
-        shapes |= middle((f"{part}.mid.0", f"{part}.mid.1", f"{part}.mid.2"), width)
-    shapes |= norm("encoder.norm_out", width) | conv("encoder.conv_out", width, 256, 3)
-    shapes |= conv("decoder.conv_in", 256, width, 3)
-    for level, outputs in enumerate(reversed(widths)):
-        blocks = f"decoder.conv_blocks.{level}"
-        for block in range(3):
-            shapes |= residual(f"{blocks}.res.{block}", width, outputs)
-            width = outputs
-            if level == 0:
-                shapes |= attention(f"{blocks}.attn.{block}", width)
-        if level < last:
-            shapes |= conv(f"{blocks}.upsample.conv", width, width, 3)
-    shapes |= norm("decoder.norm_out", width) | conv("decoder.conv_out", width, 3, 3)
-    shapes |= conv("quant_conv", 256, 8, 1) | conv("post_quant_conv", 8, 256, 1)
+    """With 16384 codes of width 8, and attention on the lowest level."""
+    names = ("conv_blocks", "conv_blocks", "res")
+    shapes = autoencoder(multipliers, [len(multipliers) - 1], names, ("0", "1", "2"), 8)
     codes: Shapes = {"quantize.embedding.weight": (16384, 8), "quantize.codebook_used": (65536,)}
     return shapes | codes
 

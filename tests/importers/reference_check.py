@@ -1,11 +1,17 @@
-"""What the reference checks share; `pytest tests/importers -k reference -sv` prints the errors."""
+"""What the tests share; `pytest tests/importers -k reference -sv` prints the errors."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import largest_error
+import pytest
 import torch
+from foreign_keys import Shapes
 from omegaconf import OmegaConf
+
+from taming.errors import UserError
+from taming.importers import SOURCES, Imported
 
 TOLERANCE = 1e-4  # of the reference; float32 gives about 1e-5
 
@@ -19,3 +25,34 @@ def read_config(path: Path) -> dict[str, Any]:
 def check(name: str, ours: torch.Tensor, reference: torch.Tensor) -> None:
     """Compares with the reference, whole numbers exactly, and prints the largest error."""
     largest_error.check(name, ours, reference, TOLERANCE if reference.is_floating_point() else 1)
+
+
+def on_meta(
+    source: str,
+    shapes: Shapes,
+    config: str | dict[str, Any],
+    entry: str = "state_dict",
+    **more: object,
+) -> Imported:
+    """Converts weights of these shapes, without memory, with arguments or those of a size."""
+    arguments = SOURCES[source].published[config] if isinstance(config, str) else config
+    with torch.device("meta"):
+        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
+        return SOURCES[source].convert({entry: weights, **more}, arguments)
+
+
+def check_keys_are_named(
+    convert: Callable[[dict[str, Any]], Imported],
+    weights: dict[str, Any],
+    needed: Iterable[str],
+    unexpected: Iterable[str],
+    of_size_3: Any = (3,),
+) -> None:
+    """Each weight that is needed and missing, or left, is named."""
+    for name in needed:
+        fewer = {other: its for other, its in weights.items() if other != name}
+        with pytest.raises(UserError, match=f"do not fit .*missing .*: {name}"):
+            convert(fewer)
+    for name in unexpected:
+        with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
+            convert({**weights, name: of_size_3})

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from foreign_keys import Shapes
-from reference_check import check, read_config
+from reference_check import check, check_keys_are_named, on_meta, read_config
 from safetensors.torch import load_file
 
 from taming.errors import UserError
@@ -46,16 +46,23 @@ def content_and_config(shared: Path, name: str) -> tuple[dict[str, Any], dict[st
     return {"state_dict": content["state_dict"]}, copy.deepcopy(params)
 
 
-@pytest.mark.parametrize("name", ["class", "depth", "unconditional"])
-def test_reference_of_compvis_transformer(shared: Path, name: str) -> None:
+CLASSES = (
+    "the config does not say how many classes there are: all 64 ids can be asked for; "
+    "num_classes=… says it"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [("class", [CLASSES]), ("depth", ["condition stage: used 183 weights"]), ("unconditional", [])],
+)
+def test_reference_of_compvis_transformer(shared: Path, name: str, notes: list[str]) -> None:
     imported, expected = reference(shared, name)
+    stage = "first stage: used 183 weights"
+    assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, stage, *notes, OBJECTS]
     generator = ImageGenerator.from_saved(imported.model)
     tokens, prefix = expected["tokens"], expected["prefix"]
-    condition = {
-        "class": prefix[:, 0],
-        "depth": expected.get("condition_images"),
-        "unconditional": None,
-    }[name]
+    condition = prefix[:, 0] if name == "class" else expected.get("condition_images")
     logits = generator.logits(tokens, condition)
     check("logits", logits, expected["logits"])
     check("nll", F.cross_entropy(logits.flatten(0, 1), tokens.flatten())[None], expected["nll"])
@@ -74,26 +81,6 @@ def test_reference_of_compvis_transformer(shared: Path, name: str) -> None:
         saved = imported.model.parts["condition_tokenizer"]
         condition_tokens = VQGAN.from_saved(saved).encode(expected["condition_images"]).flatten(1)
         check("condition tokens", condition_tokens, prefix)
-
-
-@pytest.mark.parametrize(
-    ("name", "notes"),
-    [
-        (
-            "class",
-            [
-                "first stage: used 183 weights",
-                "the config does not say how many classes there are: all 64 ids can be asked for; "
-                "num_classes=… says it",
-            ],
-        ),
-        ("depth", ["first stage: used 183 weights", "condition stage: used 183 weights"]),
-        ("unconditional", ["first stage: used 183 weights"]),
-    ],
-)
-def test_what_became_of_every_key_is_said(shared: Path, name: str, notes: list[str]) -> None:
-    imported, _ = reference(shared, name)
-    assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, *notes, OBJECTS]
 
 
 # --- conditions ---------------------------------------------------------------------------------
@@ -163,17 +150,14 @@ def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
     saved = imported.model.parts["condition_tokenizer"]
     assert (saved.config["image_channels"], saved.config["label_maps"]) == (5, True)
     assert imported.model.parts["tokenizer"].config.get("label_maps", False) is False
-    assert (
-        "condition stage: dropped colorize: random colours for showing label maps" in imported.notes
-    )
+    assert any("dropped colorize" in note for note in imported.notes)
     loaded = ImageGenerator.from_saved(imported.model)
     maps = F.one_hot(torch.randint(5, (2, 32, 32), generator=generator), 5).movedim(-1, 1).float()
     tokens = loaded.sample_tokens(2, maps, greedy=True)
     as_tokens = VQGAN.from_saved(saved).encode(maps).flatten(1)
-    prompt = loaded.conditioning.prompt(as_tokens, 2)
-    assert torch.equal(
-        tokens[:, 0], loaded.transformer(prompt.prefix, tokens[:, :0])[:, -1].argmax(1)
-    )
+    prefix = loaded.conditioning.prompt(as_tokens, 2).prefix
+    first = loaded.transformer(prefix, tokens[:, :0])[:, -1].argmax(1)
+    assert torch.equal(tokens[:, 0], first)
 
 
 # --- vocabulary, masks, order -------------------------------------------------------------------
@@ -187,18 +171,17 @@ def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
         state[f"transformer.{name}.weight"] = torch.cat([weight, torch.ones(16, 64)])
     params["transformer_config"]["params"]["vocab_size"] = 80
     imported = convert(content, params, num_classes=70)
-    assert [note for note in imported.notes if "rows" in note] == [
-        "dropped rows 64 to 79 of transformer.head.weight: ids that are no code",
-        "dropped 10 rows of transformer.tok_emb.weight: ids that are neither a code nor a "
-        "condition",
+    rows = [note.partition(":")[0] for note in imported.notes if "rows" in note]
+    assert rows == [
+        "dropped rows 64 to 79 of transformer.head.weight",
+        "dropped 10 rows of transformer.tok_emb.weight",
     ]
     state = imported.model.parts["transformer"].state
     assert state["head.weight"].shape == state["token_embedding.weight"].shape == (64, 64)
     assert torch.equal(state["prefix_embedding.weight"][64:70], torch.ones(6, 64))  # classes
     _, expected = reference(shared, "class")
-    logits = ImageGenerator.from_saved(imported.model).logits(
-        expected["tokens"], expected["prefix"][:, 0]
-    )
+    generator = ImageGenerator.from_saved(imported.model)
+    logits = generator.logits(expected["tokens"], expected["prefix"][:, 0])
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-5)
     params["transformer_config"]["params"]["vocab_size"] = 32
     with pytest.raises(UserError, match="vocabulary of 32, its first stage 64 codes"):
@@ -272,32 +255,18 @@ def published_keys(size: str) -> Shapes:
     return shapes
 
 
-def on_meta(shapes: Shapes, config: str | dict[str, Any]) -> Imported:
-    arguments = (
-        config if isinstance(config, dict) else SOURCES["compvis_transformer"].published[config]
-    )
-    with torch.device("meta"):
-        weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-        return convert({"state_dict": weights}, arguments)
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_published_transformers_fit_by_name_and_shape(size: str) -> None:
     shapes = published_keys(size)
-    imported = on_meta(shapes, size)
+    imported = on_meta("compvis_transformer", shapes, size)
     with torch.device("meta"):  # strict: every weight of ours is there, in its shape
         gpt = GPT.from_saved(imported.model.parts["transformer"])
-        stages = [
-            VQGAN.from_saved(part)
-            for name, part in imported.model.parts.items()
-            if name != "transformer"
-        ]
+        parts = imported.model.parts.items()
+        stages = [VQGAN.from_saved(part) for name, part in parts if name != "transformer"]
     num_layers, width = SIZES[size][2:]
     theirs = {name for name in shapes if name.startswith("transformer.")}
-    assert imported.notes[:2] == [
-        f"used {len(theirs) - num_layers} weights",
-        MASKS.format(num_layers),
-    ]
+    used = f"used {len(theirs) - num_layers} weights"
+    assert imported.notes[:2] == [used, MASKS.format(num_layers)]
     assert sum(p.numel() for p in gpt.parameters()) == (
         NUM_PARAMETERS[size] + NUM_CONDITIONS[size] * width  # conditions have their own table here
     )
@@ -314,13 +283,14 @@ def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
     weights: Weights = content["state_dict"]
     needed = [n for n in weights if n.startswith("transformer.") and not n.endswith("attn.mask")]
     assert len(needed) == 37
-    for name in needed:
-        fewer = {other: weight for other, weight in weights.items() if other != name}
-        with pytest.raises(UserError, match=f"do not fit .*missing .*: {name}"):
-            convert({"state_dict": fewer}, params)
-    for name in ("transformer.blocks.2.ln1.weight", "cond_stage_model.embedding.weight", "logvar"):
-        with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
-            convert({"state_dict": {**weights, name: torch.zeros(3)}}, params)
+    unexpected = ("transformer.blocks.2.ln1.weight", "cond_stage_model.embedding.weight", "logvar")
+    check_keys_are_named(
+        lambda weights: convert({"state_dict": weights}, params),
+        weights,
+        needed,
+        unexpected,
+        torch.zeros(3),
+    )
     name = "first_stage_model.encoder.conv_in.bias"
     fewer = {other: weight for other, weight in weights.items() if other != name}
     with pytest.raises(UserError, match=r"the first stage: .*: encoder\.conv_in\.bias"):
@@ -338,15 +308,8 @@ def test_a_missing_misshapen_or_unexpected_key_is_named(shared: Path) -> None:
     [
         ({"transformer_config": None}, "config is wrong"),
         ({"transformer_config": {"params": {"vocab_size": 64}}}, "config lacks 'block_size'"),
-        (
-            {"transformer_config": {"target": "x.CodeGPT", "params": {}}},
-            "is CodeGPT, and not their",
-        ),
-        ({"first_stage_config": None}, "config is wrong"),
-        (
-            {"downsample_cond_size": 16, "cond_stage_config": "__is_first_stage__"},
-            "downsample_cond",
-        ),
+        ({"transformer_config": {"target": "x.CodeGPT", "params": {}}}, "is CodeGPT"),
+        ({"downsample_cond_size": 8, "cond_stage_config": "__is_first_stage__"}, "downsample_cond"),
         ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, a kind of condition"),
         ({"cond_stage_config": {"target": "x.DummyCondStage"}}, "is DummyCondStage, a kind of"),
         ({"cond_stage_config": None}, "is None, a kind of condition"),

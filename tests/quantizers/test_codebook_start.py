@@ -56,10 +56,12 @@ def test_the_codebook_starts_at_the_centres_of_clusters(cosine: bool) -> None:
 @pytest.mark.parametrize("init", ["data", "kmeans"])
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
 def test_it_happens_once(init: str, ema_decay: float | None) -> None:
-    quantizer = VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
+    quantizer, resumed = (
+        VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
+        for _ in range(2)
+    )
     quantizer.train()(as_grid(rows()))
     assert quantizer.started.all()
-    resumed = VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
     resumed.load_state_dict(quantizer.state_dict())
     for each in (quantizer, resumed):
         before = each.codebook.detach().clone()
@@ -87,9 +89,8 @@ def test_more_codes_than_latents(init: str) -> None:
 
 
 def test_an_explicitly_uniform_start_waits_for_the_revival() -> None:
-    quantizer = VectorQuantizer(
-        codebook_size=8, codebook_dim=3, init="uniform", revive_after=2
-    ).train()
+    settings: dict[str, Any] = {"codebook_size": 8, "codebook_dim": 3, "init": "uniform"}
+    quantizer = VectorQuantizer(**settings, revive_after=2).train()
     before = quantizer.codebook.detach().clone()
     for moved in (0, 0, 1):
         quantizer(as_grid(rows(1) + 9))  # one latent a batch, far from all codes: one is used

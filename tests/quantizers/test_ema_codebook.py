@@ -27,15 +27,9 @@ def make(cosine: bool = False, decay: float = 0.8) -> VectorQuantizer:
 def test_codes_and_loss_are_those_of_an_independent_implementation(cosine: bool) -> None:
     ours = make(cosine).train()
     theirs = VectorQuantize(
-        dim=3,
-        codebook_size=12,
-        decay=0.8,
-        use_cosine_sim=cosine,
-        threshold_ema_dead_code=0,
-        commitment_weight=0.25,
-        rotation_trick=False,
-        accept_image_fmap=True,
-    ).train()
+        dim=3, codebook_size=12, decay=0.8, use_cosine_sim=cosine, threshold_ema_dead_code=0,
+        commitment_weight=0.25, rotation_trick=False, accept_image_fmap=True,
+    ).train()  # fmt: skip
     theirs._codebook.embed.copy_(ours.codebook.detach()[None])
     theirs._codebook.embed_avg.copy_(ours.codebook.detach()[None])
     for z in batches(6):
@@ -87,9 +81,8 @@ def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> 
     for _ in range(3000):  # 0.99^3000 is 1e-13
         codes = average.update(rows, indices, torch.tensor(counts), codes)
     assert codes[1].norm().item() == pytest.approx(1.0, abs=0.011)
-    codes = average.update(
-        torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.tensor([0, 1]), codes
-    )
+    once = (torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.tensor([0, 1]))
+    codes = average.update(*once, codes)
     # all it remembers is this latent: N = 0.01, so the smoothing takes 0.1%
     torch.testing.assert_close(codes[1], torch.tensor([3.0, 4.0]), rtol=2e-3, atol=0)
 

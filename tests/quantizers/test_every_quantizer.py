@@ -83,19 +83,14 @@ def test_the_memory_format_of_the_latents_stays(
 
 @every
 @pytest.mark.parametrize("training", [True, False])
-def test_the_gradient_reaches_the_latents(name: str, training: bool) -> None:
+def test_gradients_reach_latents_and_weights(name: str, training: bool) -> None:
     quantizer = trained(name).train(training)
     z = latents().requires_grad_()
+    output = quantizer(z)
     arriving = torch.randn(2, 4, 3, 5)
-    (gradient,) = torch.autograd.grad(quantizer(z).quantized, z, arriving)
+    (gradient,) = torch.autograd.grad(output.quantized, z, arriving, retain_graph=True)
     assert torch.isfinite(gradient).all()
     assert (gradient.norm(dim=1) > 0).all()
-
-
-@every
-def test_losses_can_be_differentiated(name: str) -> None:
-    quantizer = trained(name)
-    output = quantizer(latents().requires_grad_())
     (output.quantized.sum() + output.loss).backward()
     learned = [p for p in quantizer.parameters() if p.requires_grad]
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in learned)
@@ -125,6 +120,24 @@ def test_all_is_in_float32_under_autocast(name: str) -> None:
     for key, loss in output.losses.items():
         assert loss.dtype == torch.float32
         assert torch.equal(loss, plain.losses[key])
+
+
+@pytest.mark.parametrize(("name", "product"), [("vector", "addmm"), ("gumbel", "linear")])
+def test_codes_are_not_chosen_in_tf32(
+    monkeypatch: pytest.MonkeyPatch, name: str, product: str
+) -> None:
+    module, seen = torch if product == "addmm" else torch.nn.functional, []
+    original = getattr(module, product)
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, product, watched)
+    torch.set_float32_matmul_precision("high")  # as training on a GPU does
+    build(name)(latents())
+    assert seen == ["highest"]
+    assert torch.get_float32_matmul_precision() == "high"
 
 
 @every

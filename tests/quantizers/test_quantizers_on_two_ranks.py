@@ -1,6 +1,7 @@
 """Two processes with half of each batch do what one does with the whole of it."""
 
 import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,9 @@ WORK = (ema, unused, clusters, penalty, random_start, uneven_evaluation)
 
 def on_rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        f"file://{folder}/meeting",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=120),  # a rank that waits for nobody fails the tests
-    )
+    patience = datetime.timedelta(seconds=120)  # a rank that waits for nobody fails the tests
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=patience)
     part = slice(0, 2) if rank == 0 else slice(2, 4)
     small = slice(rank, rank + 1)
     results = {work.__name__: work(small if work is unused else part) for work in WORK}
@@ -117,10 +114,13 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         torch.testing.assert_close(value, other[name], msg=lambda text, n=name: f"{n}: {text}")
 
 
-def test_the_ema_codebook_is_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
-    whole = ema(slice(None))
+@pytest.mark.parametrize("work", [ema, clusters])
+def test_each_rank_has_what_the_whole_batch_gives(
+    ranks: list[dict[str, Any]], work: Callable[[slice], dict[str, Any]]
+) -> None:
+    whole = work(slice(None))
     for rank in ranks:
-        same(rank["ema"], whole)
+        same(rank[work.__name__], whole)
 
 
 def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -128,18 +128,9 @@ def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
         assert rank["unused"]["batches_unused"].tolist() == [0, 0, 3, 3]
 
 
-def test_kmeans_clusters_the_latents_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
-    whole = clusters(slice(None))
-    for rank in ranks:
-        same(rank["clusters"], whole)
-
-
 def test_the_mean_of_the_penalties_is_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
-    whole = penalty(slice(None))
-    same(
-        {k: (ranks[0]["penalty"][k] + ranks[1]["penalty"][k]) / 2 for k in ("value", "gradient")},
-        whole,
-    )
+    one, other = (rank["penalty"] for rank in ranks)
+    same({name: (one[name] + other[name]) / 2 for name in one}, penalty(slice(None)))
 
 
 def test_starting_and_reviving_agree_on_all_ranks(ranks: list[dict[str, Any]]) -> None:

@@ -56,12 +56,10 @@ def test_each_loss_moves_its_own_side_only(cosine: bool) -> None:
         ("codebook_loss", quantizer.codebook, z),
         ("commitment_loss", z, quantizer.codebook),
     ):
-        gradients = torch.autograd.grad(
-            losses[name], [moved, still], retain_graph=True, allow_unused=True
-        )
-        assert gradients[0] is not None
-        assert gradients[0].abs().sum() > 0
-        assert gradients[1] is None
+        sides = [moved, still]
+        one, other = torch.autograd.grad(losses[name], sides, retain_graph=True, allow_unused=True)
+        assert one.abs().sum() > 0
+        assert other is None
 
 
 def test_the_search_is_in_float32_under_autocast() -> None:
@@ -75,25 +73,6 @@ def test_the_search_is_in_float32_under_autocast() -> None:
     assert output.indices.flatten().tolist() == [1, 0, 1]
     assert output.quantized.dtype == torch.float32
     assert output.losses["codebook_loss"].dtype == torch.float32
-
-
-def test_the_search_is_not_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    addmm = torch.addmm
-
-    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
-        seen.append(torch.get_float32_matmul_precision())
-        return addmm(*args, **kwargs)
-
-    before = torch.get_float32_matmul_precision()
-    monkeypatch.setattr(torch, "addmm", watched)
-    try:
-        torch.set_float32_matmul_precision("high")  # as training on a GPU does
-        make()(latents())
-        assert seen == ["highest"]
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.1])

@@ -15,12 +15,12 @@ from taming.serialization import (
     PretrainedModel,
     SavedModel,
     checkpoint_entry,
-    directory,
     find_model,
     load_model_directory,
     load_saved_model,
     load_training_checkpoint,
     save_model_directory,
+    saved_model,
 )
 
 
@@ -47,18 +47,11 @@ def equal(first: SavedModel, second: SavedModel) -> bool:
 
 def test_a_directory_gives_back_what_was_saved(tmp_path: Path) -> None:
     path = save_model_directory(saved(), tmp_path / "deep" / "model")
-    files = sorted(str(f.relative_to(path)) for f in path.rglob("*") if f.is_file())
-    assert files == [
-        "config.json",
-        "model.safetensors",
-        "transformer/config.json",
-        "transformer/model.safetensors",
-    ]
-    assert json.loads((path / "config.json").read_text()) == {
-        "kind": "vqgan",
-        "format_version": 1,
-        "sizes": [1, 2],
-    }
+    files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
+    names = {"config.json", "model.safetensors"}
+    assert files == names | {f"transformer/{name}" for name in names}
+    expected = {"kind": "vqgan", "format_version": 1, "sizes": [1, 2]}
+    assert json.loads((path / "config.json").read_text()) == expected
     assert equal(load_model_directory(path), saved())  # though `a` and `b` shared their storage
 
 
@@ -79,7 +72,7 @@ def test_a_failed_write_leaves_the_earlier_model(
     def full(*args: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(directory, "save_file", full)
+    monkeypatch.setattr(saved_model, "save_file", full)
     with pytest.raises(OSError, match=r"model\.safetensors: .*No space left on device"):
         save_model_directory(saved(2.0), path)
     assert equal(load_model_directory(path), saved(1.0))
@@ -96,10 +89,7 @@ def test_other_peoples_files_are_not_overwritten(tmp_path: Path) -> None:
     assert equal(load_model_directory(save_model_directory(saved(), tmp_path / "empty")), saved())
 
 
-@pytest.mark.parametrize(
-    ("start", "path"),
-    [("model", "."), ("model/deep", "..")],
-)
+@pytest.mark.parametrize(("start", "path"), [("model", "."), ("model/deep", "..")])
 def test_the_current_directory_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, path: str
 ) -> None:
@@ -138,16 +128,6 @@ def test_foreign_configs_are_named(tmp_path: Path, text: str, message: str) -> N
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.99])
-def test_truncated_weights_are_named(tmp_path: Path, fraction: float) -> None:
-    path = save_model_directory(saved(), tmp_path / "model")
-    weights = path / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[: int(fraction * len(content))])
-    with pytest.raises(UserError, match=r"model\.safetensors is damaged or incomplete"):
-        load_model_directory(path)
-
-
 def test_fingerprints_tell_models_apart() -> None:
     reference = saved().fingerprint()
     assert saved().fingerprint() == reference
@@ -169,7 +149,11 @@ def checkpoint(path: Path, value: float = 1.0) -> Path:
 
 
 def test_a_checkpoint_gives_back_its_model(tmp_path: Path) -> None:
-    assert equal(load_training_checkpoint(checkpoint(tmp_path / "last.ckpt")), saved())
+    path = checkpoint(tmp_path / "last.ckpt")
+    assert equal(load_training_checkpoint(path), saved())
+    torch.save({"model": {**checkpoint_entry(saved()), "format_version": 2}}, path)
+    with pytest.raises(UserError, match=r"last\.ckpt is of format version 2"):
+        load_saved_model(path)
 
 
 class Dangerous:
@@ -185,11 +169,10 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path, zipped: bool) -> No
     proof, path = tmp_path / "executed", tmp_path / "evil.ckpt"
     content = {"model": checkpoint_entry(saved()), "step": 1, "callbacks": Dangerous(proof)}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UserError, match=r"evil\.ckpt (cannot be read|is not a checkpoint)"):
-        load_saved_model(path)
-    path.write_bytes(pickle.dumps(content["callbacks"]))
-    with pytest.raises(UserError, match=r"evil\.ckpt (cannot be read|is not a checkpoint)"):
-        load_saved_model(path)
+    for written in (path.read_bytes(), pickle.dumps(content["callbacks"])):
+        path.write_bytes(written)
+        with pytest.raises(UserError, match=r"evil\.ckpt cannot be read"):
+            load_saved_model(path)
     assert not proof.exists()
 
 
@@ -211,20 +194,15 @@ def test_how_checkpoints_of_other_programs_are_used_is_said(tmp_path: Path, cont
     assert "trust" not in str(caught.value)  # torch's message says how to run what is in the file
 
 
-def test_checkpoints_of_another_version_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "new.ckpt"
-    torch.save({"model": {**checkpoint_entry(saved()), "format_version": 2}}, path)
-    with pytest.raises(UserError, match=r"new\.ckpt is of format version 2"):
-        load_saved_model(path)
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_checkpoints_are_named(tmp_path: Path, fraction: float) -> None:
-    path = checkpoint(tmp_path / "cut.ckpt")
-    content = path.read_bytes()
-    path.write_bytes(content[: int(fraction * len(content))])
-    with pytest.raises(UserError, match=r"cut\.ckpt .*incomplete"):
-        load_saved_model(path)
+@pytest.mark.parametrize("name", ["cut.ckpt", "model/model.safetensors"])
+def test_truncated_files_are_named(tmp_path: Path, name: str, fraction: float) -> None:
+    save_model_directory(saved(), tmp_path / "model")
+    checkpoint(tmp_path / "cut.ckpt")
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(UserError, match=rf"{name} .*incomplete"):
+        load_saved_model(tmp_path / name.partition("/")[0])
 
 
 def test_damaged_pickles_are_named(tmp_path: Path) -> None:
@@ -340,11 +318,7 @@ def test_what_is_no_such_model_is_named(tmp_path: Path) -> None:
     [
         ({"width": 2}, {}, r"weights of the scale in .*model are missing"),
         ({"width": 3}, {"weight": torch.ones(2)}, r"do not fit its config: size mismatch"),
-        (
-            {"widht": 2},
-            {"weight": torch.ones(2)},
-            r"config of the scale in .* is wrong.*widht",
-        ),
+        ({"widht": 2}, {"weight": torch.ones(2)}, r"config of the scale in .* is wrong.*widht"),
         ({"width": 2}, {"wieght": torch.ones(2)}, r"Missing key.* \"weight\"\. \(and 1 more\)"),
     ],
 )
