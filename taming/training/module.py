@@ -1,6 +1,5 @@
 """What both stages share: clipping, reports, checkpoints and a resume that is exact."""
 
-import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,8 +18,6 @@ from taming.serialization import SavedModel, checkpoint_entry
 from taming.training.optimizer import OptimizerConfig, build_optimizer
 
 __all__ = ["TrainedNetwork", "TrainingModule", "prefixed"]
-
-log = logging.getLogger("taming")
 
 
 @dataclass(frozen=True)

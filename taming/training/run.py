@@ -1,7 +1,6 @@
 """One training run: what it checks first, how it is fitted, and what it leaves."""
 
 import json
-import logging
 import shutil
 import warnings
 from collections.abc import Callable
@@ -25,8 +24,6 @@ from taming.training.checkpoint_io import WholeFileCheckpointIO
 from taming.training.module import TrainingModule
 
 __all__ = ["TrainingResult", "check_resume", "train"]
-
-log = logging.getLogger("taming")
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,8 @@ def train(
             if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
                 logger.experiment.finish()
     best = best_checkpoint(trainer) if export == "best" else None
-    exported = best or run_dir / "checkpoints" / "last.ckpt"
+    # resolved as ModelCheckpoint does: a relative run directory must find its failures, too
+    exported = best or (run_dir / "checkpoints" / "last.ckpt").resolve()
     checkpoints = trainer.strategy.checkpoint_io
     if isinstance(checkpoints, WholeFileCheckpointIO) and exported in checkpoints.failures:
         raise UserError(checkpoints.failures[exported])

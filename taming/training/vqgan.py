@@ -200,7 +200,7 @@ class VQGANTraining(TrainingModule):
         return losses
 
     def _gradient(self, loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-        """D loss / d leaf, `(b c H W)`."""
+        """Returns the derivative of the loss with respect to the leaf, `(b c H W)`."""
         scale = self._scale(loss)
         return torch.autograd.grad(loss * scale, leaf)[0] / scale
 
@@ -217,7 +217,7 @@ class VQGANTraining(TrainingModule):
 
     def _scale(self, like: torch.Tensor) -> torch.Tensor | float:
         """What keeps gradients inside float16 from becoming 0; 1 in other precisions."""
-        return 1.0 if self.scaler is None else self.scaler.scale(torch.ones_like(like.mean()))
+        return 1.0 if self.scaler is None else self.scaler.scale(torch.ones((), device=like.device))
 
     def training_metrics(self) -> dict[str, float]:
         """Codebook usage and perplexity in training, when enough latents have been seen."""

@@ -194,6 +194,17 @@ def test_a_failed_write_leaves_the_earlier_checkpoint(
         load_training_checkpoint(path)
 
 
+def test_a_failed_last_checkpoint_is_told_of_a_relative_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, data = stage("transformer")
+    full_disk(monkeypatch, lambda step: step >= 4)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"last\.ckpt could not be written.*No space left"):
+        run_training(Path("run"), module, data, val_check_interval=2, export="last")
+    assert not Path("run/model").exists()  # of an older step
+
+
 @pytest.mark.parametrize("losses", [[3.0, 1.0, 2.0, 4.0], [4.0, 3.0, 2.0, 1.0]])
 def test_a_best_that_was_not_written_is_told_until_another_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float]
