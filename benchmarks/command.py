@@ -5,19 +5,19 @@ import datetime
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.programs import PEERS, ROOT, Process, Program, ProgramError
+from benchmarks.compare import ROOT, Program, ProgramError, Record, break_even, compare
 from benchmarks.table import table
-from benchmarks.timing import Record, break_even, compare
 
 __all__ = ["Preset", "main"]
 
 # "cases": architectures and batches by name, whose "measurements" say what they are for;
-# "peers": file in peers/, dtype and tf32 by name, None: as ours; and defaults of the options
+# "peers": file in peers/ and, where it is not the run's, precision; and defaults of the options
 Preset = Mapping[str, Any]
 
 
@@ -36,49 +36,46 @@ def main(
         arguments: the command line, if not that of the process.
     """
     options = parsed(presets, measurements, description, arguments)
-    programs = [
-        Program(name, PEERS / f"{script}.py", options["peer_python"], dtype, tf32)
-        for name, (script, dtype, tf32) in options["all_peers"].items()
-        if name in options["peers"]
-    ]
-    checkout = options["checkout"]
+    folder, checkout, python = ROOT / "benchmarks", options["checkout"], options["peer_python"]
+    programs = []
+    for name in options["peers"]:
+        script, precision = options["all_peers"][name]
+        if python.is_file():
+            build = folder / "peers" / f"{script}.py"
+            programs.append(Program(name, build, python, precision=precision))
+        else:
+            print(f"{name} cannot be timed: no Python at {python}; see benchmarks/README.md")
     if checkout is not None:
+        checkout = checkout.resolve()
         build = options["adapter"] or checkout / "benchmarks" / "ours.py"
-        name = f"taming at {checkout.resolve().name}"
-        programs.append(Program(name, build.resolve(), checkout=checkout.resolve()))
+        programs.append(Program(f"taming at {checkout.name}", build, checkout=checkout))
     plain = {k: v for k, v in options.items() if isinstance(v, str | int | float | None)}
     records: list[Record] = []
-    failures: set[str] = set()
-
-    def time(case: Mapping[str, Any], measurement: str, peer: Process | None = None) -> None:
-        try:
-            record = compare(dict(case), measurement, plain, ours, peer)
-        except ProgramError as error:
-            if error.name == ours.name:
-                raise
-            if str(error) not in failures:
-                print(error, file=sys.stderr)
-            failures.add(str(error))
-            return
-        if record is not None:
-            records.append({**record, "break_even": break_even(record, records)})
-            print(json.dumps(records[-1], ensure_ascii=False), file=lines, flush=True)
-
     options["output"].parent.mkdir(parents=True, exist_ok=True)
-    here = Program("taming", ROOT / "benchmarks" / "ours.py", checkout=ROOT)
-    with options["output"].open("w", encoding="utf-8") as lines, Process(here) as ours:
+    with (
+        options["output"].open("w", encoding="utf-8") as lines,
+        Program("taming", folder / "ours.py", checkout=ROOT) as ours,
+    ):
         for name in options["cases"]:
             case = {"name": name, **options["all_cases"][name], **dict(options["set"])}
             possible = case.pop("measurements", measurements)
             chosen = [m for m in options["measurements"] if m in possible]
-            for program in programs:
-                with Process(program) as peer:
-                    for measurement in chosen:
-                        time(case, measurement, peer)
-            done = {r["measurement"] for r in records if r["case"] == case}
-            for measurement in chosen:
-                if measurement not in done:  # beside no peer
-                    time(case, measurement)
+            left = set(chosen)  # beside no peer yet
+            for program in (*programs, None):
+                with program or nullcontext() as peer:
+                    for measurement in chosen if peer else sorted(left, key=chosen.index):
+                        try:
+                            record = compare(case, measurement, plain, ours, peer)
+                        except ProgramError as error:
+                            if peer is None:
+                                raise
+                            print(error, file=sys.stderr)
+                            continue
+                        if record is None:
+                            continue
+                        left.discard(measurement)
+                        records.append({**record, "break_even": break_even(record, records)})
+                        print(json.dumps(records[-1], ensure_ascii=False), file=lines, flush=True)
     print(table(records) if records else "nothing was timed: no case has these measurements")
     print(f"wrote {options['output']}")
     return records
@@ -90,7 +87,7 @@ def parsed(
     description: str | None,
     arguments: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The options, with the chosen preset's cases, peers and defaults."""
+    """Returns the options, with the chosen preset's cases, peers and defaults."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=presets, default=next(iter(presets)))
     preset = dict(presets[first.parse_known_args(arguments)[0].preset])
@@ -120,7 +117,6 @@ def parsed(
         add(name, action=argparse.BooleanOptionalAction, default=False, help=text)
     add("--rounds", type=int, default=5, help="turns of each side")
     add("--warmup", type=int, default=2, help="uncounted calls before them, besides the first")
-    add("--steps", type=int, default=3, help="least number of calls in a turn")
     add("--turn-seconds", type=float, default=1.0, help="least duration of a turn of ours, about")
     add("--peak-tflops", type=float, help="of the device in this precision, to show our share")
     add("--peak-bandwidth-gbs", type=float, help="of its memory, to show our share in sampling")
@@ -131,6 +127,6 @@ def parsed(
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """`key=value`, the value in JSON."""
+    """Splits `key=value`, the value in JSON."""
     key, _, value = text.partition("=")
     return key, json.loads(value)

@@ -44,7 +44,7 @@ VERSIONS = {"taming": taming.__version__}
 def build(
     settings: Settings, measurement: str, inputs: torch.Tensor
 ) -> tuple[Call, dict[str, Any]]:
-    """What is timed, and facts about it; see `peers/serve.py`."""
+    """Returns the call to time and facts about it; see `peers/serve.py`."""
     of_stage = transformer_call if "num_tokens" in settings else autoencoder_call
     return of_stage(settings, measurement, inputs)
 
@@ -52,7 +52,7 @@ def build(
 def autoencoder_call(
     settings: Settings, measurement: str, images: torch.Tensor
 ) -> tuple[Call, dict[str, Any]]:
-    """Stage 1: a training step, `encode` or `decode`."""
+    """Builds a training step of stage 1, `encode` or `decode`."""
     quantizer = {
         "kind": "vector",
         "codebook_size": settings["codebook_size"],
@@ -101,7 +101,7 @@ def autoencoder_call(
 def transformer_call(
     settings: Settings, measurement: str, tokens: torch.Tensor
 ) -> tuple[Call, dict[str, Any]]:
-    """Stage 2: a training step, or sampling; with guidance the model knows one class."""
+    """Builds a training step of stage 2, or sampling; with guidance the model knows one class."""
     guided = settings["guidance_scale"] != 1
     conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
     b, n = tokens.shape
@@ -149,7 +149,7 @@ def transformer_call(
 def training_step(
     module: TrainingModule, settings: Settings, batch: dict[str, torch.Tensor]
 ) -> Call:
-    """What Lightning's Trainer calls in a step, on the same batch each time, without its loops."""
+    """Makes a step as Lightning's Trainer does it, on the same batch each time."""
     module.trainer = Trainer(
         accelerator="auto" if settings["device"].startswith("cuda") else "cpu",
         max_steps=NEVER,
@@ -174,7 +174,7 @@ def training_step(
 
 
 def compiled_afresh(call: Call) -> Call:
-    """Compiles in the first call with nothing kept from earlier runs: its time is a newcomer's."""
+    """Lets the first call compile with nothing kept from earlier runs: a newcomer's time."""
     from torch._inductor.utils import fresh_cache
 
     torch.compiler.reset()

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.compare import ROOT, spread
 from benchmarks.peers.serve import processor
-from benchmarks.programs import ROOT
 from benchmarks.table import aligned, spread_text
-from benchmarks.timing import spread
 
 COMMANDS = {
     "help": ("train_vqgan", "--help"),
@@ -38,30 +37,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     checkouts = [ROOT] + ([options.checkout.resolve()] if options.checkout else [])
     rows = []
-    for name in options.commands:
-        seconds: list[list[float]] = [[] for _ in checkouts]
-        for number in range(1 + options.rounds):  # the first fills the disk's cache
-            for side in range(len(checkouts))[:: 1 if number % 2 == 0 else -1]:
-                took = seconds_to_first_line(checkouts[side], options.generator, *COMMANDS[name])
-                seconds[side] += [took] if number else []
-        ratios = [b / a for a, b in zip(seconds[0], seconds[-1], strict=True)]
-        cells = [spread_text(spread(numbers), 2) for numbers in (*seconds, ratios)]
-        headings = ["taming s", *(f"{c.name} s" for c in checkouts[1:]), "ratio"]
-        rows.append({"": name, **dict(zip(headings, cells, strict=True))})
+    with tempfile.TemporaryDirectory() as inputs:
+        write_inputs(Path(inputs), options.generator)
+        for name in options.commands:
+            seconds: list[list[float]] = [[] for _ in checkouts]
+            for number in range(1 + options.rounds):  # the first fills the disk's cache
+                for side in range(len(checkouts))[:: 1 if number % 2 == 0 else -1]:
+                    took = seconds_to_first_line(checkouts[side], inputs, *COMMANDS[name])
+                    seconds[side] += [took] if number else []
+            ratios = [b / a for a, b in zip(seconds[0], seconds[-1], strict=True)]
+            cells = [spread_text(spread(numbers), 2) for numbers in (*seconds, ratios)]
+            headings = ["taming s", *(f"{c.name} s" for c in checkouts[1:]), "ratio"]
+            rows.append({"": name, **dict(zip(headings, cells, strict=True))})
     print(f"processor {processor()}; median of {options.rounds} rounds (least–greatest)")
     print("\n".join(aligned(rows)))
 
 
-def seconds_to_first_line(
-    checkout: Path, generator: Path | None, script: str, *arguments: str
-) -> float:
-    """Runs a script of a checkout up to its first line; `generator` None samples a tiny one.
+def seconds_to_first_line(checkout: Path, inputs: str, script: str, *arguments: str) -> float:
+    """Runs a script of a checkout on a copy of the inputs, up to its first line.
 
     Raises:
         RuntimeError: if there is none, or it tells of an error.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        write_inputs(Path(directory), generator)
+        shutil.copytree(inputs, directory, dirs_exist_ok=True)
         started = time.perf_counter()
         with subprocess.Popen(
             [sys.executable, str(checkout / "scripts" / f"{script}.py"), *arguments],

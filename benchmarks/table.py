@@ -1,9 +1,9 @@
-"""Records as a table."""
+"""Shows records as a table."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.timing import Record
+from benchmarks.compare import Record
 
 __all__ = ["aligned", "spread_text", "table"]
 
@@ -20,10 +20,10 @@ TITLES = {
 
 
 def table(records: Sequence[Record]) -> str:
-    """What was timed on what, and a table for each case; empty columns are left out.
+    """Returns what was timed on what, and a table for each case without its empty columns.
 
     Args:
-        records: one or more, of one run; see `timing.compare`.
+        records: one or more, of one run; see `compare`.
     """
     first = records[0]["ours"]
     sides = {"taming": first} | {r["peer_name"]: r["peer"] for r in records if r["peer"]}
@@ -42,7 +42,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def description(side: dict[str, Any]) -> str:
-    """A program's precision and versions, and how it computes attention where it is a choice."""
+    """Returns a program's precision, versions and, where it has several, kind of attention."""
     precision = "float32" + (" with TF32" if side["tf32"] else "")
     if side["dtype"] == "bf16":
         precision = "bf16: autocast, in sampling the weights"
@@ -52,7 +52,7 @@ def description(side: dict[str, Any]) -> str:
 
 
 def title(records: Sequence[Record]) -> str:
-    """A case in words."""
+    """Returns a case in words."""
     case = records[0]["case"]
     if "num_tokens" in case:
         shape = f"tokens {case['batch_size']}×{case['num_tokens']}"
@@ -67,7 +67,7 @@ def title(records: Sequence[Record]) -> str:
 
 
 def cells(record: Record) -> dict[str, str]:
-    """A row, by heading."""
+    """Returns a row, by heading."""
     sides = [record[side] for side in ("ours", "peer") if record[side]]
 
     def each(key: str, form: str) -> str:
@@ -98,19 +98,19 @@ def cells(record: Record) -> dict[str, str]:
 
 
 def milliseconds(seconds: dict[str, float]) -> str:
-    """A spread of seconds, with a decimal where it is small."""
+    """Returns a spread of seconds in milliseconds, with a decimal where it is small."""
     return spread_text(seconds, 1 if seconds["median"] < 0.1 else 0, 1000)
 
 
 def spread_text(values: dict[str, float], decimals: int, factor: int = 1) -> str:
-    """`median (least–greatest)`."""
+    """Returns `median (least–greatest)`."""
     keys = ("median", "least", "greatest")
     median, least, greatest = (f"{factor * values[key]:.{decimals}f}" for key in keys)
     return f"{median} ({least}–{greatest})"
 
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Rows of cells as lines, headings first, without the columns that are empty in all."""
+    """Returns rows of cells as lines, headings first, without the columns empty in all of them."""
     used = [name for name in rows[0] if any(row[name] for row in rows)]
     lines = [{name: name for name in used}, *rows]
     widths = {name: max(len(line[name]) for line in lines) for name in used}

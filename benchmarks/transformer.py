@@ -30,19 +30,17 @@ LARGE = SMALL | {  # the size of LlamaGen's 343M model
 GUIDED = LARGE | SAMPLING | {"guidance_scale": 2.0}
 LENGTHS = (256, 1024, 4096)
 ON_CPU = {
-    "peers": {"compvis": ("compvis", None, None), "generate": ("transformers_gpt2", None, None)},
-    "steps": 1,
+    "peers": {"compvis": ("compvis", {}), "generate": ("transformers_gpt2", {})},
 }
 ON_GPU = {
     "peers": {
-        "compvis_float32": ("compvis", "float32", False),  # as it was
-        "compvis_bf16": ("compvis", "bf16", True),
-        "generate_bf16": ("transformers_gpt2", "bf16", True),
+        "compvis_float32": ("compvis", {"dtype": "float32", "tf32": False}),  # as it was
+        "compvis_bf16": ("compvis", {"dtype": "bf16", "tf32": True}),
+        "generate_bf16": ("transformers_gpt2", {"dtype": "bf16", "tf32": True}),
     },
     "device": "cuda",
     "dtype": "bf16",
     "tf32": True,
-    "steps": 1,
     "peak_tflops": 989.0,  # an H100 SXM's dense bf16
     "peak_bandwidth_gbs": 3350.0,  # and its memory; an H200's: 4800
 }

@@ -21,7 +21,7 @@ DISCRIMINATOR_START = 1
 
 
 def build(settings: Settings, measurement: str, inputs: torch.Tensor) -> Any:
-    """What is timed, and facts about it; see `serve.py`."""
+    """Returns the call to time and facts about it; see `serve.py`."""
     if measurement in ("gpt_step", "sample", "sample_compiled"):
         call, parameters = transformer_call(settings, measurement, inputs)
     elif measurement == "autoencoder_step":
@@ -46,7 +46,7 @@ def compvis_module(name: str) -> Any:
 
 
 def top_k_filtering(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """What transformers 4.3 did with a `top_p` of 1: -∞ below the k-th of logits `(b v)`."""
+    """Puts logits `(b v)` below the k-th to -∞, as transformers 4.3 did with a `top_p` of 1."""
     kth = torch.topk(logits, min(top_k, logits.shape[-1])).values[..., -1, None]
     logits[logits < kth] = -torch.inf
     return logits
@@ -66,7 +66,7 @@ class Unlogged:
 def vqgan_call(
     settings: Settings, measurement: str, images: torch.Tensor
 ) -> tuple[Call, dict[str, int]]:
-    """Stage 1: what is timed, and numbers of parameters."""
+    """Returns the call of stage 1 to time, and numbers of parameters."""
     lpips = compvis_module("modules.losses.lpips")
     lpips.models = types.SimpleNamespace(vgg16=lambda pretrained: torchvision.models.vgg16())
     lpips.LPIPS.load_from_pretrained = lambda self: None
@@ -114,7 +114,7 @@ def vqgan_call(
 
 
 def vqgan_step(model: Any, settings: Settings, images: torch.Tensor) -> Call:
-    """Once for each optimizer: only its weights have gradients, `training_step`, backward, Adam.
+    """Makes a step: for each optimizer `training_step`, backward and Adam, for its weights alone.
 
     Its LPIPS is in training mode too, and the dropout there on, as it was in its training.
     """
@@ -149,7 +149,7 @@ class Tokens(nn.Module):
 def transformer_call(
     settings: Settings, measurement: str, tokens: torch.Tensor
 ) -> tuple[Call, dict[str, int]]:
-    """Stage 2: what is timed, and numbers of parameters."""
+    """Returns the call of stage 2 to time, and numbers of parameters."""
     network = {
         "vocab_size": settings["codebook_size"],
         "block_size": settings["num_tokens"],

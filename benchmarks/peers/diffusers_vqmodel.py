@@ -12,7 +12,7 @@ from serve import Settings, inference, num_parameters, training_step
 
 
 def build(settings: Settings, measurement: str, images: torch.Tensor) -> Any:
-    """What is timed, and facts about it; see `serve.py`."""
+    """Returns the call to time and facts about it; see `serve.py`."""
     import diffusers
 
     multipliers, resolution = settings["channel_multipliers"], settings["resolution"]

@@ -1,10 +1,11 @@
 """Builds what a program does in a measurement and times it; imports nothing of this project.
 
-Each program in a comparison is a process `python serve.py BUILD.py` that answers JSON lines:
+Each program in a comparison is a process `python serve.py BUILD.py` that answers lines of JSON, the
+name of a `Session`'s method and its arguments:
 
-    {"begin": "encode", "settings": {…}}  ->  {"facts": {…}}; null facts: it does no such thing
-    {"run": 10}                           ->  {"seconds": 0.8, "peak_memory_gib": null}
-    {"flops": true}                       ->  {"flops": 123456}
+    ["begin", {…}, "encode"]  ->  {"result": {…}}; null: the program does no such thing
+    ["run", 10]               ->  {"result": {"seconds": 0.8, "peak_memory_gib": null}}
+    ["flops"]                 ->  {"result": 123456}
 
 or {"error": "…"}. `BUILD.py` has a function `build(settings, measurement, inputs)` that returns
 None for what the program does not do, or a pair: the call to time, which returns a tensor whose
@@ -12,10 +13,10 @@ values show that it worked, and facts about the program.
 """
 
 import gc
-import importlib.util
 import json
 import os
 import platform
+import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ Build = Callable[[Settings, str, torch.Tensor], tuple[Call, dict[str, Any]] | No
 
 
 class Session:
-    """Times the measurements of the program that `build` is of, one after the other."""
+    """Times what `build` makes, one measurement after the other."""
 
     def __init__(self, build: Build) -> None:
         self.build = build
@@ -76,21 +77,14 @@ class Session:
         peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.on_gpu else None
         return {"seconds": seconds, "peak_memory_gib": peak}
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Does what one line asks for; an error is an answer too."""
-        try:
-            if "begin" in request:
-                return {"facts": self.begin(request["settings"], request["begin"])}
-            if "flops" in request:
-                assert self.call is not None
-                return {"flops": count_flops(self.call)}
-            return self.run(request["run"])
-        except Exception as error:  # whatever a foreign program raises
-            return {"error": f"{type(error).__name__}: {error}"}
+    def flops(self) -> int:
+        """Returns the operations of a call; see `count_flops`."""
+        assert self.call is not None
+        return count_flops(self.call)
 
 
 def random_inputs(settings: Settings) -> torch.Tensor:
-    """Images `(b 3 H W)` in [-1, 1], or for a transformer tokens `(b n)`; always the same ones."""
+    """Draws images `(b 3 H W)` in [-1, 1], or tokens `(b n)`; always the same ones."""
     generator = torch.Generator().manual_seed(0)
     b = settings["batch_size"]
     if "num_tokens" in settings:
@@ -101,20 +95,19 @@ def random_inputs(settings: Settings) -> torch.Tensor:
 
 
 def processor() -> str:
-    """The CPU's name, and whether it multiplies bfloat16 in hardware."""
-    found: dict[str, str] = {}
+    """Returns the CPU's name, and on Linux whether it multiplies bfloat16 in hardware."""
+    found = {"model name": platform.processor() or platform.machine()}
     if sys.platform == "linux":
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
             lines = (line.partition(":") for line in file)
-            found = {key.strip(): value.strip() for key, _, value in lines}
-    name = found.get("model name") or platform.processor() or platform.machine()
+            found |= {key.strip(): value.strip() for key, _, value in lines}
     flags = found.get("flags", "").split()
-    known = [f"{f} {'yes' if f in flags else 'no'}" for f in ("amx_bf16", "avx512_bf16")]
-    return ", ".join([name, torch.backends.cpu.get_cpu_capability(), *(known if flags else [])])
+    known = [f"{f} {'yes' if f in flags else 'no'}" for f in ("amx_bf16", "avx512_bf16") if flags]
+    return ", ".join([found["model name"], torch.backends.cpu.get_cpu_capability(), *known])
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Operations of matrix products, convolutions and attention in one call, by PyTorch's formulas.
+    """Counts a call's matrix products, convolutions and attention, by PyTorch's formulas.
 
     Backward passes are included, and compiled parts run uncompiled. Attention counts whole, causal
     or not, as is usual (Chowdhery et al. 2022, "PaLM", appendix B).
@@ -133,13 +126,13 @@ def count_flops(call: Callable[[], object]) -> int:
 
 
 def autocast(settings: Settings) -> torch.autocast:
-    """A new context of the settings' `dtype`, `"float32"` or `"bf16"` (mixed precision)."""
+    """Makes a context of the settings' `dtype`, `"float32"` or `"bf16"` (mixed precision)."""
     device = torch.device(settings["device"])
     return torch.autocast(device.type, torch.bfloat16, enabled=settings["dtype"] == "bf16")
 
 
 def inference(settings: Settings, call: Call) -> Call:
-    """The call without gradients, under autocast."""
+    """Wraps a call: no gradients, and autocast."""
 
     def timed() -> torch.Tensor:
         with torch.inference_mode(), autocast(settings):
@@ -149,7 +142,7 @@ def inference(settings: Settings, call: Call) -> Call:
 
 
 def training_step(settings: Settings, loss: Call, optimizer: torch.optim.Optimizer) -> Call:
-    """The loss under autocast, its gradients, and an update of the weights."""
+    """Makes a step: the loss under autocast, its gradients, and an update of the weights."""
 
     def step() -> torch.Tensor:
         with autocast(settings):
@@ -163,7 +156,7 @@ def training_step(settings: Settings, loss: Call, optimizer: torch.optim.Optimiz
 
 
 def num_parameters(**parts: list[Any]) -> dict[str, int]:
-    """Numbers of parameters by part; a part is a list of modules and parameters."""
+    """Counts parameters by part; a part is a list of modules and parameters."""
     return {
         name: sum(
             p.numel() for x in part for p in (x.parameters() if isinstance(x, nn.Module) else [x])
@@ -178,18 +171,14 @@ def main() -> None:
     # what the program prints goes to standard error; answers have the real standard output
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
-        session = Session(lambda *arguments: load_build(sys.argv[1])(*arguments))
+        session = Session(runpy.run_path(sys.argv[1])["build"])
         for line in sys.stdin:
-            print(json.dumps(session.answer(json.loads(line))), file=answers, flush=True)
-
-
-def load_build(path: str) -> Build:
-    """The function `build` of a file."""
-    spec = importlib.util.spec_from_file_location("build", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build
+            method, *arguments = json.loads(line)
+            try:
+                answer = {"result": getattr(session, method)(*arguments)}
+            except Exception as error:  # whatever a foreign program raises
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

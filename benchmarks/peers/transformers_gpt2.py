@@ -13,7 +13,7 @@ from serve import Settings, num_parameters, training_step
 
 
 def build(settings: Settings, measurement: str, tokens: torch.Tensor) -> Any:
-    """What is timed, and facts about it; see `serve.py`."""
+    """Returns the call to time and facts about it; see `serve.py`."""
     import transformers
 
     config = transformers.GPT2Config(

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.programs import Process, Program, ProgramError
+from benchmarks.compare import Program, ProgramError
 
 SETTINGS = {"batch_size": 2, "resolution": 8, "device": "cpu", "threads": 1}
-SETTINGS |= {"dtype": "float32", "tf32": False}
+SETTINGS |= {"dtype": "bf16", "tf32": False}
 FAKE = """
-import os, sys
+import os
 import torch
 from serve import inference, num_parameters
 
@@ -22,10 +22,7 @@ def build(settings, measurement, images):
     if measurement == "decode":
         raise RuntimeError("no decoder")
     if measurement == "step":
-        print("out of memory", file=sys.stderr, flush=True)
         os._exit(3)
-    if measurement == "sample":
-        import no_such_package
     if measurement == "gpt_step":
         import taming
         return (lambda: images), {"package": taming.__file__}
@@ -42,27 +39,22 @@ def program(tmp_path: Path) -> Callable[..., Program]:
 
 
 def test_a_peer_process(program: Callable[..., Program]) -> None:
-    with Process(program(dtype="bf16")) as peer:
-        facts = peer.begin(SETTINGS, "autoencoder_step")
-        assert facts is not None
+    with program() as peer:
+        facts = peer.ask("begin", SETTINGS, "autoencoder_step")
         assert facts["parameters"] == {"all": 12}
-        assert (facts["dtype"], facts["tf32"]) == ("bf16", False)  # its own, and the run's
         assert facts["torch"] == torch.__version__
         assert torch.backends.cpu.get_cpu_capability() in facts["processor"]
-        answer = peer.run(2)
+        answer = peer.ask("run", 2)
         assert answer["seconds"] > 0
         assert answer["peak_memory_gib"] is None  # the CPU's is not asked for
-        assert peer.flops() == 2 * 2 * 2 * (3 * 8 * 8)
-        assert peer.begin(SETTINGS, "encode") is None
-        with pytest.raises(ProgramError, match="RuntimeError: no decoder"):
-            peer.begin(SETTINGS, "decode")
-        with pytest.raises(ProgramError, match=r"no_such_package.*README\.md"):
-            peer.begin(SETTINGS, "sample")
-        assert peer.begin(SETTINGS, "autoencoder_step") == facts  # it goes on
-        with pytest.raises(ProgramError, match=r"its process ended\. out of memory"):
-            peer.begin(SETTINGS, "step")
-        with pytest.raises(ProgramError, match="its process ended"):
-            peer.run(1)
+        assert peer.ask("flops") == 2 * 2 * 2 * (3 * 8 * 8)
+        assert peer.ask("begin", SETTINGS, "encode") is None
+        with pytest.raises(ProgramError, match="fake cannot be timed: RuntimeError: no decoder"):
+            peer.ask("begin", SETTINGS, "decode")
+        assert peer.ask("begin", SETTINGS, "autoencoder_step") == facts  # it goes on
+        for request in (("begin", SETTINGS, "step"), ("run", 1)):
+            with pytest.raises(ProgramError, match="its process ended"):
+                peer.ask(*request)
 
 
 def test_a_checkout_is_imported_and_peers_see_no_pythonpath(
@@ -71,27 +63,11 @@ def test_a_checkout_is_imported_and_peers_see_no_pythonpath(
     (tmp_path / "taming").mkdir()
     package = tmp_path / "taming" / "__init__.py"
     package.touch()
-    with Process(program(checkout=tmp_path)) as other:
-        facts = other.begin(SETTINGS, "gpt_step")
-        assert facts is not None
-        assert facts["package"] == str(package)
+    with program(checkout=tmp_path) as other:
+        assert other.ask("begin", SETTINGS, "gpt_step")["package"] == str(package)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Process(program()) as peer:
+    with program() as peer:
         try:
-            facts = peer.begin(SETTINGS, "gpt_step")
+            assert peer.ask("begin", SETTINGS, "gpt_step")["package"] != str(package)
         except ProgramError as error:  # this environment has no package of that name
             assert "ModuleNotFoundError" in str(error)
-        else:
-            assert facts is not None
-            assert facts["package"] != str(package)
-
-
-def test_no_such_python(tmp_path: Path) -> None:
-    missing = Program("compvis", Path(__file__), tmp_path / "bin" / "python")
-    with (
-        Process(missing) as peer,
-        pytest.raises(
-            ProgramError, match=r"compvis cannot be timed: there is no Python at .*README"
-        ),
-    ):
-        peer.begin(SETTINGS, "encode")

@@ -7,25 +7,27 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.compare import ProgramError, break_even, compare, spread, work_of
 from benchmarks.peers.serve import Session, count_flops, random_inputs
-from benchmarks.programs import ProgramError
 from benchmarks.table import table
-from benchmarks.timing import break_even, compare, spread, work_of
 
 IMAGES = {"name": "tiny", "batch_size": 2, "resolution": 16}
 TOKENS = {"name": "gpt", "batch_size": 2, "num_tokens": 9, "codebook_size": 16}
 TOKENS |= {"guidance_scale": 1.0}
-OPTIONS = {"device": "cpu", "threads": 1, "rounds": 3, "warmup": 2, "steps": 1}
-OPTIONS |= {"turn_seconds": 0.0, "peak_tflops": None, "peak_bandwidth_gbs": None}
+OPTIONS = {"device": "cpu", "threads": 1, "dtype": "float32", "tf32": False, "rounds": 3}
+OPTIONS |= {"warmup": 2, "turn_seconds": 0.0, "peak_tflops": None, "peak_bandwidth_gbs": None}
 
 
 class Scripted:
     """A side that lists its turns; its calls take the given seconds, the last ones for ever."""
 
     def __init__(self, name: str, turns: list[str], *seconds: float, **facts: Any) -> None:
-        self.name, self.turns, self.seconds = name, turns, list(seconds)
-        known = {"dtype": "float32", "tf32": False, "processor": "abacus", "torch": "2.99"}
+        self.name, self.turns, self.seconds, self.precision = name, turns, list(seconds), {}
+        known = {"processor": "abacus", "torch": "2.99"}
         self.facts = {**known, "versions": {name: "1.0"}, "parameters": {"all": 1234}, **facts}
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
 
     def begin(self, settings: dict[str, Any], measurement: str) -> dict[str, Any] | None:
         self.turns.append(f"{self.name} begins")
@@ -73,7 +75,7 @@ def test_the_ratio_is_of_pairs_in_the_same_round() -> None:
 def test_another_architecture_is_not_compared() -> None:
     ours = Scripted("ours", [], 1.0, parameters={"autoencoder": 10, "perceptual": 3})
     peer = Scripted("peer", [], 1.0, parameters={"autoencoder": 11})
-    with pytest.raises(ProgramError, match=r"its autoencoder is not of the same .* it has 11 "):
+    with pytest.raises(ProgramError, match=r"not of the same architecture: its auto.* has 11 "):
         timed(IMAGES, "step", ours, peer)
 
 
@@ -175,6 +177,6 @@ def test_operations_are_counted_with_the_backward_pass() -> None:
 
 def test_a_timing_of_nan_is_an_error() -> None:
     side = Session(lambda *arguments: (lambda: torch.tensor(float("nan")), {}))
-    side.begin({**OPTIONS, **IMAGES, "tf32": False}, "step")
+    side.begin({**OPTIONS, **IMAGES}, "step")
     with pytest.raises(FloatingPointError):
         side.run(1)

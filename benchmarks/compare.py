@@ -1,23 +1,87 @@
-"""Rounds in which two programs take turns, and the numbers that come out of them."""
+"""Two programs, each a process, take turns; and the numbers that come out of it."""
 
+import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
 
-from benchmarks.programs import Process, ProgramError
+__all__ = ["ROOT", "Program", "ProgramError", "Record", "break_even", "compare", "spread"]
 
-__all__ = ["Record", "break_even", "compare", "spread"]
-
+ROOT = Path(__file__).resolve().parents[1]
 Record = dict[str, Any]
+
+
+class ProgramError(Exception):
+    """A program cannot be timed. The message says which, and why."""
+
+
+class Program:
+    """A program in a process of its own, asleep between its turns; used in a `with` statement.
+
+    Args:
+        name: of the program, in the results.
+        build: the file that builds its measurements (see `peers/serve.py`).
+        python: the Python it runs with.
+        checkout: where to import this program from; None for another program.
+        precision: its `dtype` and `tf32`, where they are not the run's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        build: Path,
+        python: str | Path = sys.executable,
+        checkout: Path | None = None,
+        precision: dict[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.precision = precision or {}
+        self._command = [python, "-s", ROOT / "benchmarks" / "peers" / "serve.py", build]
+        # another program must not find our package, whose name CompVis' has too
+        self._environment = {**os.environ, "PYTHONPATH": str(checkout or "")}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            env=self._environment,
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Returns what a method of `Session` in `peers/serve.py` returns.
+
+        Raises:
+            ProgramError: if it fails, or the process has ended.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):  # there is no answer then either
+            print(json.dumps([method, *arguments]), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "its process ended"}
+        if "error" in answer:
+            raise ProgramError(f"{self.name} cannot be timed: {answer['error']}")
+        return answer["result"]
 
 
 def compare(
     case: dict[str, Any],
     measurement: str,
     options: dict[str, Any],
-    ours: Process,
-    peer: Process | None = None,
+    ours: Program,
+    peer: Program | None = None,
 ) -> Record | None:
     """Times a measurement of our side, alone or beside a peer: first calls, warm-up, rounds.
 
@@ -38,27 +102,34 @@ def compare(
         ProgramError: if a side fails, or the peer has another architecture.
     """
     sides = [ours] if peer is None else [peer, ours]
-    records = {}
+    records: dict[str, Record] = {}
     for side in sides:
-        facts = side.begin({**options, **case}, measurement)
+        settings = {**options, **case, **side.precision}
+        facts = side.ask("begin", settings, measurement)
         if facts is None:
             return None
-        records[side.name] = {key: options[key] for key in ("device", "threads")} | facts
+        run = {key: settings[key] for key in ("device", "threads", "dtype", "tf32")}
+        records[side.name] = run | facts
     if peer is not None:
-        check_same_architecture(peer.name, *(records[side.name]["parameters"] for side in sides))
+        own, other = (records[side.name]["parameters"] for side in (ours, peer))
+        for part in own.keys() & other.keys():
+            if own[part] != other[part]:
+                raise ProgramError(
+                    f"{peer.name} is not of the same architecture: its {part} has {other[part]:,} "
+                    f"parameters, and ours has {own[part]:,}"
+                )
     for side in sides:
-        seconds = [side.run(1)["seconds"] for _ in range(1 + options["warmup"])]
+        seconds = [side.ask("run", 1)["seconds"] for _ in range(1 + options["warmup"])]
         records[side.name]["first_seconds"] = seconds[0]
-    steps = max(options["steps"], math.ceil(options["turn_seconds"] / seconds[-1]))
+    steps = max(1, math.ceil(options["turn_seconds"] / seconds[-1]))
     turns: dict[str, list[Record]] = {side.name: [] for side in sides}
     for number in range(options["rounds"]):
         for side in sides[:: -1 if number % 2 == 0 else 1]:
-            turns[side.name].append(side.run(steps))
-    work = work_of(case, measurement)
+            turns[side.name].append(side.ask("run", steps))
     for name, record in records.items():
         rounds = [turn["seconds"] / steps for turn in turns[name]]
         record["seconds"] = spread(rounds) | {"rounds": rounds}
-        for unit, number in work.items():
+        for unit, number in work_of(case, measurement).items():
             record[f"{unit}_per_second"] = number / statistics.median(rounds)
         peaks = [turn["peak_memory_gib"] or 0.0 for turn in turns[name]]
         record["peak_memory_gib"] = max(peaks) or None
@@ -71,16 +142,8 @@ def compare(
     return record | shares_of_peak(records[ours.name], options, ours)
 
 
-def check_same_architecture(name: str, peer: dict[str, int], ours: dict[str, int]) -> None:
-    """Raises a `ProgramError` if a part has other numbers of parameters on the two sides."""
-    for part in ours.keys() & peer.keys():
-        if ours[part] != peer[part]:
-            counts = f"{peer[part]:,} parameters, and ours has {ours[part]:,}"
-            raise ProgramError(name, f"its {part} is not of the same architecture: it has {counts}")
-
-
 def work_of(case: dict[str, Any], measurement: str) -> dict[str, int]:
-    """What one call gets done, by unit; with guidance too, only the images' tokens count."""
+    """Returns what one call gets done, by unit; with guidance, only the images' tokens count."""
     if "num_tokens" not in case:
         return {"images": case["batch_size"]}
     tokens = {"tokens": case["batch_size"] * case["num_tokens"]}
@@ -88,20 +151,20 @@ def work_of(case: dict[str, Any], measurement: str) -> dict[str, int]:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, least and greatest of one number a round."""
+    """Returns median, least and greatest of one number a round."""
     return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
 
 
-def shares_of_peak(ours: Record, options: dict[str, Any], side: Process) -> dict[str, float | None]:
-    """Our share of what the device can do.
+def shares_of_peak(ours: Record, options: dict[str, Any], side: Program) -> dict[str, float | None]:
+    """Returns our share of what the device can do.
 
-    It is of the memory's bandwidth in sampling, whose facts say how many bytes it must read, and of
-    the operations a second in all else.
+    In sampling, whose facts say how many bytes it must read, it is the share of the memory's
+    bandwidth, and in all else that of the operations a second.
     """
     seconds, read = ours["seconds"]["median"], ours.get("bytes_read")
     flops = of_peak = of_bandwidth = None
     if read is None and options["peak_tflops"]:
-        flops = side.flops()
+        flops = side.ask("flops")
         of_peak = flops / seconds / (options["peak_tflops"] * 1e12)
     if read is not None and options["peak_bandwidth_gbs"]:
         of_bandwidth = read / seconds / (options["peak_bandwidth_gbs"] * 1e9)
@@ -109,7 +172,7 @@ def shares_of_peak(ours: Record, options: dict[str, Any], side: Process) -> dict
 
 
 def break_even(record: Record, earlier: Sequence[Record]) -> dict[str, Any] | None:
-    """After how many images and tokens compiling has saved the time it took, or `"never"`.
+    """Returns after how many images and tokens compiling has saved its time, or `"never"`.
 
     Args:
         record: a comparison; None is returned where it is not compiled.
