@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import lightning as L
 import torch
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory, leaves
@@ -59,7 +57,9 @@ def set_seed(seed: int) -> None:
     """Seeds everything; raises a `UserError` for a seed that is not a whole number from 0 on."""
     if not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number, 0 or more, not {seed}.")
-    L.seed_everything(seed, workers=True, verbose=False)
+    from lightning import seed_everything  # slow to import: only where it is used
+
+    seed_everything(seed, workers=True, verbose=False)
 
 
 def device(name: str) -> torch.device:
@@ -82,6 +82,9 @@ def build(config: DictConfig | None, /, **arguments: Any) -> Any:
     try:
         return hydra.utils.instantiate(config, **arguments, _convert_="all")
     except InstantiationException as error:
+        # slow to import: only where it is used
+        from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
         cause = error.__cause__
         if isinstance(cause, UserError):
             raise cause from None

@@ -1,39 +1,27 @@
-"""The data settings of the commands: built, filled in, encoded, and named for the next command."""
+"""The data settings of the commands: built, filled in, encoded."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig
 
-from taming.cli.app import RESOLVED_FILE, build, load_saved_config, set_seed
-from taming.cli.hints import given_settings, setting
-from taming.cli.mistakes import config_directory
+from taming.cli.app import build, set_seed
+from taming.cli.hints import resolution_of
 from taming.conditioning import CellClasses
-from taming.data import ImageDataModule, ImagesOfPairs, PairFiles, TokenDataset
+from taming.data import ImagesOfPairs, PairFiles, TokenDataset
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
 from taming.serialization import SavedModel
 from taming.vqgan import VQGAN
-from taming.workflows import GivenImages, encode_dataset
+from taming.workflows.encode_dataset import encode_dataset
 
-__all__ = [
-    "ENCODING_TYPES",
-    "build_data",
-    "condition_settings",
-    "data_of_run",
-    "data_settings",
-    "encode",
-    "open_images",
-    "with_tokenizer_shape",
-]
+__all__ = ["ENCODING_TYPES", "build_data", "encode", "open_images", "with_tokenizer_shape"]
 
 log = logging.getLogger("taming")
 
 KINDS = "pictures", "label maps"
-OF_THE_TRAINING = ("resolution", "channels", "batch_size", "loader")
 
 RESOLUTION = int | tuple[int, int] | None  # None: the tokenizer's
 ENCODING_TYPES = {
@@ -80,7 +68,7 @@ def with_tokenizer_shape(
     if config.data.resolution is None:
         height, width = resolution or tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
-    elif resolution is None and _size(config.data.resolution) != tokenizer.resolution:
+    elif resolution is None and resolution_of(config.data) != tokenizer.resolution:
         log.warning(
             "note: the tokenizer was trained at %d×%d, and data.resolution is %s: leave it out for "
             "the tokenizer's.",
@@ -202,60 +190,3 @@ def encode(
     )
     tokenizer.cpu()
     return train, val
-
-
-def data_settings(data: DictConfig) -> list[str]:
-    """The `data=` option of a run's data, and their values that are not its defaults.
-
-    What a training of its own chooses, or takes from its tokenizer, is not among them.
-    """
-    found = dict(_leaves(OmegaConf.to_container(data, resolve=True)))
-    for path in (config_directory() / "data").glob("*.yaml"):
-        defaults = dict(_leaves(OmegaConf.to_container(OmegaConf.load(path))))
-        if all(found.get(n) == v for n, v in defaults.items() if n.endswith("_target_")):
-            option = [] if path.stem == "image_folder" else [setting("data", path.stem)]
-            return option + [
-                setting(f"data.{name}", found[name])
-                for name, default in defaults.items()
-                if name in found
-                and name.split(".")[0] not in OF_THE_TRAINING
-                and not str(default).startswith("${")
-                and found[name] != default
-            ]
-    return []  # a set of the user's own
-
-
-def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
-    """The data a run was trained on, as settings; of other models a name to put one's own at.
-
-    The images' size is named where it is not the `resolution` of the model.
-    """
-    path, settings = Path(checkpoint).expanduser() / RESOLVED_FILE, []
-    if path.is_file():
-        data = load_saved_config(path).data
-        settings = data_settings(data)
-        if settings and _size(data.resolution) != resolution:
-            settings.append(setting("data.resolution", data.resolution))
-    return settings or ["data.path=MY_IMAGES"]
-
-
-def condition_settings(data: DictConfig) -> list[str]:
-    """How `sample` is given some of the condition images of paired data."""
-    if OmegaConf.select(data, "source.condition_folder") is None:  # a set of the user's own
-        return given_settings(GivenImages("MY_CONDITIONS"))
-    path = data.path if data.val_path is None else data.val_path
-    return given_settings(GivenImages(path, data.source.condition_folder))
-
-
-def _size(resolution: int | ListConfig) -> tuple[int, int]:
-    """(height, width) of a `data.resolution`."""
-    height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-    return height, width

@@ -11,7 +11,7 @@ from taming.cli.app import run_command
 from taming.cli.data import build_data
 from taming.cli.hints import override
 from taming.errors import UserError
-from taming.workflows import report_digits
+from taming.workflows.digits_report import report_digits
 
 __all__ = ["main"]
 

@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, build, device, load_saved_config, program, resolved
-from taming.cli.data import build_data, condition_settings, with_tokenizer_shape
-from taming.cli.hints import setting
+from taming.cli.data import build_data, with_tokenizer_shape
+from taming.cli.hints import condition_settings, setting
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator

@@ -2,16 +2,22 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from omegaconf import ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.workflows import GivenImages
+from taming.cli.app import RESOLVED_FILE, load_saved_config
+from taming.cli.mistakes import config_directory
+from taming.workflows.sample_inputs import GivenImages
 
-__all__ = ["given_settings", "override", "setting"]
+__all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "override",
+    "resolution_of", "setting"]  # fmt: skip
 
 PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
+OF_THE_TRAINING = ("resolution", "channels", "batch_size", "loader")
 WORDS = ("null", "true", "false", "nan", "inf")  # to Hydra no text
 
 
@@ -44,3 +50,61 @@ def given_settings(given: GivenImages) -> list[str]:
         for field in fields(given)
         if getattr(given, field.name) != field.default
     ]
+
+
+def data_settings(data: DictConfig) -> list[str]:
+    """The `data=` option of a run's data, and their values that are not its defaults.
+
+    What a training of its own chooses, or takes from its tokenizer, is not among them.
+    """
+    found = dict(_leaves(OmegaConf.to_container(data, resolve=True)))
+    for path in (config_directory() / "data").glob("*.yaml"):
+        defaults = dict(_leaves(OmegaConf.to_container(OmegaConf.load(path))))
+        if all(found.get(n) == v for n, v in defaults.items() if n.endswith("_target_")):
+            option = [] if path.stem == "image_folder" else [setting("data", path.stem)]
+            return option + [
+                setting(f"data.{name}", found[name])
+                for name, default in defaults.items()
+                if name in found
+                and name.split(".")[0] not in OF_THE_TRAINING
+                and not str(default).startswith("${")
+                and found[name] != default
+            ]
+    return []  # a set of the user's own
+
+
+def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
+    """The data a run was trained on, as settings; of other models a name to put one's own at.
+
+    The images' size is named where it is not the `resolution` of the model.
+    """
+    path, settings = Path(checkpoint).expanduser() / RESOLVED_FILE, []
+    if path.is_file():
+        data = load_saved_config(path).data
+        settings = data_settings(data)
+        if settings and resolution_of(data) != resolution:
+            settings.append(setting("data.resolution", data.resolution))
+    return settings or ["data.path=MY_IMAGES"]
+
+
+def condition_settings(data: DictConfig) -> list[str]:
+    """How `sample` is given some of the condition images of paired data."""
+    if OmegaConf.select(data, "source.condition_folder") is None:  # a set of the user's own
+        return given_settings(GivenImages("MY_CONDITIONS"))
+    path = data.path if data.val_path is None else data.val_path
+    return given_settings(GivenImages(path, data.source.condition_folder))
+
+
+def resolution_of(data: DictConfig) -> tuple[int, int]:
+    """(height, width) of the images."""
+    size = data.resolution
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

@@ -11,12 +11,10 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig
 
 from taming.cli.app import build, device, program, resolved
-from taming.cli.data import data_of_run
-from taming.cli.hints import given_settings, setting
+from taming.cli.hints import data_of_run, given_settings, setting
 from taming.errors import UserError
-from taming.evaluation import ImageClassifier
 from taming.generation import ImageGenerator
-from taming.workflows import GivenImages
+from taming.workflows.sample_inputs import GivenImages
 
 __all__ = ["main"]
 
@@ -52,6 +50,8 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
     if config is None:
         return None
     if not isinstance(config, DictConfig):
+        from taming.evaluation import ImageClassifier  # slow to import
+
         return ImageClassifier.from_pretrained(config)
     here = str(Path.cwd())
     if here not in sys.path:  # begins with the folder of the script

@@ -7,10 +7,10 @@ from annotated_types import Ge, Lt
 from omegaconf import DictConfig
 
 from taming.cli.app import build, program
-from taming.cli.data import ENCODING_TYPES, condition_settings, encode, open_images
-from taming.cli.hints import setting
+from taming.cli.data import ENCODING_TYPES, encode, open_images
+from taming.cli.hints import condition_settings, setting
 from taming.cli.training import begin_run, finish_run
-from taming.data import TokenDataModule
+from taming.data.module import TokenDataModule
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.serialization import find_model, load_training_checkpoint

@@ -7,8 +7,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from taming.cli.app import build, is_first_process, program, set_seed
-from taming.cli.data import build_data, data_settings
-from taming.cli.hints import override, setting
+from taming.cli.data import build_data
+from taming.cli.hints import data_settings, override, setting
 from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
 from taming.serialization import load_training_checkpoint

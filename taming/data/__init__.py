@@ -1,16 +1,18 @@
-"""Images, label maps and pairs for training and evaluation: sources, transforms, data modules."""
+"""Images, label maps and pairs: sources, transforms, token caches.
+
+Lightning's data modules are in `taming.data.module`, so that the rest does without Lightning.
+"""
 
 from taming.data.arrays import CIFAR10, ArraySource, Digits, FashionMNIST
+from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.dataset import ImageDataset, Part, Source
 from taming.data.image_folder import ImageFolder
 from taming.data.images import BrokenImageError, PictureReader, Reader
 from taming.data.inspection import InspectionImages
 from taming.data.label_maps import LabelMapReader
-from taming.data.module import EndlessBatches, EndlessDataModule, ImageDataModule, LoaderOptions
 from taming.data.sources import DataSource, ImageFiles, ImagesOfPairs, PairFiles, held_out_split
 from taming.data.tokens import (
     CacheDescription,
-    TokenDataModule,
     TokenDataset,
     TokenGrid,
     TokenWriter,
@@ -25,9 +27,7 @@ __all__ = [
     "DataSource",
     "Digits",
     "EndlessBatches",
-    "EndlessDataModule",
     "FashionMNIST",
-    "ImageDataModule",
     "ImageDataset",
     "ImageFiles",
     "ImageFolder",
@@ -41,7 +41,6 @@ __all__ = [
     "PictureReader",
     "Reader",
     "Source",
-    "TokenDataModule",
     "TokenDataset",
     "TokenGrid",
     "TokenWriter",

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
-from torchvision import datasets
 
 from taming.data.dataset import Part
 from taming.data.images import Channels, PictureReader
@@ -119,9 +118,6 @@ class FashionMNIST(_InMemory):
     root: str | Path
     image_size: ClassVar = (28, 28)
     name: ClassVar = "fashion_mnist"
-    torchvision: ClassVar[Any] = datasets.FashionMNIST
-    files: ClassVar = ", ".join(name for name, _ in datasets.FashionMNIST.resources)
-    url: ClassVar = datasets.FashionMNIST.mirrors[0]
     folder: ClassVar = "FashionMNIST/raw"  # below the root
 
     def open(self) -> tuple[Part, Part]:
@@ -129,20 +125,27 @@ class FashionMNIST(_InMemory):
         return Part(self._part("train")), Part(self._part("test"))
 
     def _part(self, part: str) -> ArraySource:
+        from torchvision import datasets  # slow to import: only where it is used
+
+        download: Any = getattr(datasets, type(self).__name__)
         root = Path(self.root).expanduser()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # CIFAR's old pickles make NumPy complain
-                data = self.torchvision(root, train=part == "train", download=True)
+                data = download(root, train=part == "train", download=True)
         except Exception as error:
             why = (" ".join(str(error).split()) or type(error).__name__)[:200]
             raise UserError(
                 f"{type(self).__name__} in {root} cannot be read or downloaded: {why}. By hand: "
-                f"put {self.files} from {self.url} into {(root / self.folder).absolute()}, without "
+                f"put {self._files(download)} into {(root / self.folder).absolute()}, without "
                 "damaged or unpacked files. Or set data.root to a directory that has it."
             ) from error
         images, labels = np.asarray(data.data), np.asarray(data.targets)
         return ArraySource(f"{self.name}/{part}", images, labels, data.classes, self.channels)
+
+    def _files(self, download: Any) -> str:
+        names = ", ".join(name for name, _ in download.resources)
+        return f"{names} from {download.mirrors[0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +158,7 @@ class CIFAR10(FashionMNIST):
     channels: Channels = 3
     image_size: ClassVar = (32, 32)
     name: ClassVar = "cifar10"
-    torchvision: ClassVar[Any] = datasets.CIFAR10
-    files: ClassVar = datasets.CIFAR10.filename
-    url: ClassVar = datasets.CIFAR10.url
     folder: ClassVar = ""
+
+    def _files(self, download: Any) -> str:
+        return f"{download.filename} from {download.url}"

@@ -1,96 +1,27 @@
-"""Data modules: endless training batches, ordered validation."""
+"""Lightning's data modules, one a stage: endless training batches, ordered validation."""
 
 import logging
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
+from taming.data.batches import EndlessBatches, LoaderOptions, num_cores
 from taming.data.dataset import ImageDataset
 from taming.data.files import some
 from taming.data.images import Reader
 from taming.data.sources import DataSource
+from taming.data.tokens import TokenDataset
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["EndlessBatches", "EndlessDataModule", "ImageDataModule", "LoaderOptions"]
+__all__ = ["EndlessDataModule", "ImageDataModule", "TokenDataModule"]
 
 Batches = DataLoader[dict[str, Any]]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """How batches are loaded.
-
-    Args:
-        batch_size: training images a step and rank.
-        val_batch_size: validation images a batch and rank; None for `batch_size`.
-        num_workers: loader processes a rank and part; `auto` is one less than the cores, at most 8,
-            and 0 for data in memory.
-    """
-
-    batch_size: int
-    val_batch_size: int | None = None
-    num_workers: int | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or (self.val_batch_size is not None and self.val_batch_size < 1):
-            raise UserError("data.batch_size and data.loader.val_batch_size must be 1 or more.")
-
-
-class EndlessBatches(Sampler[list[tuple[int, int]]]):
-    """Yields batches of `(index, draw)` for ever, a pure function of the seed and the batch number.
-
-    The stream is one seeded permutation of the data after the other, so each pass holds every item
-    once and no item is dropped. Of b items and W ranks, global batch k covers the stream's
-    positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
-    position: unique in a training, it seeds the item's augmentation. Has no length.
-
-    Args:
-        num_items: how many items the data set has.
-        batch_size: b, items a batch and rank.
-        seed: of the permutations, not negative.
-        rank, world_size: r, of this process, and W.
-        start_batch: number of the first batch to yield, of a resumed training.
-    """
-
-    def __init__(
-        self,
-        num_items: int,
-        batch_size: int,
-        *,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        start_batch: int = 0,
-    ) -> None:
-        self.num_items, self.batch_size, self.seed = num_items, batch_size, seed
-        self.rank, self.world_size, self.start_batch = rank, world_size, start_batch
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        batch = self.start_batch
-        pass_number, order = -1, np.empty(0, dtype=np.int64)
-        while True:
-            start = (batch * self.world_size + self.rank) * self.batch_size
-            items = []
-            for position in range(start, start + self.batch_size):
-                if position // self.num_items != pass_number:
-                    pass_number = position // self.num_items
-                    # the last word keeps these streams apart from the augmentation's, seeded with
-                    # (seed, draw)
-                    rng = np.random.default_rng((self.seed, pass_number, 1))
-                    order = rng.permutation(self.num_items)
-                items.append((int(order[position % self.num_items]), position))
-            yield items
-            batch += 1
 
 
 class EndlessDataModule(L.LightningDataModule):
@@ -277,8 +208,17 @@ class ImageDataModule(EndlessDataModule):
         return "\n".join(lines)
 
 
-def num_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+class TokenDataModule(EndlessDataModule):
+    """Token caches for training and validation.
+
+    Args:
+        train: the training images' cache.
+        val: the validation images' cache.
+        loader, seed: see `EndlessDataModule`.
+    """
+
+    def __init__(
+        self, train: TokenDataset, val: TokenDataset, loader: LoaderOptions, seed: int = 0
+    ) -> None:
+        super().__init__(loader, seed)
+        self.train_dataset, self.val_dataset = train, val

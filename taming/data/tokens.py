@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from taming.data.module import EndlessDataModule, LoaderOptions
 from taming.errors import UserError
 
-__all__ = ["CacheDescription", "TokenDataModule", "TokenDataset", "TokenGrid", "TokenWriter"]
+__all__ = ["CacheDescription", "TokenDataset", "TokenGrid", "TokenWriter"]
 
 META_FILE, PROGRESS_FILE = "meta.json", "progress.json"
 
@@ -131,22 +130,6 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def collate(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Leaves a batch as it is."""
         return batch
-
-
-class TokenDataModule(EndlessDataModule):
-    """Token caches for training and validation.
-
-    Args:
-        train: the training images' cache.
-        val: the validation images' cache.
-        loader, seed: see `EndlessDataModule`.
-    """
-
-    def __init__(
-        self, train: TokenDataset, val: TokenDataset, loader: LoaderOptions, seed: int = 0
-    ) -> None:
-        super().__init__(loader, seed)
-        self.train_dataset, self.val_dataset = train, val
 
 
 class TokenWriter:

@@ -10,7 +10,7 @@ import lightning as L
 from annotated_types import Ge, Gt, Le
 from lightning.pytorch.loggers import WandbLogger
 
-from taming.data import ImageDataModule
+from taming.data.module import ImageDataModule
 from taming.training.adversary import Adversary
 from taming.training.module import TrainingModule
 from taming.training.vqgan import VQGANTraining

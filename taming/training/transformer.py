@@ -16,7 +16,7 @@ from taming.conditioning import (
     Tokenizer,
     Unconditional,
 )
-from taming.data import ImageDataModule
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import TokenLikelihood
 from taming.generation import ImageGenerator

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from taming.contexts import evaluation_mode
-from taming.data import EndlessBatches, ImageDataModule, ImageDataset
+from taming.data import EndlessBatches, ImageDataset
+from taming.data.module import ImageDataModule
 from taming.errors import writing
 from taming.evaluation import (
     ClassifierTraining,

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from taming.conditioning import ImageCondition
-from taming.data import ImageDataModule, LabelMapReader
+from taming.data import LabelMapReader
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, ReconstructionMetrics, class_difference
 from taming.generation import ImageGenerator

@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images, write_pairs
 
 from taming.cli.app import config_directory
-from taming.cli.data import condition_settings, data_of_run, data_settings
-from taming.cli.hints import setting
+from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
 
 
 def pasted(outcome: Outcome) -> list[str]:

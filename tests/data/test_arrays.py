@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits as sklearn_digits
 from tiny_data import data_module
 from torchvision import datasets
 
-from taming.data import CIFAR10, Digits, FashionMNIST, ImageDataModule
+from taming.data import CIFAR10, Digits, FashionMNIST
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 
 

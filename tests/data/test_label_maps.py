@@ -11,12 +11,12 @@ from tiny_data import FRAME, data_module, label_map_files, zipped
 
 from taming.data import (
     BrokenImageError,
-    ImageDataModule,
     ImageFolder,
     ImageTransform,
     LabelMapReader,
 )
 from taming.data.label_maps import one_hot
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 
 

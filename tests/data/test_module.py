@@ -9,7 +9,8 @@ import pytest
 import torch
 from tiny_data import data_module, files, pair_files, write_pairs, zipped
 
-from taming.data import Digits, EndlessBatches, ImageDataModule, LoaderOptions, PictureReader
+from taming.data import Digits, EndlessBatches, LoaderOptions, PictureReader
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 
 

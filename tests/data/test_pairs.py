@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from tiny_data import FRAME, data_module, label_map_files, pair_files, write_pairs, zipped
 
-from taming.data import ImageDataModule, ImagesOfPairs, LabelMapReader, PictureReader
+from taming.data import ImagesOfPairs, LabelMapReader, PictureReader
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 
 

@@ -10,11 +10,11 @@ import torch
 from taming.data import (
     CacheDescription,
     LoaderOptions,
-    TokenDataModule,
     TokenDataset,
     TokenGrid,
     TokenWriter,
 )
+from taming.data.module import TokenDataModule
 from taming.errors import UserError
 
 PLAIN = CacheDescription(

@@ -8,7 +8,6 @@ import numpy as np
 from PIL import Image
 
 from taming.data import (
-    ImageDataModule,
     ImageFiles,
     ImageTransform,
     LabelMapReader,
@@ -16,6 +15,7 @@ from taming.data import (
     PairFiles,
     PictureReader,
 )
+from taming.data.module import ImageDataModule
 
 # crops and flips, not square
 FRAME: dict[str, Any] = {

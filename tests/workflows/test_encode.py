@@ -13,7 +13,6 @@ from PIL import Image
 
 from taming.conditioning import CellClasses
 from taming.data import (
-    ImageDataModule,
     ImageDataset,
     ImageFiles,
     ImageTransform,
@@ -23,8 +22,9 @@ from taming.data import (
     PictureReader,
     TokenDataset,
 )
+from taming.data.module import ImageDataModule
 from taming.vqgan import VQGAN
-from taming.workflows import encode_dataset
+from taming.workflows.encode_dataset import encode_dataset
 
 encode = import_module("taming.workflows.encode_dataset")
 

@@ -21,7 +21,8 @@ from taming.data.label_maps import one_hot
 from taming.errors import MissingPathError, UserError
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import as_palette, to_uint8
-from taming.workflows import GivenImages, ImagesToComplete, sample_images
+from taming.workflows.sample import sample_images
+from taming.workflows.sample_inputs import GivenImages, ImagesToComplete
 
 GRID = (2, 3)  # of images of 4×6
 COLOURS = [[10, 20, 30], [200, 0, 0], [0, 200, 0]]

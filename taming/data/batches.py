@@ -1,0 +1,87 @@
+"""How images become batches: how many at once, and in what order, for ever."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from taming.errors import UserError
+
+__all__ = ["EndlessBatches", "LoaderOptions", "num_cores"]
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are loaded.
+
+    Args:
+        batch_size: training images a step and rank.
+        val_batch_size: validation images a batch and rank; None for `batch_size`.
+        num_workers: loader processes a rank and part; `auto` is one less than the cores, at most 8,
+            and 0 for data in memory.
+    """
+
+    batch_size: int
+    val_batch_size: int | None = None
+    num_workers: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or (self.val_batch_size is not None and self.val_batch_size < 1):
+            raise UserError("data.batch_size and data.loader.val_batch_size must be 1 or more.")
+
+
+class EndlessBatches(Sampler[list[tuple[int, int]]]):
+    """Yields batches of `(index, draw)` for ever, a pure function of the seed and the batch number.
+
+    The stream is one seeded permutation of the data after the other, so each pass holds every item
+    once and no item is dropped. Of b items and W ranks, global batch k covers the stream's
+    positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
+    position: unique in a training, it seeds the item's augmentation. Has no length.
+
+    Args:
+        num_items: how many items the data set has.
+        batch_size: b, items a batch and rank.
+        seed: of the permutations, not negative.
+        rank, world_size: r, of this process, and W.
+        start_batch: number of the first batch to yield, of a resumed training.
+    """
+
+    def __init__(
+        self,
+        num_items: int,
+        batch_size: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        start_batch: int = 0,
+    ) -> None:
+        self.num_items, self.batch_size, self.seed = num_items, batch_size, seed
+        self.rank, self.world_size, self.start_batch = rank, world_size, start_batch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        batch = self.start_batch
+        pass_number, order = -1, np.empty(0, dtype=np.int64)
+        while True:
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            items = []
+            for position in range(start, start + self.batch_size):
+                if position // self.num_items != pass_number:
+                    pass_number = position // self.num_items
+                    # the last word keeps these streams apart from the augmentation's, seeded with
+                    # (seed, draw)
+                    rng = np.random.default_rng((self.seed, pass_number, 1))
+                    order = rng.permutation(self.num_items)
+                items.append((int(order[position % self.num_items]), position))
+            yield items
+            batch += 1
+
+
+def num_cores() -> int:
+    """The cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
