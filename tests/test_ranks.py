@@ -1,4 +1,4 @@
-"""With one process; with several, see the tests of quantizers and discriminators on two ranks."""
+"""With one process; with several, see `test_two_ranks.py`."""
 
 from collections.abc import Iterator
 from pathlib import Path

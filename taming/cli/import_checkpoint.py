@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from taming.cli.app import resolved
 from taming.errors import MissingPathError, UserError, writing
 from taming.importers import import_checkpoint
-from taming.serialization import check_destination, save_model_directory
+from taming.serialization import save_model_directory
 
 __all__ = ["main"]
 
@@ -24,7 +24,6 @@ def main(config: DictConfig) -> None:
     }
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty: give a new directory.")
-    check_destination(output)
     their_config = foreign_config(plain["config"])
     imported = import_checkpoint(plain["source"], checkpoint, their_config, **settings)
     with writing(output):

@@ -62,9 +62,9 @@ PUBLISHED = {
 
 
 class Condition(NamedTuple):
-    """A condition of theirs."""
+    """A condition of the other program, as ours."""
 
-    conditioning: Conditioning  # ours
+    conditioning: Conditioning
     ids: range  # its first prefix ids in their table of embeddings, which codes share
     stage: SavedModel | None = None  # the autoencoder of a condition that is an image
     notes: Sequence[str] = ()
@@ -114,9 +114,7 @@ def convert(content: Any, config: Mapping[str, Any], num_classes: int | None = N
 
 
 def _transformer_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of their GPT, with their defaults."""
-    if target_of(config) not in ("", "GPT"):
-        raise UserError(f"the config's transformer is {target_of(config)}, and not their GPT.")
+    """Returns the arguments of the GPT, with its own defaults."""
     arguments = config["params"]
     unknown = sorted(set(arguments) - set(TRANSFORMER_DEFAULTS) - {"vocab_size", "block_size"})
     if unknown:  # a mistyped n_head would change what the weights mean, and not their shapes
@@ -147,7 +145,7 @@ def _condition(
     weights: ForeignWeights,
     num_classes: int | None,
 ) -> Condition:
-    """Returns the condition that `cond_stage_config` describes; takes its weights."""
+    """Converts the condition that `cond_stage_config` describes, and takes its weights."""
     config = params["cond_stage_config"]
     target = target_of(config)
     settings = config.get("params", {}) if isinstance(config, Mapping) else {}

@@ -82,9 +82,6 @@ def convert(
     gpt = _gpt(theirs, conditioning.num_prefix_ids, side)
     state = _state(weights, gpt, theirs)
     weights.drop("freqs_cis", "the rotary positions, which are computed")
-    for letter, what in (("k", "keys"), ("v", "values")):
-        ending = f".attention.kv_cache.{letter}_cache"
-        weights.drop("layers.", f"a cache of {what}", ending=ending)
     notes = [*weights.finish(), f"the grid is {side} × {side}, by block_size {side * side}"]
     notes += note_ignored(config, {*DEFAULTS, *NOT_SHAPE, *OF_SCRIPTS})
     parts = {"transformer": SavedModel(gpt.kind, gpt.to_saved().config, state)}

@@ -4,7 +4,6 @@ from taming.serialization.foreign import ForeignCheckpoint, read_foreign_checkpo
 from taming.serialization.pretrained import PretrainedModel, find_model, load_saved_model
 from taming.serialization.saved_model import (
     SavedModel,
-    check_destination,
     checkpoint_entry,
     load_model_directory,
     load_training_checkpoint,
@@ -12,7 +11,7 @@ from taming.serialization.saved_model import (
     save_model_directory,
 )
 
-__all__ = ["ForeignCheckpoint", "PretrainedModel", "SavedModel", "check_destination",
+__all__ = ["ForeignCheckpoint", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
     "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
     "save_model_directory"]  # fmt: skip

@@ -42,23 +42,14 @@ class PretrainedModel(nn.Module):
         Raises:
             UserError: if it is of another kind, or config and weights do not fit this program.
         """
-        name = f"the {saved.require(cls.kind).kind} in {saved.source}"
+        saved.require(cls.kind)
         try:
             model = cls.from_config(saved.config)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"the config of {name} is wrong: {error}") from error
-        if not saved.state and model.state_dict():
-            raise UserError(
-                f"the weights of {name} are missing: copy the model directory once more, with its "
-                "model.safetensors."
-            )
-        try:
             model.load_state_dict(saved.state)
-        except RuntimeError as error:
-            problems = [line.strip() for line in str(error).splitlines()[1:]]
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        except (TypeError, ValueError, RuntimeError) as error:
+            why = shown(" ".join(str(error).split()), 300)
             raise UserError(
-                f"the weights of {name} do not fit its config: {shown(problems[0], 200)}{more}"
+                f"config or weights of the {cls.kind} in {saved.source} are wrong: {why}"
             ) from error
         return model.eval()
 

@@ -11,6 +11,7 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
 
-__all__ = ["CONFIG_FILE", "SavedModel", "check_destination", "checkpoint_entry",
+__all__ = ["CONFIG_FILE", "SavedModel", "checkpoint_entry",
     "load_model_directory", "load_training_checkpoint", "read_training_checkpoint",
     "save_model_directory"]  # fmt: skip
 
@@ -35,10 +36,10 @@ IMPORT_FIRST = (
 
 @dataclass
 class SavedModel:
-    """A model as plain data: what a model directory and a training checkpoint both hold.
+    """Plain data of a model: what a model directory and a training checkpoint both hold.
 
     Attributes:
-        kind: `"vqgan"`, `"gpt"`, `"generator"` …: which class it is a model of.
+        kind: the class it is a model of: `"vqgan"`, `"gpt"`, `"generator"` ….
         config: plain dictionary from which the model is rebuilt; JSON-serialisable.
         state: the model's own weights by name; empty for a model that only joins parts.
         parts: models this one is made of, by name (`"tokenizer"`, `"transformer"`).
@@ -58,7 +59,7 @@ class SavedModel:
         return self
 
     def fingerprint(self) -> str:
-        """Hex digest of configuration, weights and parts: the same for equal models only."""
+        """Returns a hex digest of config, weights and parts: the same for equal models only."""
         digest = hashlib.sha256(json.dumps([self.kind, self.config], sort_keys=True).encode())
         for name, tensor in sorted(self.state.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -69,44 +70,33 @@ class SavedModel:
         return digest.hexdigest()
 
 
-def check_destination(directory: Path) -> None:
-    """Checks that a model directory may be written here, which replaces what is there."""
+def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
+    """Writes a model directory; an older one in its place is replaced once the new one is whole.
+
+    Raises:
+        UserError: if other files are there.
+        OSError: if the disk is full or not writable; the older one stays then.
+    """
+    directory = Path(directory)
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         try:
             _load_config(directory)
         except UserError as error:
             raise UserError(f"{directory} exists and is not a model: choose another.") from error
-    if Path.cwd().is_relative_to(directory.resolve()):
-        raise UserError(
-            f"{directory} is the current directory or contains it, and a model directory is "
-            "replaced as a whole: give a new directory, for example model."
-        )
-
-
-def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
-    """Writes a model directory; an older one in its place is replaced once the new one is whole.
-
-    Raises:
-        UserError: see `check_destination`.
-        OSError: if the disk is full or not writable; the older one stays then.
-    """
-    directory = Path(directory)
-    check_destination(directory)
     place = directory.resolve()  # a link stays a link
-    unfinished = place.with_name(place.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        _write(model, unfinished)
-    except Exception:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    shutil.rmtree(place, ignore_errors=True)
-    unfinished.rename(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place.parent, prefix=f"{place.name}.unfinished") as unfinished:
+        _write(model, Path(unfinished))
+        place.mkdir(exist_ok=True)  # it may be the current directory: only what is in it goes
+        for old in place.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        for new in Path(unfinished).iterdir():
+            new.rename(place / new.name)
     return directory
 
 
 def _write(model: SavedModel, directory: Path) -> None:
-    directory.mkdir(parents=True)
+    directory.mkdir(exist_ok=True)
     description = {"kind": model.kind, "format_version": FORMAT_VERSION, **model.config}
     (directory / CONFIG_FILE).write_text(json.dumps(description, indent=2) + "\n")
     if model.state:
@@ -199,7 +189,6 @@ def _unreadable(path: Path) -> UserError:
 
 
 def _check_format_version(version: Any, path: Path) -> None:
-    """Checks that this program reads the format version of `path`."""
     if version != FORMAT_VERSION:
         raise UserError(
             f"{path} is of format version {version}, and this program reads version "

@@ -166,16 +166,15 @@ def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
         fails(call(run, output=output), f"output={output} exists and is not empty")
 
 
-def test_the_current_directory_is_no_output(
+def test_the_current_directory_is_an_output_too(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_compvis_checkpoint(tmp_path)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     files = {"checkpoint": "../last.ckpt", "config": "../project.yaml"}
-    outcome = call(run, **files, output=".")
-    fails(outcome, ". is the current directory", "give a new directory")
-    assert call(run, **files, output="model").status == 0
+    assert call(run, **files, output=".").status == 0
+    assert Path("model.safetensors").is_file()
 
 
 def test_what_is_no_checkpoint_and_what_does_not_fit(run: Run, tmp_path: Path) -> None:

@@ -26,15 +26,6 @@ def test_it_has_as_many_parameters_as_the_papers(norm: str, blur: bool) -> None:
     assert count(two) == first + sum(middle[:2]) + last[2] == 663_361
 
 
-def test_its_state_has_the_layers_of_the_papers_code() -> None:
-    with torch.device("meta"):
-        network = PatchDiscriminator(base_channels=16, num_layers=2, norm="batch")
-    batch_norm = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    expected = ["0.weight", "0.bias", "2.weight", *(f"3.{name}" for name in batch_norm)]
-    expected += ["5.weight", *(f"6.{name}" for name in batch_norm), "8.weight", "8.bias"]
-    assert list(network.state_dict()) == [f"layers.{name}" for name in expected]
-
-
 @pytest.mark.parametrize(
     ("num_layers", "blur", "field"),
     [(1, False, 16), (2, False, 34), (3, False, 70), (1, True, 18), (2, True, 40), (3, True, 84)],
@@ -52,17 +43,6 @@ def test_a_score_sees_its_patch_and_no_more(num_layers: int, blur: bool, field: 
     assert images.grad is not None
     rows = images.grad.abs().sum((0, 1, 3)).nonzero()
     assert int(rows.max() - rows.min()) + 1 == field
-
-
-@pytest.mark.parametrize("blur", [False, True])
-@pytest.mark.parametrize(
-    ("num_layers", "side", "scores"), [(1, 6, 1), (2, 16, 2), (2, 31, 5), (3, 24, 1)]
-)
-def test_scores_are_a_map(num_layers: int, side: int, scores: int, blur: bool) -> None:
-    network = PatchDiscriminator(
-        image_channels=1, base_channels=8, num_layers=num_layers, blur=blur
-    )
-    assert network(torch.randn(2, 1, side, side)).shape == (2, 1, scores, scores)
 
 
 @pytest.mark.parametrize("blur", [False, True])
@@ -131,13 +111,6 @@ def test_it_survives_a_model_directory(norm: str, tmp_path: Path) -> None:
     assert loaded.config == arguments
     assert not loaded.training
     assert torch.equal(loaded(images), network.eval()(images))
-
-
-def test_frozen_statistics_end_with_an_exception() -> None:
-    network = PatchDiscriminator(base_channels=4, num_layers=1, norm="batch")
-    with pytest.raises(RuntimeError, match="channels"), frozen_statistics(network):
-        network(torch.randn(1, 2, 16, 16))
-    assert all(m.track_running_stats for m in network.modules() if isinstance(m, nn.BatchNorm2d))
 
 
 def test_mistakes_are_named() -> None:

@@ -1,16 +1,13 @@
 """What the tests share; `pytest tests/importers -k reference -sv` prints the errors."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import largest_error
-import pytest
 import torch
 from foreign_keys import Shapes
 from omegaconf import OmegaConf
 
-from taming.errors import UserError
 from taming.importers import SOURCES, Imported
 
 TOLERANCE = 1e-4  # of the reference; float32 gives about 1e-5
@@ -39,20 +36,3 @@ def on_meta(
     with torch.device("meta"):
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
         return SOURCES[source].convert({entry: weights, **more}, arguments)
-
-
-def check_keys_are_named(
-    convert: Callable[[dict[str, Any]], Imported],
-    weights: dict[str, Any],
-    needed: Iterable[str],
-    unexpected: Iterable[str],
-    of_size_3: Any = (3,),
-) -> None:
-    """Each weight that is needed and missing, or left, is named."""
-    for name in needed:
-        fewer = {other: its for other, its in weights.items() if other != name}
-        with pytest.raises(UserError, match=f"do not fit .*missing .*: {name}"):
-            convert(fewer)
-    for name in unexpected:
-        with pytest.raises(UserError, match=f"unexpected in the file: {name}"):
-            convert({**weights, name: of_size_3})

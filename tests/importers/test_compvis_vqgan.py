@@ -7,7 +7,7 @@ import foreign_keys
 import pytest
 import torch
 from foreign_keys import Shapes
-from reference_check import check, check_keys_are_named, on_meta, read_config
+from reference_check import check, on_meta, read_config
 from safetensors.torch import load_file
 
 from taming.discriminators import PatchDiscriminator
@@ -133,20 +133,6 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
         assert imported.model.config["label_maps"] is label_maps
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_missing_or_unexpected_key_is_named(size: str) -> None:
-    shapes = foreign_keys.compvis_vqgan(*SIZES[size])
-    wanted = [name for name in shapes if not name.startswith("loss.perceptual_loss.")]
-    check_keys_are_named(
-        lambda weights: on_meta("compvis_vqgan", weights, size),
-        shapes,
-        [*wanted[:: len(wanted) // 3], wanted[-1]],
-        ("encoder.extra", "quantize.temperature"),
-    )
-    with pytest.raises(UserError, match=r"encoder\.conv_in\.bias is \(64,\) and not \(128,\)"):
-        on_meta("compvis_vqgan", {**shapes, "encoder.conv_in.bias": (64,)}, size)
-
-
 # --- a codebook of which a part is used ---------------------------------------------------------
 
 
@@ -176,14 +162,6 @@ def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
         convert(content, read_config(folder / "project.yaml"))
 
 
-def test_a_codebook_with_fewer_rows_than_used_codes_does_not_fit() -> None:
-    weights = {"quantize.used": torch.tensor([0, 3]), "quantize.embedding.weight": torch.ones(2, 8)}
-    for codebook in (weights["quantize.embedding.weight"], torch.tensor(1.0)):
-        weights["quantize.embedding.weight"] = codebook
-        with pytest.raises(UserError, match="do not fit the config"):
-            convert({"state_dict": weights}, TINY)
-
-
 # --- configs ------------------------------------------------------------------------------------
 
 TINY: dict[str, Any] = {
@@ -204,12 +182,10 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         ({"model": {"target": "x.Net2NetTransformer", "params": TINY}}, "is of Net2NetTransformer"),
         ({"n_embed": 4, "embed_dim": 8}, "config lacks 'ddconfig'"),
-        ({"ddconfig": {"ch": 32}}, "config lacks 'n_embed'"),
         ({"model": None}, "config is wrong"),
         (changed(tanh_out=True), "tanh_out is True"),
         (changed(double_z=True), "do not fit the config"),
         (changed(resolution=15), "15×15 does not divide"),
-        (changed(ch_mult="wide"), "config is wrong"),
     ],
 )
 def test_configs_of_no_such_model_are_named(config: dict[str, Any], message: str) -> None:
@@ -240,9 +216,7 @@ def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "no weights by name"),
         ({"model": {}, "step": 3}, "no weights by name under 'state_dict'.*entries: model, step"),
-        ({"state_dict": {"weight": "heavy"}}, "no weights by name"),
         ({10**5000: 1, "\x1b[2J": 2, "n" * 10**6: 3}, r"<int>, '\\x1b\[2J', n{79}…\.$"),
         ({str(n): n for n in range(99)}, r"entries: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 89 more\.$"),
     ],

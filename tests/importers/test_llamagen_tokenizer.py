@@ -7,7 +7,7 @@ import pytest
 import reference_check
 import torch
 from foreign_keys import Shapes
-from reference_check import check, check_keys_are_named, read_config
+from reference_check import check, read_config
 from safetensors.torch import load_file
 
 from taming.errors import UserError
@@ -64,17 +64,6 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     }
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_missing_or_unexpected_key_is_named(size: str) -> None:
-    shapes = foreign_keys.llamagen_tokenizer(SIZES[size])
-    wanted = [name for name in shapes if name != "quantize.codebook_used"]
-    few = wanted[:: len(wanted) // 3]
-    check_keys_are_named(lambda w: on_meta(w, size), shapes, few, ["decoder.last_layer"])
-    other = "VQ-8" if size == "VQ-16" else "VQ-16"
-    with pytest.raises(UserError, match="do not fit the config"):
-        on_meta(shapes, other)
-
-
 def test_of_a_training_checkpoint_averages_and_discriminator_are_taken() -> None:
     shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-16"])
     with torch.device("meta"):
@@ -101,7 +90,5 @@ def test_a_decoder_that_does_not_mirror_its_encoder_is_refused() -> None:
     config = {"encoder_ch_mult": [1, 1], "decoder_ch_mult": [1, 2]}
     with pytest.raises(UserError, match=r"encoder_ch_mult \[1, 1\] is not decoder_ch_mult \[1, 2"):
         convert(weights, config)
-    with pytest.raises(UserError, match="config is wrong"):
-        convert(weights, {"encoder_ch_mult": None})
     with pytest.raises(UserError, match="vq_model VQ-32 is unknown; known: VQ-8, VQ-16"):
         convert(weights, {"vq_model": "VQ-32"})

@@ -51,12 +51,6 @@ def test_a_score_depends_on_rows_and_columns_between_query_and_key_alone() -> No
     assert len(seen) == (2 * height - 1) * (2 * width - 1) and len(distinct) > len(seen) // 2
 
 
-def test_a_turn_keeps_the_length() -> None:
-    x = torch.randn(1, 2, 6, 8)
-    turned = RotaryPositions2D(8, grid_coordinates((2, 3))).rotate(x, torch.arange(6))
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-
-
 @pytest.mark.parametrize("zero", [False, True])
 def test_a_token_nowhere_is_not_turned_or_is_zero(zero: bool) -> None:
     coordinates = torch.cat([NOWHERE, grid_coordinates((2, 2))])

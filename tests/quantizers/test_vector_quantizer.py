@@ -62,19 +62,6 @@ def test_each_loss_moves_its_own_side_only(cosine: bool) -> None:
         assert other is None
 
 
-def test_the_search_is_in_float32_under_autocast() -> None:
-    # two codes that bfloat16 cannot tell apart
-    quantizer = make(codebook_size=2, codebook_dim=1)
-    with torch.no_grad():
-        quantizer.codebook.copy_(torch.tensor([[1.0], [1.001]]))
-    z = torch.tensor([1.0009, 1.0001, 1.0008]).view(1, 1, 1, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = quantizer(z)
-    assert output.indices.flatten().tolist() == [1, 0, 1]
-    assert output.quantized.dtype == torch.float32
-    assert output.losses["codebook_loss"].dtype == torch.float32
-
-
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.1])
 def test_the_search_takes_a_bounded_number_of_distances_at_once(
     monkeypatch: pytest.MonkeyPatch, entropy_weight: float
@@ -97,16 +84,6 @@ def test_the_search_takes_a_bounded_number_of_distances_at_once(
     assert torch.equal(output.indices, whole.indices)
     assert torch.equal(output.quantized, whole.quantized)
     torch.testing.assert_close(output.loss, whole.loss)
-
-
-def test_the_first_batch_initialises_the_codebook_with_its_latents() -> None:
-    quantizer = make(codebook_size=8, revive_after=5)
-    z = latents()
-    quantizer.train()(z)
-    rows = z.permute(0, 2, 3, 1).reshape(-1, 4)
-    distances = torch.cdist(quantizer.codebook.detach(), rows)
-    assert torch.equal(distances.min(1).values, torch.zeros(8))
-    assert len(distances.argmin(1).unique()) == 8  # eight different latents
 
 
 def test_dead_codes_are_moved_to_latents_and_used_ones_left_alone() -> None:

@@ -31,11 +31,6 @@ class WritesWhenRestored:
         Path(path).touch()
 
 
-class WritesWhenFilled(dict[str, str]):
-    def __setitem__(self, key: str, path: str) -> None:
-        Path(path).touch()
-
-
 class Callback:
     def __init__(self) -> None:
         self.best = torch.ones(1)
@@ -54,7 +49,7 @@ def called(name: str, *arguments: str) -> bytes:
     return f"c{module}\n{attribute}\n(".encode() + b"".join(map(string, arguments)) + b"tR"
 
 
-def write(path: Path, opcodes: bytes, **entries: bytes) -> Path:
+def write(path: Path, opcodes: bytes) -> Path:
     """A checkpoint of a weight beside what the opcodes make."""
     torch.save({"weight": WEIGHT, "evil": None}, path)
     with zipfile.ZipFile(path) as archive:
@@ -63,7 +58,7 @@ def write(path: Path, opcodes: bytes, **entries: bytes) -> Path:
     head, _, tail = files[pickled].rpartition(b"N")
     files[pickled] = head + opcodes + tail
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in {**files, **entries}.items():
+        for name, data in files.items():
             archive.writestr(name, data)
     return path
 
@@ -71,14 +66,10 @@ def write(path: Path, opcodes: bytes, **entries: bytes) -> Path:
 # what each does with the path of the proof, and whether the rest of the file can then be read
 ATTACKS: dict[str, tuple[Callable[[str], bytes], bool]] = {
     "os.system": (lambda proof: called("os.system", f"touch {proof}"), False),
-    "posix.system": (lambda proof: called("posix.system", f"touch {proof}"), False),
     "behind torch": (lambda proof: called("torch.serialization.os.system", f"touch {proof}"), True),
     "eval": (lambda proof: called("builtins.eval", f"open({proof!r}, 'w').close()"), True),
-    "Python 2": (lambda proof: called("__builtin__.eval", f"open({proof!r}, 'w').close()"), True),
-    "subprocess": (lambda proof: called("subprocess.getoutput", f"touch {proof}"), True),
     "torch.hub.load": (lambda proof: called("torch.hub.load", str(Path(proof).parent), "x"), True),
     "numpy.load": (lambda proof: called("numpy.load", proof), True),
-    "pickle.loads": (lambda proof: called("pickle.loads", "cos\nsystem\n"), True),
     "getattr": (
         lambda proof: (
             b"cbuiltins\ngetattr\n(cbuiltins\n__import__\n(" + string("os") + b"tR"
@@ -100,14 +91,6 @@ ATTACKS: dict[str, tuple[Callable[[str], bytes], bool]] = {
         lambda proof: f"c{HERE}\nWritesWhenRestored\n)\x81".encode("latin1") + string(proof) + b"b",
         True,
     ),
-    "__setitem__": (
-        lambda proof: (
-            f"c{HERE}\nWritesWhenFilled\n)\x81".encode("latin1") + string("k") + string(proof)
-            + b"s"
-        ),
-        False,
-    ),
-    "persistent id": (lambda proof: called("os.system", f"touch {proof}") + b"\x85Q", False),
     "INST": (lambda proof: b"(" + string(f"touch {proof}") + b"ios\nsystem\n", False),
     "STACK_GLOBAL": (
         lambda proof: string("os") + string("system") + b"\x93" + string(proof) + b"\x85R", False,
@@ -152,34 +135,6 @@ def test_what_others_declared_safe_is_not_called(tmp_path: Path) -> None:
         assert not any(isinstance(one, tuple) for one in declared)  # no stub is left
         torch.load(path, weights_only=True)
     assert proof.exists()
-
-
-@pytest.mark.parametrize("entry", ["evil/data.pkl", "other/data.pkl", "data.pkl"])
-def test_a_second_pickle_in_the_file_is_not_run(tmp_path: Path, entry: str) -> None:
-    proof = tmp_path / "proof"
-    evil = b"\x80\x02" + called("builtins.eval", f"open({str(proof)!r}, 'w').close()") + b"."
-    path = write(tmp_path / "evil.ckpt", b"N", **{entry: evil})
-    try:
-        content = read_foreign_checkpoint(path).content
-        assert isinstance(content, Placeholder) or torch.equal(content["weight"], WEIGHT)
-    except UserError:
-        pass
-    assert not proof.exists()
-
-
-def test_a_program_in_torchscript_is_not_run(tmp_path: Path) -> None:
-    path = write(tmp_path / "evil.ckpt", b"N", **{"evil/constants.pkl": b"\x80\x02)."})
-    with pytest.raises(UserError, match="cannot be read"):
-        read_foreign_checkpoint(path)
-
-
-def test_what_may_be_built_cannot_be_changed(tmp_path: Path) -> None:
-    """BUILD sets attributes on whatever the file names, torch's own functions too."""
-    state = b"N}" + string("poisoned") + b"\x88s\x86"  # (None, {"poisoned": True})
-    path = write(tmp_path / "evil.ckpt", b"ctorch._utils\n_rebuild_tensor_v2\n" + state + b"b")
-    with pytest.raises(UserError):
-        read_foreign_checkpoint(path)
-    assert not hasattr(torch._utils._rebuild_tensor_v2, "poisoned")
 
 
 @FORMATS
@@ -237,7 +192,7 @@ def test_foreign_objects_are_placeholders(tmp_path: Path) -> None:
 
 
 @FORMATS
-@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.3, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
 def test_truncated_files_are_named(tmp_path: Path, fraction: float, zipped: bool) -> None:
     path = tmp_path / "cut.ckpt"
     content = {"weight": torch.randn(100), "b": "text"}
@@ -248,7 +203,7 @@ def test_truncated_files_are_named(tmp_path: Path, fraction: float, zipped: bool
         read_foreign_checkpoint(path)
 
 
-@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n" + bytes(100), b"a photo", b"PK\x03\x04"])
+@pytest.mark.parametrize("content", [b"a photo", b"PK\x03\x04"])
 def test_other_files_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(UserError, match="other cannot be read as a PyTorch checkpoint"):

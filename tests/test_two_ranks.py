@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch import multiprocessing, nn
 
+from taming.discriminators import ActNorm
+from taming.losses import LeCAM
 from taming.quantizers import VectorQuantizer, build_quantizer
 from taming.quantizers.codebook import kmeans
 from taming.quantizers.entropy import entropy_penalty
@@ -74,6 +76,15 @@ def random_start(part: slice) -> dict[str, Any]:
     return state
 
 
+def actnorm_and_lecam(part: slice) -> dict[str, Any]:
+    modules = nn.ModuleDict({"norm": ActNorm(3), "lecam": LeCAM(0.5)}).train()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        real, fake = torch.randn(2, 4, 3, 5, 5, generator=generator) * 3 + 1
+        modules["lecam"](modules["norm"](real[part]), modules["norm"](fake[part]))
+    return modules.state_dict()
+
+
 def uneven_evaluation(part: slice) -> dict[str, Any]:
     """Two batches for the first rank, none for the second, as at the end of a validation."""
     z = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(0))
@@ -83,10 +94,13 @@ def uneven_evaluation(part: slice) -> dict[str, Any]:
         quantizer = build_quantizer(config).eval()
         for _ in range(2 if part.start == 0 else 0):
             losses[name] = quantizer(z).loss.detach()
+    norm, lecam = ActNorm(3).eval(), LeCAM(0.5).eval()
+    if part.start == 0:
+        losses["lecam"] = lecam(norm(z[:, :3]), norm(z[:, :3]))
     return losses
 
 
-WORK = (ema, unused, clusters, penalty, random_start, uneven_evaluation)
+WORK = (ema, unused, clusters, penalty, random_start, actnorm_and_lecam, uneven_evaluation)
 
 
 def on_rank(rank: int, folder: str) -> None:
@@ -114,13 +128,16 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
         torch.testing.assert_close(value, other[name], msg=lambda text, n=name: f"{n}: {text}")
 
 
-@pytest.mark.parametrize("work", [ema, clusters])
+@pytest.mark.parametrize("work", [ema, clusters, actnorm_and_lecam])
 def test_each_rank_has_what_the_whole_batch_gives(
     ranks: list[dict[str, Any]], work: Callable[[slice], dict[str, Any]]
 ) -> None:
     whole = work(slice(None))
     for rank in ranks:
         same(rank[work.__name__], whole)
+    half = work(slice(0, 2))
+    with pytest.raises(AssertionError):  # a part alone does not give it
+        same(half, whole)
 
 
 def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -141,6 +158,6 @@ def test_starting_and_reviving_agree_on_all_ranks(ranks: list[dict[str, Any]]) -
 
 def test_in_evaluation_no_rank_waits_for_another(ranks: list[dict[str, Any]]) -> None:
     one, other = (rank["uneven_evaluation"] for rank in ranks)
-    assert one.keys() == EVERY.keys()
+    assert one.keys() == {*EVERY, "lecam"}
     assert other == {}
     same(one, uneven_evaluation(slice(0, 2)))  # the local mean, as of a process on its own
