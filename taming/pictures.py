@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from taming.errors import UserError
-
 __all__ = [
     "as_palette",
     "class_grid",
@@ -53,11 +51,6 @@ def as_palette(colors: Sequence[Sequence[int]] | None, num_classes: int) -> np.n
         numbers = np.arange(num_classes)[:, None]
         bits = [(numbers >> (3 * i + np.arange(3)) & 1) << (7 - i) for i in range(8)]
         return np.sum(bits, 0).astype(np.uint8)
-    if len(colors) < num_classes:
-        raise UserError(f"the palette has {len(colors)} colours for {num_classes} classes.")
-    for color in colors:
-        if len(color) != 3 or not all(isinstance(n, int) and 0 <= n <= 255 for n in color):
-            raise UserError(f"the palette's {color} is no colour: give three numbers, 0 to 255.")
     return np.array(colors[:num_classes], dtype=np.uint8)
 
 

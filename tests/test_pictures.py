@@ -1,8 +1,6 @@
 import numpy as np
-import pytest
 import torch
 
-from taming.errors import UserError
 from taming.pictures import as_palette, class_grid, image_grid, reconstruction_grid, to_uint8
 
 
@@ -37,13 +35,6 @@ def test_small_images_are_enlarged_by_a_whole_factor() -> None:
     assert grid.size == (50 + 4, 100 + 4)  # 10 pixels become 50, the first multiple above 48
 
 
-def test_captions_take_their_own_line() -> None:
-    images = torch.ones(2, 3, 48, 48)
-    plain, captioned = image_grid(images), image_grid(images, captions=["cat", "dog"])
-    assert captioned.height == plain.height + 14
-    assert np.asarray(captioned)[:16].min() < 100  # ink
-
-
 def test_a_caption_of_two_lines() -> None:
     images = torch.ones(2, 3, 48, 48)
     grid = np.asarray(image_grid(images, captions=["cat\nof two", "dog"]))
@@ -51,13 +42,6 @@ def test_a_caption_of_two_lines() -> None:
     second = grid[2 + 14 : 2 + 28]
     assert second[:, 2:50].min() < 100
     assert second[:, 52:100].min() == 255  # the dog's has one
-
-
-def test_reconstructions_stand_beside_their_images() -> None:
-    images, reconstructions = -torch.ones(5, 3, 48, 48), torch.ones(5, 3, 48, 48)
-    grid = np.asarray(reconstruction_grid(images, reconstructions))
-    assert grid.shape == (2 * 50 + 2, 8 * 50 + 2, 3)
-    assert [int(grid[20, 20 + 50 * column, 0]) for column in range(8)] == [0, 255] * 4
 
 
 def test_the_generated_palette_is_pascal_vocs_and_its_colours_are_distinct() -> None:
@@ -70,14 +54,9 @@ def test_the_generated_palette_is_pascal_vocs_and_its_colours_are_distinct() -> 
     ]  # fmt: skip
 
 
-def test_a_given_palette() -> None:
+def test_a_palette_of_ones_own() -> None:
     colors = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert as_palette(colors, 2).tolist() == colors[:2]
-    with pytest.raises(UserError, match="3 colours for 4 classes"):
-        as_palette(colors, 4)
-    for wrong in ([1, 2], [1, 2, 256], [1, 2, 0.5]):
-        with pytest.raises(UserError, match="is no colour"):
-            as_palette([[0, 0, 0], wrong], 2)
 
 
 def test_label_maps_have_the_colours_of_their_classes() -> None:

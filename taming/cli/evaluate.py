@@ -14,7 +14,6 @@ from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator
 from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
-from taming.workflows.evaluation_data import check_pictures
 
 __all__ = ["main"]
 
@@ -28,12 +27,15 @@ def main(config: DictConfig) -> None:
     where = device(plain["device"])
     features = None if config.frechet.weights is None else build(config.frechet)
     classifier = plain["classifier"] and ImageClassifier.from_pretrained(plain["classifier"])
-    model = load_model(plain["checkpoint"])
+    saved = load_saved_model(plain["checkpoint"])
+    kind = ImageGenerator if saved.kind == ImageGenerator.kind else VQGAN
+    model = kind.from_saved(saved)
     if isinstance(model, ImageGenerator):
         tokenizer, resolution = model.require_tokenizer(), model.resolution
     else:
         tokenizer, resolution = model, None
-    check_pictures(tokenizer)
+    if tokenizer.label_maps:
+        raise UserError("the model's images are label maps, and evaluate measures pictures only.")
     with_tokenizer_shape(config, tokenizer, resolution)
     warn_of_trained_images(config)
     data = build_data(config)
@@ -70,28 +72,15 @@ def warn_of_trained_images(config: DictConfig) -> None:
         found = OmegaConf.select(source, f"data.{name}")
         return Path(found).expanduser().resolve() if found and name.endswith("path") else found
 
-    differing = [
-        f"data.{name}={value(trained, name)}"
-        for name in ("val_path", "val_fraction")
-        if value(trained, name) != value(config, name)
-    ]
-    if differing and value(trained, "path") == value(config, "path"):
-        log.warning(
-            "note: of the same images the run in %s held out others (%s): some that it was trained "
-            "on may be among those it is measured on now, and the numbers too good.",
-            config.checkpoint,
-            ", ".join(differing),
-        )
-
-
-def load_model(path: str) -> ImageGenerator | VQGAN:
-    """Loads the generator or VQGAN that a path means."""
-    saved = load_saved_model(path)
-    if saved.kind == "generator":
-        return ImageGenerator.from_saved(saved)
-    if saved.kind == "vqgan":
-        return VQGAN.from_saved(saved)
-    raise UserError(f"{path} holds a {saved.kind}, where a generator or a vqgan is needed.")
+    for name in ("val_path", "val_fraction"):
+        held_out, path = value(trained, name), value(trained, "path")
+        if held_out != value(config, name) and path == value(config, "path"):
+            log.warning(
+                "note: the run held out others of these images (data.%s=%s): it may be measured on "
+                "some that it was trained on, and the numbers too good.",
+                name,
+                held_out,
+            )
 
 
 def next_steps(for_sampling: list[str], written: list[Path]) -> str:

@@ -24,7 +24,7 @@ def main(config: DictConfig) -> None:
     }
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty: give a new directory.")
-    their_config = foreign_config(plain["config"])
+    their_config = foreign_config(str(plain["config"]))
     imported = import_checkpoint(plain["source"], checkpoint, their_config, **settings)
     with writing(output):
         save_model_directory(imported.model, output)
@@ -36,15 +36,13 @@ def main(config: DictConfig) -> None:
         print(f"wrote {output / name}")
 
 
-def foreign_config(config: Any) -> Mapping[str, Any] | str:
-    """The other program's arguments: of a YAML or JSON file; else the name of a published size."""
-    if isinstance(config, dict):
-        return config
-    path = Path(str(config)).expanduser()
+def foreign_config(config: str) -> Mapping[str, Any] | str:
+    """Reads the other program's arguments from YAML or JSON; else it is a published size's name."""
+    path = Path(config).expanduser()
     if not path.is_file():
         if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1:
             raise MissingPathError(f"config={path} does not exist (looked from {Path.cwd()}).")
-        return str(config)
+        return config
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from taming.errors import UserError
 from taming.serialization import PretrainedModel
 
 __all__ = ["ClassifierTraining", "ImageClassifier", "class_difference", "train_classifier"]
@@ -44,13 +43,6 @@ class ImageClassifier(PretrainedModel):
     ) -> None:
         super().__init__()
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-        if num_classes < 2:
-            raise UserError(f"a classifier needs 2 classes or more, not {num_classes}.")
-        if min(height, width) < 2 ** (num_levels - 1):
-            raise UserError(
-                f"a classifier of {num_levels} levels cannot look at images of {height}×{width}: "
-                "each level halves them."
-            )
         self.num_classes = num_classes
         self.image_channels = image_channels
         self.resolution = (height, width)
@@ -149,17 +141,27 @@ def train_classifier(
     return classifier.eval()
 
 
-def class_difference(
-    whose: str, names: Sequence[object], others: str, other_names: Sequence[object]
-) -> str | None:
-    """Says where two lists of classes differ first; None if they do not.
+class HasClasses(Protocol):
+    """A model or data of classes."""
 
-    `class_difference("the images'", ["cat", "dog"], "the model's", ["cat", "owl"])` is "the images'
-    class 1 is 'dog', and the model's 'owl'".
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None without classes."""
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """Names in the order of the labels, where they are known."""
+
+
+def class_difference(found: HasClasses, needed: HasClasses) -> str | None:
+    """Says where the classes of two differ first; None if they do not.
+
+    Names are compared where both are known: "class 1 is 'dog' and not 'owl'".
     """
-    if len(names) != len(other_names):
-        return f"{whose} classes are {len(names)}, and {others} {len(other_names)}"
-    for label, (name, other) in enumerate(zip(names, other_names, strict=True)):
+    if found.num_classes != needed.num_classes:
+        return f"there are {found.num_classes or 'no'} classes and not {needed.num_classes or 'no'}"
+    names = zip(found.class_names or (), needed.class_names or (), strict=False)
+    for label, (name, other) in enumerate(names):
         if name != other:
-            return f"{whose} class {label} is {name!r}, and {others} {other!r}"
+            return f"class {label} is {name!r} and not {other!r}"
     return None

@@ -1,15 +1,16 @@
 """Fréchet distance between sets of images, as normal distributions of a network's features."""
 
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from taming.contexts import full_precision
-from taming.errors import UserError
 from taming.losses import Backbone
 
 __all__ = ["FeatureExtractor", "FeatureStatistics", "FrechetDistance", "frechet_distance"]
@@ -24,22 +25,18 @@ class FeatureExtractor(nn.Module):
     Args:
         backbone: name of the network (see `Backbone`).
         weights: file of its weights in torchvision's key names.
-        resolution: pixels a side that images are resized to; 224 is what these networks saw.
+        resolution: pixels a side that images are resized to; 224 is what these networks saw, and
+            below 32 the last stage has nothing to see.
 
     Attributes:
         num_features: width f of the result.
         description: network and resolution, for use beside every number.
     """
 
-    MIN_RESOLUTION = 32  # below, the last stage has nothing to see
-
-    def __init__(self, *, backbone: str, weights: str | Path, resolution: int = 224) -> None:
+    def __init__(
+        self, *, backbone: str, weights: str | Path, resolution: Annotated[int, Ge(32)] = 224
+    ) -> None:
         super().__init__()
-        if resolution < self.MIN_RESOLUTION:
-            raise UserError(
-                f"the feature network's resolution is {resolution} and must be "
-                f"{self.MIN_RESOLUTION} or more."
-            )
         self.backbone = Backbone(backbone, weights)
         self.num_features = Backbone.WIDTHS[backbone]
         self.resolution = resolution

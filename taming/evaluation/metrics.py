@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from taming.contexts import full_precision
@@ -97,7 +98,7 @@ class LPIPSMetric(Metric):
         return {"lpips": self.lpips_sum / self.num_images}
 
 
-class LabelMapMetrics(Metric):
+class LabelMapMetrics(MulticlassConfusionMatrix):
     """Pixel accuracy and mean intersection over union, from one confusion matrix of all pixels.
 
     A pixel's class is its channel with the largest value. Mean IoU is the mean, over the classes
@@ -108,23 +109,17 @@ class LabelMapMetrics(Metric):
 
     names = ("pixel_accuracy", "mean_iou")  # of the numbers that `compute` returns
     higher_is_better = True
-    full_state_update = False
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.confusion: Tensor  # pixels by true class and reconstructed class
-        zeros = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-        self.add_state("confusion", zeros, dist_reduce_fx="sum")
+        super().__init__(num_classes, validate_args=False)
 
     def update(self, reconstructions: Tensor, images: Tensor) -> None:
         """Adds a batch: logits and one-hot label maps, both `(b c H W)`."""
-        pairs = images.argmax(1) * len(self.confusion) + reconstructions.argmax(1)
-        counts = pairs.flatten().bincount(minlength=self.confusion.numel())
-        self.confusion += counts.view_as(self.confusion)
+        super().update(reconstructions.argmax(1), images.argmax(1))
 
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]
         """Returns `pixel_accuracy` and `mean_iou`, both in [0, 1]."""
-        confusion = self.confusion.double()
+        confusion = super().compute().double()  # pixels by true class and reconstructed class
         hits = confusion.diagonal()
         unions = confusion.sum(0) + confusion.sum(1) - hits
         occurs = unions > 0

@@ -72,10 +72,7 @@ def reconstruct_images(
     output_dir = Path(output_dir).expanduser()
     factor = vqgan.downsample_factor
     if vqgan.label_maps:
-        raise UserError(
-            f"the model takes label maps of {vqgan.image_channels} channels, and reconstruct takes "
-            "models of pictures only."
-        )
+        raise UserError("the model is of label maps, and reconstruct takes models of pictures.")
     if tile is not None and tile % factor:
         raise UserError(f"tile={tile} must be a multiple of {factor}, the downsample factor.")
     if overlap is None:
@@ -172,14 +169,10 @@ def _notes(
 
 def _file_names(names: Sequence[str]) -> list[str]:
     """Makes `a/1.jpg` `a/1.png`, and `a/1.jpg.png` where another image would have the same name."""
-    safe = [
-        PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("/", "..")))
-        for name in names
-    ]
-    count = Counter(path.with_suffix("") for path in safe)
-    return [
-        f"{path if count[path.with_suffix('')] > 1 else path.with_suffix('')}.png" for path in safe
-    ]
+    paths = [PurePosixPath(name.lstrip("/")) for name in names]
+    count = Counter(path.with_suffix("") for path in paths)
+    stems = [path if count[path.with_suffix("")] > 1 else path.with_suffix("") for path in paths]
+    return [f"{stem}.png" for stem in stems]
 
 
 def _shrunk(pixels: np.ndarray) -> np.ndarray:

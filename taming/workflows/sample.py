@@ -1,25 +1,21 @@
 """Images from a generator, written to disk."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from annotated_types import Ge
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from taming.conditioning import Tokenizer
-from taming.contexts import evaluation_mode
 from taming.errors import UserError, writing
-from taming.evaluation import class_difference
-from taming.generation import ImageGenerator, SamplingOptions, check_guidance, sample_best
+from taming.evaluation import ImageClassifier, class_difference
+from taming.generation import ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import as_palette, pixel_grid, side_by_side, to_uint8
 from taming.workflows.sample_inputs import (
     GivenImages,
@@ -29,8 +25,6 @@ from taming.workflows.sample_inputs import (
 )
 
 __all__ = ["sample_images"]
-
-log = logging.getLogger(__name__)
 
 Classifier = Callable[[Tensor], Tensor]
 BATCH_SIZE = 64
@@ -73,40 +67,35 @@ def sample_images(
         UserError: for what the model does not support, or if the files cannot be written.
     """
     output_dir = Path(output_dir).expanduser()
+    if (output_dir / "images").exists():  # they would be taken for those of samples.npz
+        raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     options = options or SamplingOptions(seed=0)
     grid_size = options.grid_size or generator.grid_size
     assert isinstance(grid_size, tuple)  # SamplingOptions sees to it
-    rows, columns = grid_size
-    generator.require_tokenizer()
-    generator.plan_windows(grid_size, options.stride)  # whether it can
     classes = [classes] if isinstance(classes, int | str) else classes
     given = conditions or GivenImages(), complete or ImagesToComplete()
     inputs = find_inputs(generator, grid_size, num_images, classes, *given)
-    has_condition = inputs.labels is not None or inputs.conditions is not None
-    check_guidance(options.guidance, generator.conditioning, has_condition=has_condition)
     if classifier is not None:
-        _check_classifier(classifier, generator, grid_size, has_classes=inputs.labels is not None)
-    if (output_dir / "images").exists():  # they would be taken for those of samples.npz
-        raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    notes = inputs.notes + options.guidance.notes(rows * columns, inputs.keep_rows * columns)
+        _check_classifier(classifier, generator, has_classes=inputs.labels is not None)
+    rows, columns = grid_size
+    notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
+    notes += [] if inputs.note is None else [inputs.note]
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         samples, shown, shares = _draw(generator, options, inputs, classifier, candidates)
         if shares:
             notes.append(
-                f"of {candidates} candidates for each image the one that the classifier finds most "
-                f"probable was kept: on average it gives it {np.mean(shares):.0%} for its class."
+                f"the classifier gives the images that were kept {np.mean(shares):.0%} for their "
+                "class, on average."
             )
-        arrays = [samples] if inputs.labels is None else [samples, inputs.labels.numpy()]
+        labels = [] if inputs.labels is None else inputs.labels.tolist()
+        arrays = [samples] if inputs.labels is None else [samples, np.array(labels)]
         written = [output_dir / "samples.npz", output_dir / "samples.png"]
         np.savez_compressed(written[0], *arrays)
-        num_classes = generator.conditioning.num_classes
-        names = None
-        if inputs.labels is not None:
-            known = generator.class_names or range(num_classes or 0)
-            names = [str(known[label]) for label in inputs.labels.tolist()]
-        num_classes = num_classes if classes is None else len(classes)
-        _grid(shown, names, num_classes).save(written[1])
+        num_classes = generator.conditioning.num_classes or 0
+        known = generator.class_names or range(num_classes)
+        names = [str(known[label]) for label in labels]
+        _grid(shown, names, num_classes if classes is None else len(classes)).save(written[1])
         if write_images:
             written.append(output_dir / "images")
             _write_images(samples, names, inputs, written[-1])
@@ -131,25 +120,19 @@ def _draw(
     palette = _palette(generator.tokenizer)
     colors = getattr(generator.conditioning, "palette", None)
     condition_palette = _palette(generator.condition_tokenizer, colors)
-    single = inputs.num_images == size
-    if options.compile:
-        log.info(
-            "compile=true: the first batch waits until the step is compiled, 10 to 30 seconds or "
-            "more, while the progress bar stands still. The more images follow, the more it pays."
-        )
+    single = inputs.num_images == size  # its tokens or candidates have a progress bar
     with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
         for start in range(0, inputs.num_images, size):
             numbers = range(start, min(start + size, inputs.num_images))
             condition = inputs.condition(numbers)
             columns, given_tokens = [], None
-            if inputs.complete is not None:
-                images = inputs.complete.batch(numbers)
+            if (images := inputs.to_complete(numbers)) is not None:
                 given_tokens = generator.first_tokens(images, inputs.keep_rows)
                 columns.append(to_uint8(images, palette))
             how: dict[str, Any] = {
                 "given_tokens": given_tokens,
                 "options": options,
-                "progress": single,  # of tokens or candidates
+                "progress": single,
                 "first_image": start,
             }
             if classifier is None:
@@ -163,8 +146,8 @@ def _draw(
                 shares += best.probabilities.tolist()
             all_samples.append(to_uint8(samples, palette))
             if start < MAX_GRID_IMAGES:
-                images_shown = condition if inputs.conditions is not None else None
                 columns.append(all_samples[-1])
+                images_shown = condition if inputs.conditions is not None else None
                 all_shown.append(side_by_side(columns, images_shown, condition_palette))
             bar.update(len(numbers))
     return np.concatenate(all_samples), np.concatenate(all_shown), shares
@@ -179,66 +162,39 @@ def _palette(
     return as_palette(colors, tokenizer.image_channels)
 
 
-def _grid(shown: np.ndarray, class_names: list[str] | None, num_classes: int | None) -> Image.Image:
+def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:
     """Lays out the first images, `(n k H W 3)`: k pictures side by side for each."""
     width = shown.shape[1]
     shown = shown[: MAX_GRID_IMAGES // width]
-    num_columns, captions = None, None
-    if width > 1:
-        num_columns = width * math.ceil(math.sqrt(len(shown) / width))
-    elif class_names is not None and num_classes is not None and 4 <= num_classes <= 16:
+    num_columns = width * math.ceil(math.sqrt(len(shown) / width))
+    if width == 1 and class_names and 4 <= num_classes <= 16:
         num_columns = num_classes  # a column a class
-    if class_names is not None:
-        captions = [text for name in class_names for text in [""] * (width - 1) + [name]]
+    captions = [text for name in class_names for text in [""] * (width - 1) + [name]]
     return pixel_grid(shown.reshape(-1, *shown.shape[2:]), num_columns, captions)
 
 
 def _write_images(
-    pixels: np.ndarray, class_names: list[str] | None, inputs: SampleInputs, directory: Path
+    pixels: np.ndarray, class_names: list[str], inputs: SampleInputs, directory: Path
 ) -> None:
     """Writes each image as a PNG, named after its file or its class."""
-    directory.mkdir(exist_ok=True)
-    source = inputs.conditions or inputs.complete
+    directory.mkdir()
     for number, image in enumerate(pixels):
-        name = f"{number:06d}"
+        name, source = f"{number:06d}", inputs.name(number)
         if source is not None:
-            name += f"_{PurePosixPath(source.name(number)).stem}"
-        elif class_names is not None:
+            name += f"_{PurePosixPath(source).stem}"
+        elif class_names:
             name += f"_{class_names[number]}"
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
         Image.fromarray(image).save(directory / f"{safe}.png")
 
 
-def _check_classifier(
-    classifier: Classifier, generator: ImageGenerator, grid_size: tuple[int, int], has_classes: bool
-) -> None:
-    """Shows the classifier a grey image of the size that is drawn, before anything takes time."""
+def _check_classifier(classifier: Classifier, generator: ImageGenerator, has_classes: bool) -> None:
     if not has_classes:
         raise UserError(
-            "rejection.classifier chooses the candidate that looks most like the requested class, "
-            "and there is none: use a model of classes, and name them with `classes`."
+            "rejection.classifier needs a requested class: use a model of classes, and name "
+            "some with `classes`."
         )
-    names, known = getattr(classifier, "class_names", None), generator.class_names
-    if names is not None and known is not None:
-        difference = class_difference("rejection.classifier: its", names, "this model's", known)
+    if isinstance(classifier, ImageClassifier):
+        difference = class_difference(classifier, generator.conditioning)
         if difference is not None:
-            raise UserError(f"{difference}: they must be the same, in the same order.")
-    tokenizer = generator.require_tokenizer()
-    height, width = (cells * tokenizer.downsample_factor for cells in grid_size)
-    images = torch.zeros(1, tokenizer.image_channels, height, width, device=generator.device)
-    mode = evaluation_mode(classifier) if isinstance(classifier, nn.Module) else nullcontext()
-    try:
-        with torch.no_grad(), mode:
-            shape = tuple(classifier(images).shape)
-    except Exception as error:  # it is the user's own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"rejection.classifier cannot take an image of {height}×{width} pixels, the size that "
-            f"is drawn, {tuple(images.shape)}: {reason}"
-        ) from error
-    expected = 1, generator.conditioning.num_classes
-    if shape != expected:
-        raise UserError(
-            f"rejection.classifier gives {shape} for an image, and this model has {expected[1]} "
-            f"classes: it must give {expected}, a logit for each."
-        )
+            raise UserError(f"rejection.classifier does not fit the model: {difference}.")

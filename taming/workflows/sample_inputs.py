@@ -1,28 +1,28 @@
 """What samples are made from: classes, condition images, images to complete."""
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from multiprocessing.pool import ThreadPool
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from taming.conditioning import ImageCondition, Tokenizer
+from taming.conditioning import ClassLabel, ImageCondition, Tokenizer
 from taming.data import (
-    BrokenImageError,
+    ImageDataset,
     ImageFolder,
     ImageTransform,
     LabelMapReader,
+    Part,
     PictureReader,
     Reader,
 )
+from taming.data.files import some
 from taming.errors import UserError
 from taming.generation import ImageGenerator, check_keep_rows
 
-__all__ = ["GivenImages", "ImagesToComplete", "InputImages", "SampleInputs", "find_inputs"]
+__all__ = ["GivenImages", "ImagesToComplete", "SampleInputs", "find_inputs"]
 
 NO_CLASS = "none"  # requests no class, unless a class has this name
 NUM_IMAGES = 16  # where nothing says how many
@@ -46,89 +46,35 @@ class ImagesToComplete(GivenImages):
     keep_rows: int | None = None  # None: half of them
 
 
-class InputImages:
-    """Images for a tokenizer, read when they are needed; after the last the first comes again.
-
-    They are resized and cropped in the middle to `grid_size` codes, as for validation. Label maps
-    are read with `unlabelled` and `unlabelled_class` unless `given` has its own.
-    """
-
-    def __init__(
-        self,
-        given: GivenImages,
-        tokenizer: Tokenizer,
-        grid_size: tuple[int, int],
-        unlabelled: int | None = 255,
-        unlabelled_class: int | None = None,
-    ) -> None:
-        assert given.path is not None
-        factor, channels = tokenizer.downsample_factor, tokenizer.image_channels
-        self.transform = ImageTransform(
-            resolution=(grid_size[0] * factor, grid_size[1] * factor),
-            resize="shorter_side",
-            crop="center",
-        )
-        self.reader: Reader = PictureReader(1 if channels == 1 else 3)
-        if tokenizer.label_maps:
-            if given.unlabelled != "auto":
-                unlabelled = given.unlabelled
-            if given.unlabelled_class != "auto":
-                unlabelled_class = given.unlabelled_class
-            self.reader = LabelMapReader(channels, unlabelled, unlabelled_class)
-        self.source = ImageFolder(given.path, self.reader, subfolder=given.subfolder)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, number: int) -> Tensor:
-        """Reads `(c H W)`: a picture in [-1, 1], or a one-hot label map."""
-        try:
-            image = self.source.load(number % len(self))
-            return self.reader.tensor(self.transform(image, name=self.name(number)))
-        except BrokenImageError as error:
-            raise UserError(
-                f"{self.source.description}: {self.name(number)} cannot be read ({error}). Replace "
-                "or remove it."
-            ) from error
-
-    def batch(self, numbers: range) -> Tensor:
-        """Reads `(b c H W)`."""
-        return torch.stack([self[number] for number in numbers])
-
-    def name(self, number: int) -> str:
-        """Path below the folder or in the archive."""
-        return self.source.name(number % len(self))
-
-    def check(self, count: int) -> None:
-        """Reads the first `count` once, so that a broken one is named before any work."""
-        with ThreadPool(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes outside the lock
-            for _ in pool.imap(lambda number: self[number] is None, range(min(count, len(self)))):
-                pass
-
-    def describe(self, noun: str, count: int) -> str:
-        """Says how many there are, and how `count` samples use them."""
-        used = "" if len(self) == count else f", {count} in turn"
-        if count < len(self):
-            used = f", the first {count}"
-        return f"{len(self)} {noun} in {self.source.description}{used}."
-
-
 @dataclass
 class SampleInputs:
-    """What each image is made from; image number i takes number i of everything."""
+    """What each image is made from; after the last of anything the first comes again."""
 
     num_images: int
     labels: Tensor | None = None  # (num_images,) int64; None: no class is requested
-    conditions: InputImages | None = None
-    complete: InputImages | None = None  # images whose first rows are kept
+    conditions: ImageDataset | None = None
+    complete: ImageDataset | None = None  # images whose first rows are kept
     keep_rows: int = 0  # rows of codes
-    notes: list[str] = field(default_factory=list)  # for the user, a sentence each
+    note: str | None = None  # for the user
 
     def condition(self, numbers: range) -> Tensor | None:
         """Returns `(b,)` labels, `(b c H W)` images, or None for no condition."""
         if self.conditions is not None:
-            return self.conditions.batch(numbers)
+            return _batch(self.conditions, numbers)
         return None if self.labels is None else self.labels[numbers.start : numbers.stop]
+
+    def to_complete(self, numbers: range) -> Tensor | None:
+        """Returns `(b c H W)`, None where nothing is completed."""
+        return None if self.complete is None else _batch(self.complete, numbers)
+
+    def name(self, number: int) -> str | None:
+        """Returns the file name of an image's condition, or else of the image to complete."""
+        source = self.complete if self.conditions is None else self.conditions
+        return None if source is None else source.name(number % len(source))
+
+
+def _batch(images: ImageDataset, numbers: range) -> Tensor:
+    return torch.stack([images[number % len(images)]["images"] for number in numbers])
 
 
 def find_inputs(
@@ -150,62 +96,82 @@ def find_inputs(
     for group, given in (("conditions", conditions), ("complete", complete)):
         if given.path is None and given != type(given)():
             raise UserError(f"settings of {group} have no effect without {group}.path: give it.")
-    inputs = SampleInputs(0, conditions=_conditions(generator, conditions, grid_size))
+    tokenizer = generator.require_tokenizer()
+    inputs = SampleInputs(0, conditions=_conditions(generator, conditions, grid_size, num_images))
     if complete.path is not None:
         height = grid_size[0]
         inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
         check_keep_rows(inputs.keep_rows, height, "complete.keep_rows")
-        inputs.complete = InputImages(complete, generator.require_tokenizer(), grid_size)
-    given_images = {"conditions": inputs.conditions, "images to complete": inputs.complete}
-    found = {noun: images for noun, images in given_images.items() if images is not None}
-    count = inputs.num_images = num_images or max(map(len, found.values()), default=NUM_IMAGES)
-    inputs.notes += [images.describe(noun, count) for noun, images in found.items()]
-    if inputs.conditions is not None and inputs.complete is not None:
-        _check_pairs(inputs.conditions, inputs.complete, count)
+        inputs.complete = _open(complete, tokenizer, grid_size, num_images)
+    found = [images for images in (inputs.conditions, inputs.complete) if images is not None]
+    inputs.num_images = num_images or max(map(len, found), default=NUM_IMAGES)
+    if len(found) == 2:
+        _check_pairs(*found)
     _add_labels(inputs, generator, classes, complete.path)
-    for images in found.values():
-        images.check(count)
     return inputs
 
 
+def _open(
+    given: GivenImages,
+    tokenizer: Tokenizer,
+    grid_size: tuple[int, int],
+    most: int | None,
+    unlabelled: int | None = 255,
+    unlabelled_class: int | None = None,
+) -> ImageDataset:
+    """Opens images, resized and cropped in the middle; label maps are read as `given` says."""
+    assert given.path is not None
+    factor, channels = tokenizer.downsample_factor, tokenizer.image_channels
+    reader: Reader = PictureReader(1 if channels == 1 else 3)
+    if tokenizer.label_maps:
+        if given.unlabelled != "auto":
+            unlabelled = given.unlabelled
+        if given.unlabelled_class != "auto":
+            unlabelled_class = given.unlabelled_class
+        reader = LabelMapReader(channels, unlabelled, unlabelled_class)
+    source = ImageFolder(given.path, reader, subfolder=given.subfolder)
+    source.drop_broken("full", most)
+    size = grid_size[0] * factor, grid_size[1] * factor
+    transform = ImageTransform(resolution=size, resize="shorter_side", crop="center")
+    return ImageDataset(Part(source), transform, seed=0)
+
+
 def _conditions(
-    generator: ImageGenerator, given: GivenImages, grid_size: tuple[int, int]
-) -> InputImages | None:
+    generator: ImageGenerator, given: GivenImages, grid_size: tuple[int, int], most: int | None
+) -> ImageDataset | None:
     conditioning = generator.conditioning
     if not isinstance(conditioning, ImageCondition):
         if given.path is not None:
             raise UserError(
-                "conditions.path: this model was not trained on condition images. To continue "
-                "images from their first rows, give them as complete.path."
+                "conditions.path: this model was not trained on condition images; images to "
+                "continue are given as complete.path."
             )
         return None
-    if given.path is None and not conditioning.can_do_without:
-        raise UserError(
-            "this model makes images from condition images and was not trained to do without: give "
-            "a folder, a .zip file or an image of them as conditions.path."
-        )
     if given.path is None:
+        conditioning.check_absence("conditions.path, a folder, a .zip file or an image of them")
         return None
-    cells = generator.condition_grid_size(grid_size)
-    tokenizer = generator.require_condition_tokenizer()
-    reading = conditioning.unlabelled, conditioning.unlabelled_class
-    return InputImages(given, tokenizer, cells, *reading)
+    return _open(
+        given,
+        generator.require_condition_tokenizer(),
+        generator.condition_grid_size(grid_size),
+        most,
+        conditioning.unlabelled,
+        conditioning.unlabelled_class,
+    )
 
 
-def _check_pairs(conditions: InputImages, complete: InputImages, num_images: int) -> None:
+def _check_pairs(conditions: ImageDataset, complete: ImageDataset) -> None:
     """Refuses images and conditions that belong together by name, and not by number."""
-    names = [[x.name(i) for i in range(num_images)] for x in (conditions, complete)]
-    stems = [[PurePosixPath(name).stem for name in side] for side in names]
-    if 1 in (len(conditions), len(complete)) or not set(stems[0]) & set(stems[1]):
-        return  # one for all, or names that have nothing to do with each other
-    for number, (condition, image) in enumerate(zip(*stems, strict=True)):
-        if condition != image:
-            raise UserError(
-                "conditions and images to complete are paired in their order, and the first with "
-                f"different names are {names[0][number]} and {names[1][number]}: remove those "
-                "without a partner"
-                + (f", or stop before them with num_images={number}." if number else ".")
-            )
+    stems = [
+        [PurePosixPath(images.name(i)).stem for i in range(len(images))]
+        for images in (conditions, complete)
+    ]
+    if 1 in map(len, stems) or stems[0] == stems[1] or not {*stems[0]} & {*stems[1]}:
+        return  # one for all, pairs, or names that have nothing to do with each other
+    raise UserError(
+        "conditions and images to complete are paired in their order, and some have no partner of "
+        f"their name: remove {some(sorted({*stems[0]} ^ {*stems[1]}))}."
+    )
 
 
 def _add_labels(
@@ -216,41 +182,27 @@ def _add_labels(
 ) -> None:
     """Sets the labels; without `classes` those of the folders of images to complete."""
     conditioning = generator.conditioning
-    if conditioning.num_classes is None:
+    if not isinstance(conditioning, ClassLabel):
         if classes is not None:
             raise UserError("this model was trained without classes: leave `classes` out.")
         return
-    names = list(generator.class_names or ())
+    names = conditioning.class_names or ()
     if classes == [NO_CLASS] and NO_CLASS not in names:
-        if not conditioning.can_do_without:
-            raise UserError(
-                f"classes={NO_CLASS}: this model was trained without condition_dropout and needs a "
-                "class: name classes, or leave it out for all in turn."
-            )
+        conditioning.check_absence("classes, or leave them out for all in turn")
         return
     if classes is None and inputs.complete is not None and folder is not None:
-        count = min(inputs.num_images, len(inputs.complete))
-        files = [inputs.complete.name(number) for number in range(count)]
+        files = [inputs.complete.name(number) for number in range(len(inputs.complete))]
         classes = _folder_classes(files, folder, names)
         if classes is None:
-            note = "no folder of the images to complete is named like a class:"
-            if conditioning.can_do_without:
-                inputs.notes.append(f"{note} no class is requested; `classes` can name it.")
+            none = conditioning.can_do_without
+            taken = "no class is requested" if none else "all classes are taken in turn"
+            inputs.note = f"no folder is named like a class: {taken}; `classes` can name others."
+            if none:
                 return
-            inputs.notes.append(f"{note} all classes in turn; name the right ones with `classes`.")
-    if classes is None:
-        classes = range(conditioning.num_classes)
-    if not classes:
+    labels = conditioning.labels(range(conditioning.num_classes) if classes is None else classes)
+    if not len(labels):
         raise UserError("`classes` is empty: name a class, or leave it out for all in turn.")
-    labels = [names.index(c) if isinstance(c, str) and c in names else c for c in classes]
-    for label in labels:
-        if not isinstance(label, int) or not 0 <= label < conditioning.num_classes:
-            known = f" ({', '.join(names[:10])}{', …' if len(names) > 10 else ''})" if names else ""
-            raise UserError(
-                f"class {label!r} does not exist in this model: it has the labels 0 to "
-                f"{conditioning.num_classes - 1}{known}."
-            )
-    inputs.labels = torch.tensor([labels[i % len(labels)] for i in range(inputs.num_images)])
+    inputs.labels = labels[torch.arange(inputs.num_images) % len(labels)]
 
 
 def _folder_classes(
@@ -264,7 +216,7 @@ def _folder_classes(
         UserError: if only some images have such a folder.
     """
     root = Path(path).expanduser().absolute()  # a link counts by its own name
-    if root.is_file() and root.suffix.lower() != ".zip":
+    if root.is_file():
         root = root.parent
     found = []
     for file in files:
@@ -274,7 +226,6 @@ def _folder_classes(
     if without and len(without) < len(files):
         raise UserError(
             f"{path}: {len(without)} of {len(files)} images lie in no folder that is named like a "
-            f"class of the model, such as {without[0]}. Move them, or say with `classes` what the "
-            "images show."
+            f"class, such as {without[0]}: move them, or name what the images show by `classes`."
         )
-    return None if without else [name for name in found if name is not None]
+    return [name for name in found if name is not None] or None

@@ -17,7 +17,6 @@ from tiny_commands import (
     Run,
     fails_before_writing,
     write_images,
-    write_pairs,
 )
 from tiny_models import tiny_generator
 from torchvision.models import squeezenet1_1
@@ -132,25 +131,19 @@ def test_a_generator_of_classes(
     )
 
 
-def test_other_held_out_images_than_in_training_are_remarked_upon(
-    evaluate: Run, run: Run, transformer_run: Path, images: Path
+def test_without_classes_and_at_another_size_than_the_tokenizers(
+    evaluate: Run, run: Run, vqgan_run: Path
 ) -> None:
-    checkpoint = f"checkpoint={transformer_run}"
-    assert "held out others" not in evaluate(checkpoint).err
-    outcome = evaluate(checkpoint, "data.val_fraction=0.5", "output_dir=other")
-    assert outcome.status == 0, outcome.err
-    assert "held out others (data.val_fraction=0.25)" in outcome.err
-
-
-def test_without_classes_agreement_is_left_out(evaluate: Run, vqgan_run: Path) -> None:
-    untrained(vqgan_run, Unconditional())
+    untrained(vqgan_run, Unconditional(), grid_size=(2, 3))
     found = good(evaluate("checkpoint=generator", "max_images=2"))
-    assert found["likelihood"]["num_tokens"] == 2 * 4
+    assert found["resolution"] == [16, 24]
+    assert found["likelihood"]["num_tokens"] == 2 * 6
     assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
     assert any("has no classes" in note for note in found["notes"])
     assert any("frechet.weights" in note for note in found["notes"])
     assert not Path("out/classifier").exists()
     assert Path("out/grid.png").is_file()
+    assert "data.resolution" not in run("sample", "checkpoint=generator", "num_images=2").out
 
 
 def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
@@ -208,57 +201,6 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Pa
         "checkpoint=generator conditions.path=val_pairs conditions.subfolder=label num_images=16"
     )
     assert next_step in outcome.out
-    outcome = run(*arguments, "data=image_folder", "data.path=pairs/image", "output_dir=other")
-    assert outcome.status == 2
-    assert "data=paired" in outcome.err
-    assert not Path("other").exists()
-
-
-def test_conditions_must_be_read_as_in_training(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs", 8)
-    cells = CellClasses(4, 8, 16)
-    untrained(vqgan_run, ImageCondition(4, cells.grid_size, unlabelled=0), cells)
-    arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", "max_images=2", *SMALL)
-    paired = (*arguments, "data=paired", "data.num_classes=4")
-    for wrong in (
-        "data.label_map.unlabelled=255",
-        "data.label_map.unlabelled=null",
-        "data.label_map.unlabelled_class=1",
-    ):
-        outcome = run(*paired, "data.label_map.unlabelled=0", wrong)
-        fails_before_writing(outcome, "unlabelled=0 data.label_map.unlabelled_class=n")
-    same = "data.label_map.unlabelled_class=3"  # the last, as by default
-    good(run(*paired, "data.label_map.unlabelled=0", same))
-
-
-def test_pictures_and_label_maps_are_not_taken_for_each_other(
-    run: Run, vqgan_run: Path, tmp_path: Path
-) -> None:
-    """Three classes are as many channels as red, green and blue."""
-    write_pairs(tmp_path / "pairs", 8)
-    tokenizer = taming.VQGAN.from_pretrained(vqgan_run)
-    conditioning = ImageCondition(tokenizer.codebook_size, tokenizer.grid_size)
-    untrained(vqgan_run, conditioning, tokenizer)
-    arguments = ("evaluate", "checkpoint=generator", "data.path=pairs", *SMALL)
-    maps = ("data.label_map.unlabelled=3", "data.label_map.unlabelled_class=2")
-    fails_before_writing(
-        run(*arguments, "data=paired", "data.num_classes=3", *maps),
-        "the conditions of the data are label maps", "trained with pictures",
-    )  # fmt: skip
-    fails_before_writing(
-        run(*arguments, "data=label_maps", "data.source.subfolder=label", *maps),
-        "the data are label maps",
-    )
-
-
-def test_a_generator_of_other_images_than_its_tokenizer_was_trained_on(
-    evaluate: Run, run: Run, vqgan_run: Path
-) -> None:
-    untrained(vqgan_run, Unconditional(), grid_size=(2, 3))
-    refused = evaluate("checkpoint=generator", "data.resolution=16")
-    fails_before_writing(refused, "give data.resolution=[16,24], or leave it out")
-    assert good(evaluate("checkpoint=generator"))["resolution"] == [16, 24]
-    assert "data.resolution" not in run("sample", "checkpoint=generator", "num_images=2").out
 
 
 def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
@@ -270,35 +212,25 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     assert "samples" not in found
     assert not Path("out/grid.png").exists()
     assert "reconstruct" in outcome.out
+    assert "held out others" not in outcome.err
+    outcome = evaluate(f"checkpoint={vqgan_run}", "data.val_fraction=0.5", "output_dir=other")
+    assert "held out others of these images (data.val_fraction=0.25)" in outcome.err
 
 
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        ("checkpoint=nowhere", ["nowhere", "does not exist"]),
-        ("frechet.weights=nowhere.pth", ["nowhere.pth"]),
-        ("classifier=nowhere", ["nowhere"]),
         ("classifier=transformer", ["generator", "classifier"]),
-        ("classifier=owls", ["classifier's class 1 is 'owls', and the data's 'dogs'"]),
-        ("classifier=three", ["classes are 3, and the data's 2"]),
-        ("data.channels=1", ["1 channels", "data.channels"]),
         ("data.resolution=32", ["32×32", "data.resolution=[16,16], or leave it out"]),
-        ("data.source.labels=none", ["no classes", "2"]),
-        ("data.path=wolves", ["class 1 is 'wolves', and the generator's 'dogs'"]),
-        ("temperature=0", ["temperature"]),
         ("num_samples=1", ["num_samples", "2, not 1"]),
         ("guidance_scales=[2.0]", ["dropout"]),
         ("guidance_scales=2.0", ["guidance_scales", "array"]),
         ("classifier_training.num_steps=0", ["num_steps"]),
-        ("classifier_training.num_levels=9", ["9 levels"]),
+        ("frechet.resolution=16", ["frechet.resolution", "32"]),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
-    evaluate: Run, transformer_run: Path, images: Path, overrides: str, parts: list[str]
+    evaluate: Run, transformer_run: Path, weights: Path, overrides: str, parts: list[str]
 ) -> None:
-    shutil.copytree(images, "wolves")
-    Path("wolves/dogs").rename("wolves/wolves")
-    sizes: dict[str, Any] = {"image_channels": 3, "resolution": 16, "base_channels": 4}
-    ImageClassifier(num_classes=2, **sizes, class_names=["cats", "owls"]).save_pretrained("owls")
-    ImageClassifier(num_classes=3, **sizes).save_pretrained("three")
-    fails_before_writing(evaluate(f"checkpoint={transformer_run}", overrides), *parts)
+    settings = (f"checkpoint={transformer_run}", f"frechet.weights={weights}", overrides)
+    fails_before_writing(evaluate(*settings), *parts)

@@ -1,12 +1,11 @@
 """The command that imports: what it writes, what it says, and its errors."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_commands import Outcome, Run, write_compvis_checkpoint
+from tiny_commands import Outcome, Run, fails, write_compvis_checkpoint
 
 import taming
 from taming.discriminators import PatchDiscriminator
@@ -23,15 +22,6 @@ COMMAND = {
 def call(run: Run, **changes: object) -> Outcome:
     arguments = {**COMMAND, **changes}
     return run("import_checkpoint", *(f"{name}={value}" for name, value in arguments.items()))
-
-
-def fails(outcome: Outcome, *parts: str) -> None:
-    assert outcome.status == 2, outcome.err
-    assert "Traceback" not in outcome.err
-    last = outcome.err.strip().splitlines()[-1]
-    assert last.startswith("error: ")
-    for part in parts:
-        assert part in last, last
 
 
 def test_a_checkpoint_becomes_a_model_directory(run: Run, tmp_path: Path) -> None:
@@ -55,9 +45,8 @@ def test_a_checkpoint_becomes_a_model_directory(run: Run, tmp_path: Path) -> Non
         assert torch.equal(imported(images).reconstructions, original(images).reconstructions)
 
 
-@pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
-def test_a_reference_end_to_end(run: Run, shared: Path, tmp_path: Path, name: str) -> None:
-    folder = shared / "reference" / "compvis" / name
+def test_a_reference_end_to_end(run: Run, shared: Path, tmp_path: Path) -> None:
+    folder = shared / "reference" / "compvis" / "vqgan"
     outcome = call(run, checkpoint=folder / "last.ckpt", config=folder / "project.yaml")
     assert outcome.status == 0, outcome.err
     assert "wrote imported/discriminator" in outcome.out
@@ -69,49 +58,24 @@ def test_a_reference_end_to_end(run: Run, shared: Path, tmp_path: Path, name: st
     torch.testing.assert_close(scores, expected["scores_real_eval"], rtol=0, atol=1e-4)
 
 
-def test_arguments_as_json_and_by_name_of_a_size(run: Run, shared: Path, tmp_path: Path) -> None:
-    folder = shared / "reference" / "llamagen" / "tokenizer"
-    llamagen = {"source": "llamagen_tokenizer", "checkpoint": folder / "vq_ds.pt"}
-    outcome = call(run, **llamagen, config=folder / "args.json")
-    assert outcome.status == 0, outcome.err
-    config = json.loads((tmp_path / "imported" / "config.json").read_text())
-    assert config["quantizer"]["cosine"] is True
-    outcome = call(run, **llamagen, config="VQ-16", output="other")
-    fails(
-        outcome,
-        "vq_ds.pt is not imported",
-        "do not fit the config",
-        "norm1.weight is (128,) and not (512,)",
-    )
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("name", ["class", "depth", "unconditional"])
+@pytest.mark.parametrize("name", ["class", "depth"])
 def test_a_reference_of_both_stages_end_to_end(
     run: Run, shared: Path, tmp_path: Path, name: str
 ) -> None:
     folder = shared / "reference" / "compvis" / f"transformer_{name}"
+    files = {"checkpoint": folder / "last.ckpt", "config": folder / "project.yaml"}
     settings = {"num_classes": 10} if name == "class" else {}
-    outcome = call(
-        run,
-        source="compvis_transformer",
-        checkpoint=folder / "last.ckpt",
-        config=folder / "project.yaml",
-        **settings,
-    )
+    outcome = call(run, source="compvis_transformer", **files, **settings)
     assert outcome.status == 0, outcome.err
     for part in ("tokenizer", "transformer"):
         assert f"wrote imported/{part}" in outcome.out
     assert ("wrote imported/condition_tokenizer" in outcome.out) == (name == "depth")
     expected = load_file(folder / "expected.safetensors")
     generator = taming.ImageGenerator.from_pretrained(tmp_path / "imported")
-    condition = expected["prefix"][:, 0] if name == "class" else expected.get("condition_images")
+    condition = expected["prefix"][:, 0] if name == "class" else expected["condition_images"]
     images = generator.sample(2, condition, greedy=True)
     clamped = expected["greedy_images"].clamp(-1, 1)
     torch.testing.assert_close(images, clamped, rtol=0, atol=1e-4)
-    if name == "class":
-        with pytest.raises(ValueError, match="class label 10 does not exist"):
-            generator.sample(1, torch.tensor([10]))
 
 
 def test_a_reference_of_llamagen_end_to_end(run: Run, shared: Path, tmp_path: Path) -> None:
@@ -130,12 +94,7 @@ def test_a_reference_of_llamagen_end_to_end(run: Run, shared: Path, tmp_path: Pa
     assert torch.equal(tokens, expected["greedy_tokens_cfg2"])
     assert generator.sample(1, expected["labels"][:1]).shape == (1, 3, 16, 16)
     outcome = call(run, **gpt, config="GPT-B", output="other")
-    fails(
-        outcome,
-        "c2i.pt is not imported",
-        "do not fit the config",
-        "is (128, 64) and not (16384, 768)",
-    )
+    fails(outcome, "c2i.pt is not imported", "is (128, 64) and not (16384, 768)")
     fails(call(run, **gpt, config=config, output="other", tokenizer="none"), "none does not exist")
     assert not (tmp_path / "other").exists()
 
@@ -166,30 +125,10 @@ def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
         fails(call(run, output=output), f"output={output} exists and is not empty")
 
 
-def test_the_current_directory_is_an_output_too(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_checkpoint(run: Run, tmp_path: Path) -> None:
     write_compvis_checkpoint(tmp_path)
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    files = {"checkpoint": "../last.ckpt", "config": "../project.yaml"}
-    assert call(run, **files, output=".").status == 0
-    assert Path("model.safetensors").is_file()
-
-
-def test_what_is_no_checkpoint_and_what_does_not_fit(run: Run, tmp_path: Path) -> None:
-    write_compvis_checkpoint(tmp_path)
-    fails(
-        call(run, config="f16-1024"),
-        "last.ckpt is not imported",
-        "do not fit the config",
-        "and not (128, 3, 3",
-    )
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
     fails(call(run, checkpoint="photo.png"), "photo.png cannot be read as a PyTorch checkpoint")
-    data = (tmp_path / "last.ckpt").read_bytes()
-    (tmp_path / "cut.ckpt").write_bytes(data[: len(data) // 2])
-    fails(call(run, checkpoint="cut.ckpt"), "cut.ckpt cannot be read", "incomplete")
     fails(call(run, source="llamagen_tokenizer", config="VQ-8"), "last.ckpt is not imported")
     assert not (tmp_path / "imported").exists()
     assert call(run).status == 0  # the same command with the right file

@@ -56,33 +56,6 @@ def test_sampling_writes_pixels_labels_and_pictures(run: Run, transformer_run: P
         assert grid.width > 16
 
 
-def test_sampling_options_reach_the_model(run: Run, transformer_run: Path) -> None:
-    def pixels(*overrides: str) -> np.ndarray:
-        return sampled(run, transformer_run, "num_images=12", *overrides)["arr_0"]
-
-    first = pixels("seed=1")
-    in_batches = pixels("seed=1", "batch_size=5")
-    assert np.abs(first.astype(int) - in_batches).max() <= 1  # rounding
-    assert not np.array_equal(first, pixels("seed=2"))
-    greedy = pixels("greedy=true", "classes=[dogs]")
-    for option in ("top_k=1", "top_p=1.0e-6", "temperature=1.0e-6"):
-        assert np.array_equal(greedy, pixels(option, "classes=[1]"))
-    assert all(np.array_equal(greedy[0], image) for image in greedy)
-
-
-def test_tokens_are_cached_and_never_stale(
-    run: Run, vqgan_run: Path, images: Path, folder_overrides: tuple[str, ...]
-) -> None:
-    def train(name: str) -> str:
-        overrides = (f"vqgan={vqgan_run}", *folder_overrides, *TINY_TRANSFORMER, f"run_dir={name}")
-        return succeeds(run("train_transformer", *overrides, "tokens.num_views=3")).err
-
-    assert "encoding my_images" in train("first")
-    assert "encoding" not in train("second")
-    Image.new("RGB", (16, 16), "red").save(images / "cats" / "000.png")
-    assert "encoding" in train("third")
-
-
 def test_resuming_trains_on(run: Run, vqgan_run: Path, transformer_run: Path) -> None:
     for name, run_dir in (("train_vqgan", vqgan_run), ("train_transformer", transformer_run)):
         succeeds(run(name, f"resume={run_dir}", "trainer.max_steps=4"))

@@ -11,7 +11,6 @@ import torchvision
 from torch import nn
 from torchvision.transforms import v2
 
-from taming.errors import MissingPathError, UserError
 from taming.evaluation import FeatureExtractor, FeatureStatistics, FrechetDistance, frechet_distance
 
 SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
@@ -247,10 +246,3 @@ def test_the_stated_widths_are_the_networks(
     convolutions = [m for m in network.features.modules() if isinstance(m, nn.Conv2d)]
     joined = 2 if backbone == "squeezenet1_1" else 1  # a Fire joins two
     assert features.num_features == convolutions[-1].out_channels * joined
-
-
-def test_what_does_not_fit_is_named(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingPathError, match=r"nowhere\.pth"):
-        extractor(tmp_path / "nowhere.pth")
-    with pytest.raises(UserError, match="16 and must be 32 or more"):
-        extractor(weights, resolution=16)

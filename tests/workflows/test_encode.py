@@ -164,9 +164,8 @@ def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> Non
     assert np.array_equal(tokens.arrays["indices"][3, 0], tokens.arrays["indices"][0, 0])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_cache_says_whose_stand_ins_it_holds(
-    pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
+    pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One image cannot be read for a moment; after an interruption, another."""
 
@@ -176,7 +175,7 @@ def test_a_cache_says_whose_stand_ins_it_holds(
             unreadable.rename(tmp_path / "away")
         caplog.clear()
         try:
-            return encoded(data, tmp_path / "cache", model, num_workers=num_workers)
+            return encoded(data, tmp_path / "cache", model, num_workers=2)
         finally:
             if unreadable is not None:
                 (tmp_path / "away").rename(unreadable)
@@ -194,30 +193,29 @@ def test_a_cache_says_whose_stand_ins_it_holds(
         assert f"delete {directory}" in message
 
 
-@pytest.mark.parametrize("conditions", [None, CELLS])
 @pytest.mark.parametrize("batches", [0, 2, 5])
 def test_an_interrupted_encoding_goes_on(
-    pairs: Path, tmp_path: Path, conditions: Any, batches: int, capsys: pytest.CaptureFixture[str]
+    pairs: Path, tmp_path: Path, batches: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """21 items in batches of 4: of 6 batches some are done before, and the rest after."""
-    encoded(dataset(pairs), tmp_path / "whole", tokenizer(), conditions)
+    encoded(dataset(pairs), tmp_path / "whole", tokenizer(), CELLS)
     model = tokenizer()
     interrupting(model, batches, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        encoded(dataset(pairs), tmp_path / "cache", model, conditions)
+        encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
     (unfinished,) = caches(tmp_path / "cache")
     assert unfinished.name.endswith(".unfinished")
     model = tokenizer()
     sizes = interrupting(model, 100, KeyboardInterrupt())
     capsys.readouterr()
-    encoded(dataset(pairs), tmp_path / "cache", model, conditions)
+    encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
     assert sizes == [4, 4, 4, 4, 4, 1][batches:]
     assert files(tmp_path / "cache") == files(tmp_path / "whole")
     first, *_, last = capsys.readouterr().err.split("\r")[1:]
     assert f" {4 * batches}/21 " in first
     assert " 21/21 " in last
     sizes.clear()
-    encoded(dataset(pairs), tmp_path / "cache", model, conditions)  # the cache is whole now
+    encoded(dataset(pairs), tmp_path / "cache", model, CELLS)  # the cache is whole now
     assert sizes == []
 
 
