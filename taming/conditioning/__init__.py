@@ -7,7 +7,7 @@ from taming.conditioning.base import (
     conditioning_from_config,
 )
 from taming.conditioning.cells import CellClasses, Tokenizer
-from taming.conditioning.class_label import ClassLabel
+from taming.conditioning.class_label import ClassLabel, class_difference
 from taming.conditioning.image import ImageCondition
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "Prompt",
     "Tokenizer",
     "Unconditional",
+    "class_difference",
     "conditioning_from_config",
 ]

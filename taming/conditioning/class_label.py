@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from taming.conditioning.base import Conditioning, Prompt
 from taming.errors import UserError
 
-__all__ = ["ClassLabel"]
+__all__ = ["ClassLabel", "class_difference"]
 
 NAMES_SHOWN = 20
 
@@ -81,3 +82,29 @@ class ClassLabel(Conditioning):
         named = [f"{label} {name}" for label, name in enumerate(self.class_names[:NAMES_SHOWN])]
         more = ", …" if self.num_classes > NAMES_SHOWN else ""
         return f"{text} ({', '.join(named)}{more})"
+
+
+class HasClasses(Protocol):
+    """A model or data of classes."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None without classes."""
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """Names in the order of the labels, where they are known."""
+
+
+def class_difference(found: HasClasses, needed: HasClasses) -> str | None:
+    """Says where the classes of two differ first; None if they do not.
+
+    Names are compared where both are known: "class 1 is 'dog' and not 'owl'".
+    """
+    if found.num_classes != needed.num_classes:
+        return f"there are {found.num_classes or 'no'} classes and not {needed.num_classes or 'no'}"
+    names = zip(found.class_names or (), needed.class_names or (), strict=False)
+    for label, (name, other) in enumerate(names):
+        if name != other:
+            return f"class {label} is {name!r} and not {other!r}"
+    return None

@@ -3,7 +3,6 @@
 from taming.evaluation.classifier import (
     ClassifierTraining,
     ImageClassifier,
-    class_difference,
     train_classifier,
 )
 from taming.evaluation.frechet import (
@@ -36,7 +35,6 @@ __all__ = [
     "LabelMapMetrics",
     "ReconstructionMetrics",
     "TokenLikelihood",
-    "class_difference",
     "frechet_distance",
     "in_proportion",
     "measure_validation",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from taming.serialization import PretrainedModel
 
-__all__ = ["ClassifierTraining", "ImageClassifier", "class_difference", "train_classifier"]
+__all__ = ["ClassifierTraining", "ImageClassifier", "train_classifier"]
 
 GRID_SIDE = 4  # cells of the grid over which features are averaged
 MIN_STEPS = 100  # of a training, however few images there are
@@ -139,29 +139,3 @@ def train_classifier(
         optimizer.step()
         schedule.step()
     return classifier.eval()
-
-
-class HasClasses(Protocol):
-    """A model or data of classes."""
-
-    @property
-    def num_classes(self) -> int | None:
-        """Number of classes; None without classes."""
-
-    @property
-    def class_names(self) -> Sequence[str] | None:
-        """Names in the order of the labels, where they are known."""
-
-
-def class_difference(found: HasClasses, needed: HasClasses) -> str | None:
-    """Says where the classes of two differ first; None if they do not.
-
-    Names are compared where both are known: "class 1 is 'dog' and not 'owl'".
-    """
-    if found.num_classes != needed.num_classes:
-        return f"there are {found.num_classes or 'no'} classes and not {needed.num_classes or 'no'}"
-    names = zip(found.class_names or (), needed.class_names or (), strict=False)
-    for label, (name, other) in enumerate(names):
-        if name != other:
-            return f"class {label} is {name!r} and not {other!r}"
-    return None

@@ -1,10 +1,10 @@
 """Whether model, data and classifier of an evaluation fit each other."""
 
-from taming.conditioning import ImageCondition
+from taming.conditioning import ImageCondition, class_difference
 from taming.data import LabelMapReader
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
-from taming.evaluation import ImageClassifier, class_difference
+from taming.evaluation import ImageClassifier
 from taming.generation import ImageGenerator
 from taming.vqgan import VQGAN
 

@@ -12,9 +12,8 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from taming.conditioning import Tokenizer
+from taming.conditioning import Tokenizer, class_difference
 from taming.errors import UserError, writing
-from taming.evaluation import ImageClassifier, class_difference
 from taming.generation import ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import as_palette, pixel_grid, side_by_side, to_uint8
 from taming.workflows.sample_inputs import (
@@ -194,7 +193,7 @@ def _check_classifier(classifier: Classifier, generator: ImageGenerator, has_cla
             "rejection.classifier needs a requested class: use a model of classes, and name "
             "some with `classes`."
         )
-    if isinstance(classifier, ImageClassifier):
+    if hasattr(classifier, "num_classes") and hasattr(classifier, "class_names"):
         difference = class_difference(classifier, generator.conditioning)
         if difference is not None:
             raise UserError(f"rejection.classifier does not fit the model: {difference}.")
