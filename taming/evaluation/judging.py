@@ -59,11 +59,15 @@ class JudgedImages:
         self.confusion.update(predictions, labels.to(images.device))
         return predictions.tolist()
 
-    def numbers(self, reference: "JudgedImages | None" = None) -> dict[str, Any]:
-        """Returns `num_images` and, where they are known, two more numbers.
+    def numbers(
+        self, reference: "JudgedImages | None" = None, class_names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Returns `num_images` and, where they are known, more.
 
         `agreement` is the share of images whose own class the classifier predicts,
-        `frechet_distance` that of the features to those of the reference.
+        `frechet_distance` that of the features to those of the reference. With names of the
+        classes there is `by_class`, for each its images, their agreement, None without images, and
+        `instead`, the commonest wrong prediction, None without one.
         """
         numbers: dict[str, Any] = {"num_images": self.num_images}
         if self.confusion is not None:
@@ -72,28 +76,25 @@ class JudgedImages:
         if self.statistics is not None and reference is not None:
             assert reference.statistics is not None
             numbers["frechet_distance"] = self.statistics.distance(reference.statistics).item()
+        if self.confusion is not None and class_names is not None:
+            numbers["by_class"] = _by_class(self.confusion.compute(), class_names)
         return numbers
 
-    def by_class(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Returns for each class its images, their agreement, and the commonest wrong prediction.
 
-        `agreement` is None for a class without images, `instead` for one that is always recognised.
-        """
-        if self.confusion is None:
-            return []
-        rows = []
-        for label, counts in enumerate(self.confusion.compute().clone()):
-            num_images, hits = int(counts.sum()), int(counts[label])
-            counts[label] = 0
-            rows.append(
-                {
-                    "class": names[label],
-                    "num_images": num_images,
-                    "agreement": hits / num_images if num_images else None,
-                    "instead": names[int(counts.argmax())] if counts.any() else None,
-                }
-            )
-        return rows
+def _by_class(confusion: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    for label, counts in enumerate(confusion.clone()):
+        num_images, hits = int(counts.sum()), int(counts[label])
+        counts[label] = 0
+        rows.append(
+            {
+                "class": names[label],
+                "num_images": num_images,
+                "agreement": hits / num_images if num_images else None,
+                "instead": names[int(counts.argmax())] if counts.any() else None,
+            }
+        )
+    return rows
 
 
 def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) -> list[int]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import sys
 import time
 from pathlib import Path
 
@@ -36,13 +35,12 @@ def encode_dataset(
     num_workers: int,
     device: torch.device,
 ) -> TokenDataset:
-    """The data set's token cache under `cache_dir`: the valid one there, else made now.
+    """Returns the data set's token cache under `cache_dir`: the valid one there, else made now.
 
     Its directory is named after a digest of what it is of, so a cache of another tokenizer, other
     images or another transform is never found, let alone used. An interrupted encoding goes on
-    where it was when the same cache is asked for again. Of several processes that ask for it one
-    makes it, and the others wait. Images that could not be read are named in the cache, and in a
-    warning each time it is used.
+    where it was. Of several processes that need the same cache one makes it, and the others wait.
+    Images that could not be read are named in the cache, and in a warning each time it is used.
 
     Args:
         tokenizer: encodes the images; it is moved to `device`, like the other one.
@@ -50,7 +48,7 @@ def encode_dataset(
         cache_dir: where caches live.
         condition_tokenizer: encodes the conditions of a data set of pairs; None to leave them out.
         num_views: encodings of each image, the first unaugmented.
-        batch_size: images at once.
+        batch_size: images encoded at once.
         num_workers: processes that load images.
         device: where to encode.
 
@@ -78,13 +76,7 @@ def encode_dataset(
             with held:
                 if not directory.exists():
                     writer = TokenWriter(cache_dir / f"{digest}.unfinished", description)
-                    loader = DataLoader(
-                        dataset,
-                        batch_sampler=writer.remaining(batch_size),
-                        num_workers=num_workers,
-                        generator=torch.Generator(),  # a run with a cache draws the same numbers
-                    )
-                    _encode(tokenizers, loader, writer, device)
+                    _encode(tokenizers, dataset, writer, batch_size, num_workers, device)
                     writer.finish(directory)
         except OSError as error:
             raise UserError(
@@ -129,22 +121,24 @@ def _describe(
 
 def _encode(
     tokenizers: dict[str, VQGAN | CellClasses],
-    loader: DataLoader[dict[str, torch.Tensor]],
+    dataset: ImageDataset,
     writer: TokenWriter,
+    batch_size: int,
+    num_workers: int,
     device: torch.device,
 ) -> None:
-    dataset = loader.dataset
-    assert isinstance(dataset, ImageDataset)
     for tokenizer in tokenizers.values():
         tokenizer.to(device)
+    loader = DataLoader(
+        dataset,
+        batch_sampler=writer.remaining(batch_size),
+        num_workers=num_workers,
+        generator=torch.Generator(),  # a run with a cache draws the same numbers
+    )
     entries = {"indices": "images", "condition_indices": "conditions"}
+    description = f"encoding {Path(dataset.source.description).name}"
     bar = tqdm(
-        total=writer.total,
-        initial=writer.done,
-        unit="image",
-        desc=f"encoding {Path(dataset.source.description).name}",
-        file=sys.stderr,
-        mininterval=1,
+        total=writer.total, initial=writer.done, unit="image", desc=description, mininterval=1
     )
     recorded = time.monotonic()
     try:

@@ -100,21 +100,17 @@ def evaluate_model(
         check_classifier(classifier, data)
     device = tokenizer.last_layer.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
-    training, trained = classifier_training or ClassifierTraining(), None
-    if classifier is None and key == "labels":
-        trained = training.new_classifier(data.resolution, data.channels, data.class_names)
-        classifier = trained
-    judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        if trained is not None:
-            _train(trained, data, training).save_pretrained(output_dir / "classifier")
-            written.append(output_dir / "classifier")
+        if classifier is None and key == "labels":
+            classifier = _train(data, classifier_training or ClassifierTraining(), device)
+            written.append(classifier.save_pretrained(output_dir / "classifier"))
+    judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     with evaluation_mode(model):
         batches = _batches(data, data.val_dataset, max_images, options, "validation images")
         real, measured = measure_validation(tokenizer, batches, judges, _logits(generator, key))
-        numbers = {**(about or {}), "validation_images": _judged(real, None, data)}
+        numbers = {**(about or {}), "validation_images": real.numbers(None, data.class_names)}
         numbers |= {"resolution": list(data.resolution), **measured}
         if features is not None:
             numbers["frechet_features"] = features.description
@@ -135,7 +131,7 @@ def evaluate_model(
             for one in guided:
                 samples, picture = _judge_samples(generator, key, data, judges, one, num_samples)
                 scale = {"guidance_scale": one.guidance.scale}
-                numbers["samples"].append({**scale, **_judged(samples, real, data)})
+                numbers["samples"].append({**scale, **samples.numbers(real, data.class_names)})
                 name = f"_guidance_{one.guidance.scale:g}" if len(guided) > 1 else ""
                 pictures[f"grid{name}.png"] = picture
     numbers["notes"] = _notes(generator, numbers, features, guided)
@@ -149,13 +145,6 @@ def evaluate_model(
             picture.save(output_dir / name)
     names = ["metrics.json", "report.md", *pictures]
     return numbers, written + [output_dir / name for name in names]
-
-
-def _judged(
-    images: JudgedImages, reference: JudgedImages | None, data: ImageDataModule
-) -> dict[str, Any]:
-    by_class = {"by_class": images.by_class(data.class_names)} if images.confusion else {}
-    return {**images.numbers(reference), **by_class}
 
 
 def _logits(
@@ -181,14 +170,22 @@ def _judge_samples(
     num_samples: int,
 ) -> tuple[JudgedImages, Image.Image]:
     """Draws samples; returns what the judges see in them, and the first ones as a grid."""
+    dataset = data.val_dataset if key == "conditions" else data.train_dataset
+    taken = _in_proportion(dataset, num_samples, options)
+    size = options.batch_size or BATCH_SIZE
     judged = JudgedImages(judges)
     shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
     most = SHOWN_A_CLASS if key == "labels" else SHOWN_WITHOUT_CLASSES
     description = f"sampling, guidance {options.guidance.scale:g}"
     with tqdm(total=num_samples, unit="image", desc=description, mininterval=1) as bar:
-        for count, condition in _conditions(key, data, options, num_samples):
-            samples = generator.sample(count, condition, options=options, first_image=bar.n)
-            labels = condition if key == "labels" else None
+        for start in range(0, num_samples, size):
+            numbers = taken[start : start + size]
+            condition = labels = None
+            if key == "labels":
+                condition = labels = torch.tensor([dataset.label(number) for number in numbers])
+            elif key == "conditions":
+                condition = torch.stack([dataset[number]["conditions"] for number in numbers])
+            samples = generator.sample(len(numbers), condition, options=options, first_image=start)
             predictions = judged.update(samples, labels)
             for number, picture in enumerate(to_uint8(samples)):
                 label = -1 if labels is None else int(labels[number])
@@ -197,27 +194,10 @@ def _judge_samples(
                 if len(shown[label]) < most:
                     prediction = None if predictions is None else predictions[number]
                     shown[label].append((picture, prediction))
-            bar.update(count)
+            bar.update(len(numbers))
     if key != "labels":
         return judged, pixel_grid(np.stack([picture for picture, _ in shown[-1]]), min_side=96)
     return judged, class_grid(shown, data.class_names)
-
-
-def _conditions(
-    key: str | None, data: ImageDataModule, options: SamplingOptions, count: int
-) -> Iterator[tuple[int, Tensor | None]]:
-    """Yields the size and the condition of each batch of samples."""
-    dataset = data.val_dataset if key == "conditions" else data.train_dataset
-    taken = _in_proportion(dataset, count, options)
-    assert options.batch_size is not None
-    for start in range(0, count, options.batch_size):
-        numbers = taken[start : start + options.batch_size]
-        condition = None
-        if key == "labels":
-            condition = torch.tensor([dataset.label(number) for number in numbers])
-        elif key == "conditions":
-            condition = torch.stack([dataset[number]["conditions"] for number in numbers])
-        yield len(numbers), condition
 
 
 def _in_proportion(dataset: ImageDataset, count: int, options: SamplingOptions) -> list[int]:
@@ -250,17 +230,19 @@ def _batches(
 
 
 def _train(
-    classifier: ImageClassifier, data: ImageDataModule, training: ClassifierTraining
+    data: ImageDataModule, training: ClassifierTraining, device: torch.device
 ) -> ImageClassifier:
     """Trains a classifier on the training images, with the augmentation of their transform."""
     dataset = data.train_dataset
+    classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
     loader = DataLoader(
         dataset,
         batch_sampler=EndlessBatches(len(dataset), training.batch_size, seed=training.seed),
         num_workers=data.num_workers_for(dataset),
         generator=torch.Generator(),  # its own: nothing is drawn from PyTorch's global state
     )
-    return train_classifier(classifier, loader, training, training.steps_for(len(dataset)))
+    num_steps = training.steps_for(len(dataset))
+    return train_classifier(classifier.to(device), loader, training, num_steps)
 
 
 def _notes(

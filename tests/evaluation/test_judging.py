@@ -49,21 +49,20 @@ def test_a_set_of_images_as_judged() -> None:
     real.update(grey(-0.5, 0.5), torch.tensor([0, 1]))
     assert samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0])) == [0, 1, 1]
     assert samples.update(grey(-0.1), torch.tensor([0])) == [0]
-    numbers = samples.numbers(real)
+    numbers = samples.numbers(real, ["dark", "bright"])
     assert numbers["num_images"] == 4
     assert numbers["agreement"] == pytest.approx(3 / 4)
     means, deviations = (0.0, 0.2), (0.5**0.5, np.std([-0.4, 0.6, 0.7, -0.1], ddof=1))
     expected = (means[0] - means[1]) ** 2 + (deviations[0] - deviations[1]) ** 2
     assert numbers["frechet_distance"] == pytest.approx(expected, rel=1e-5)
-    assert samples.by_class(["dark", "bright"]) == [
+    assert numbers["by_class"] == [
         {"class": "dark", "num_images": 3, "agreement": pytest.approx(2 / 3), "instead": "bright"},
         {"class": "bright", "num_images": 1, "agreement": 1.0, "instead": None},
     ]
     assert real.numbers() == {"num_images": 2, "agreement": 1.0}
     nobody = JudgedImages(Judges(None, None, torch.device("cpu")))
     assert nobody.update(grey(0.0), torch.tensor([0])) is None
-    assert nobody.numbers(nobody) == {"num_images": 1}
-    assert nobody.by_class(["dark", "bright"]) == []
+    assert nobody.numbers(nobody, ["dark", "bright"]) == {"num_images": 1}
 
 
 def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
