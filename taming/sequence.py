@@ -14,14 +14,5 @@ def to_tokens(indices: Tensor) -> Tensor:
 
 
 def to_indices(tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """`(b h·w)` tokens to `(b h w)` indices.
-
-    Raises:
-        ValueError: if there are not as many tokens as the grid has places.
-    """
-    height, width = grid_size
-    if tokens.shape[1] != height * width:
-        raise ValueError(
-            f"{tokens.shape[1]} tokens do not fill a grid of {height} × {width} = {height * width}."
-        )
-    return tokens.unflatten(1, (height, width))
+    """`(b h·w)` tokens to `(b h w)` indices."""
+    return tokens.unflatten(1, grid_size)

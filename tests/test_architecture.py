@@ -85,7 +85,7 @@ def test_imports_run_one_way() -> None:
         ("hydra", {"cli"}),
         ("omegaconf", {"cli"}),
         ("lightning", {"cli", "training", "workflows", "data"}),
-        ("pydantic", {"cli"}),
+        ("pydantic", {"cli", "conditioning", "generation", "transformer"}),
         ("wandb", {"training"}),
         ("lpips", {"losses"}),
     ],

@@ -2,8 +2,10 @@
 
 import logging
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from omegaconf import DictConfig
 
 from taming.cli.app import build, set_seed
@@ -33,7 +35,7 @@ ENCODING_TYPES = {
     "data.source.reader.channels": int | None,
     "data.source.reader.num_classes": int | None,
     "data.label_map.num_classes": int | None,
-    "condition_cell": int | None,
+    "condition_cell": Annotated[int, Ge(1)] | None,
     "tokens.cache_dir": Path,
     "tokens.num_views": int,
     "tokens.batch_size": int,

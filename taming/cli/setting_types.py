@@ -6,6 +6,7 @@ import pydoc
 import typing
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -52,7 +53,8 @@ def _annotations(target: str | None) -> dict[str, Any]:
         return {}
     try:
         found: Any = pydoc.locate(target)
-        call = found.__init__ if inspect.isclass(found) else found
+        is_call = is_dataclass(found) or not inspect.isclass(found)
+        call = found if is_call else found.__init__
         return typing.get_type_hints(call, include_extras=True)  # ranges, too
     except Exception:  # whatever a module of the user's does when it is imported
         return {}

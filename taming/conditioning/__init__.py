@@ -1,6 +1,7 @@
 """What the user asks for, as ids for the transformer: a prefix, or a context."""
 
 from taming.conditioning.base import (
+    Condition,
     Conditioning,
     Prompt,
     Unconditional,
@@ -13,6 +14,7 @@ from taming.conditioning.image import ImageCondition
 __all__ = [
     "CellClasses",
     "ClassLabel",
+    "Condition",
     "Conditioning",
     "ImageCondition",
     "Prompt",

@@ -3,15 +3,22 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import asdict
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
+from annotated_types import Ge, Lt
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from taming.errors import UserError
 
-__all__ = ["Conditioning", "Prompt", "Unconditional", "conditioning_from_config"]
+__all__ = ["Condition", "Conditioning", "Prompt", "Unconditional", "conditioning_from_config"]
+
+Condition = Tensor | str | Sequence[str] | None
+Dropout = Annotated[float, Ge(0), Lt(1)]
+STRICT = ConfigDict(extra="forbid")
 
 
 class Prompt(NamedTuple):
@@ -31,7 +38,7 @@ class Prompt(NamedTuple):
 class Conditioning(ABC):
     """Turns conditions into ids for the transformer: a prefix, or a context.
 
-    A subclass is a dataclass: its fields, and its kind, are what is saved of it.
+    A subclass is a dataclass: a saved generator has its fields and its kind.
     """
 
     kind: ClassVar[str]  # its name in a generator's config.json
@@ -41,16 +48,16 @@ class Conditioning(ABC):
     num_context_ids: int = 0  # number of different context ids; 0 for no context
     num_classes: int | None = None  # number of classes to choose from; None where there are none
     class_names: Sequence[str] | None = None  # in the order of their labels; None where unknown
+    needed: str = ""  # what the condition of an image is, for messages
     # share of the conditions that training replaces by "no condition": only with some does the
     # model learn to draw images without one
     dropout: float = 0.0
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout < 1.0:
-            raise UserError(
-                f"condition_dropout is {self.dropout}: it must be at least 0 and less than 1."
-            )
+    @property
+    def can_do_without(self) -> bool:
+        """Whether the model has learned what images look like without a condition."""
+        return self.dropout > 0
 
     @abstractmethod
     def prompt(
@@ -65,33 +72,41 @@ class Conditioning(ABC):
             device: where the ids are to be.
         """
 
-    @abstractmethod
-    def check_values(self, condition: Tensor) -> None:
+    def check_values(self, condition: Tensor) -> None:  # noqa: B027 - there may be none
         """Raises a `UserError` for labels or tokens out of range, whatever their shape.
 
         Looking at values on a GPU means waiting for it: check them before they go there.
         """
 
-    @abstractmethod
-    def check(self, condition: Tensor | None, num_images: int) -> None:
-        """Raises a `UserError` unless this is a condition for each of so many images.
+    def check(self, condition: Condition, num_images: int) -> Tensor | None:
+        """Returns the condition of so many images as a tensor, with class names as labels.
 
-        A condition is `(b,)` class labels, or `(b c H W)` condition images, whose pixels are not
-        looked at, or their codes `(b h w)`; None for no condition.
+        Args:
+            condition: `(b,)` class labels, or class names, or one name for all; or `(b c H W)`
+                condition images, whose pixels are not looked at, or their codes `(b h w)`; None
+                for no condition.
+            num_images: b.
+
+        Raises:
+            UserError: if it is not a condition of this model for each image.
         """
+        if condition is None:
+            if self.can_do_without:
+                return None
+            problem = "this model was trained without condition_dropout and needs a condition"
+        elif isinstance(condition, Tensor) and self.fits(condition, num_images):
+            if not condition.is_floating_point():
+                self.check_values(condition)
+            return condition
+        elif isinstance(condition, Tensor):
+            problem = f"the condition is {condition.dtype} of shape {tuple(condition.shape)}"
+        else:
+            problem = f"the condition is {condition!r}"
+        raise UserError(f"{problem}: give {self.needed} for each of {num_images} images.")
 
-    @property
-    def can_do_without(self) -> bool:
-        """Whether the model has learned what images look like without a condition."""
-        return self.dropout > 0
-
-    def check_absence(self, needed: str) -> None:
-        """Raises a `UserError` if the model cannot do without what is needed."""
-        if not self.can_do_without:
-            raise UserError(
-                "this model was trained without condition_dropout and has not learned to do "
-                f"without a condition: give {needed}."
-            )
+    def fits(self, condition: Tensor, num_images: int) -> bool:
+        """Whether a tensor has the type and shape of conditions for so many images."""
+        return False
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
         """Replaces each prompt by that of "no condition" with probability `dropout`."""
@@ -121,7 +136,7 @@ class Conditioning(ABC):
         return {"kind": self.kind, **settings}
 
 
-@dataclass
+@dataclass(config=STRICT)
 class Unconditional(Conditioning):
     """The prefix is the id 0, the only one there is; the model knows no conditions."""
 
@@ -134,17 +149,10 @@ class Unconditional(Conditioning):
         """Returns a prefix of `(b 1)` zeros."""
         return Prompt(torch.zeros(batch_size, 1, dtype=torch.int64, device=device))
 
-    def check_values(self, condition: Tensor) -> None:
-        """Refuses any condition."""
-        raise UserError(
-            "this model was trained without conditions: leave the condition out, or use a model "
-            "trained with conditions."
-        )
-
-    def check(self, condition: Tensor | None, num_images: int) -> None:
+    def check(self, condition: Condition, num_images: int) -> None:
         """Refuses any condition."""
         if condition is not None:
-            self.check_values(condition)
+            raise UserError("this model was trained without conditions: leave the condition out.")
 
 
 def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
@@ -160,5 +168,5 @@ def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
         raise UserError(f"conditioning of kind {kind!r} is not one of {', '.join(kinds)}.")
     try:
         return kinds[kind](**settings)
-    except TypeError as error:
-        raise UserError(f"the config of the conditioning {kind!r} is wrong: {error}.") from error
+    except ValueError as error:
+        raise UserError(f"the config of the conditioning {kind!r} is wrong: {error}") from error

@@ -50,7 +50,7 @@ class CellClasses(PretrainedModel):
             divide by `cell_size` work too.
 
     Raises:
-        UserError: if the resolution does not divide by the cell size, or a number is too small.
+        UserError: if the resolution does not divide by the cell size.
     """
 
     kind = "cell_classes"
@@ -58,11 +58,6 @@ class CellClasses(PretrainedModel):
 
     def __init__(self, num_classes: int, cell_size: int, resolution: int | Sequence[int]) -> None:
         super().__init__()
-        if num_classes < 2 or cell_size < 1:
-            raise UserError(
-                f"label maps of {num_classes} classes and cells of {cell_size} pixels: there must "
-                "be at least two classes and one pixel."
-            )
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
         self.downsample_factor = cell_size
         self.image_channels = self.codebook_size = num_classes

@@ -1,13 +1,14 @@
 """Class labels as conditions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from annotated_types import Ge
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from taming.conditioning.base import Conditioning, Prompt
+from taming.conditioning.base import STRICT, Condition, Conditioning, Dropout, Prompt
 from taming.errors import UserError
 
 __all__ = ["ClassLabel", "class_difference"]
@@ -15,25 +16,28 @@ __all__ = ["ClassLabel", "class_difference"]
 NAMES_SHOWN = 20
 
 
-@dataclass
+@dataclass(config=STRICT)
 class ClassLabel(Conditioning):
     """The prefix is the class label; one more id, the last, stands for "no class"."""
 
     kind = "class_label"
 
-    num_classes: int  # labels are 0 to num_classes - 1
-    dropout: float = 0.0  # share of the labels that training replaces by "no class"
+    num_classes: Annotated[int, Ge(1)]  # labels are 0 to num_classes - 1
+    dropout: Dropout = 0.0  # share of the labels that training replaces by "no class"
     class_names: Sequence[str] | None = None  # to choose classes by name, and for reports
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_classes < 1:
-            raise UserError(
-                f"num_classes is {self.num_classes}: a class model needs at least 1 class."
-            )
-        if self.class_names is not None:
-            self.class_names = tuple(self.class_names)
         self.num_prefix_ids = self.num_classes + 1
+
+    @property
+    def needed(self) -> str:  # type: ignore[override]
+        """A label, of those there are."""
+        text = f"a class label from 0 to {self.num_classes - 1}"
+        if self.class_names is None:
+            return text
+        named = [f"{label} {name}" for label, name in enumerate(self.class_names[:NAMES_SHOWN])]
+        more = ", …" if self.num_classes > NAMES_SHOWN else ""
+        return f"{text} ({', '.join(named)}{more})"
 
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
@@ -53,35 +57,26 @@ class ClassLabel(Conditioning):
         labels = [names.index(c) if isinstance(c, str) and c in names else c for c in classes]
         for label in labels:
             if not isinstance(label, int) or not 0 <= label < self.num_classes:
-                known = self._range()
                 raise UserError(
-                    f"class label {label!r} does not exist in this model: labels are {known}."
+                    f"class label {label!r} does not exist in this model: give {self.needed}."
                 )
         return torch.tensor(labels, dtype=torch.int64)
+
+    def check(self, condition: Condition, num_images: int) -> Tensor | None:
+        """Returns labels `(b,)` also for class names, or for one name for all images."""
+        if isinstance(condition, str):
+            condition = [condition] * num_images
+        if isinstance(condition, list | tuple):
+            condition = self.labels(condition)
+        return super().check(condition, num_images)
+
+    def fits(self, condition: Tensor, num_images: int) -> bool:
+        """Whether there is an integer for each image."""
+        return condition.shape == (num_images,) and not condition.is_floating_point()
 
     def check_values(self, condition: Tensor) -> None:
         """Refuses labels of classes that do not exist."""
         self.labels(condition.flatten().tolist())
-
-    def check(self, condition: Tensor | None, num_images: int) -> None:
-        """Refuses labels that are not one for each image, or None where that was not learned."""
-        if condition is None:
-            self.check_absence(f"a class label for each image, {self._range()}")
-        elif condition.shape != (num_images,) or condition.is_floating_point():
-            raise UserError(
-                f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
-                f"where {num_images} integer class labels, shape ({num_images},), are needed."
-            )
-        else:
-            self.check_values(condition)
-
-    def _range(self) -> str:
-        text = f"0 to {self.num_classes - 1}"
-        if self.class_names is None:
-            return text
-        named = [f"{label} {name}" for label, name in enumerate(self.class_names[:NAMES_SHOWN])]
-        more = ", …" if self.num_classes > NAMES_SHOWN else ""
-        return f"{text} ({', '.join(named)}{more})"
 
 
 class HasClasses(Protocol):

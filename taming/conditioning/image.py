@@ -1,19 +1,19 @@
 """Another image as condition: a segmentation map, depth, edges, or any picture, as tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from taming.conditioning.base import Conditioning, Prompt
+from taming.conditioning.base import STRICT, Conditioning, Dropout, Prompt
 from taming.errors import UserError
 
 __all__ = ["ImageCondition"]
 
 
-@dataclass
+@dataclass(config=STRICT)
 class ImageCondition(Conditioning):
     """The tokens of the condition image, in front of the sequence or beside it.
 
@@ -24,10 +24,11 @@ class ImageCondition(Conditioning):
 
     kind = "image"
     takes_images = True
+    needed = "a float condition image (c, H, W)"
 
     num_codes: int  # number of different condition tokens: the codes of their tokenizer
     grid_size: tuple[int, int]  # (height, width) of the condition image's code grid
-    dropout: float = 0.0  # share of the conditions that training replaces by "no condition"
+    dropout: Dropout = 0.0  # share of the conditions that training replaces by "no condition"
     as_context: bool = False  # attended to, instead of being in front
     # red, green and blue, 0 to 255, of each class of label maps, to show them; None for pictures
     palette: Sequence[Sequence[int]] | None = None
@@ -36,13 +37,10 @@ class ImageCondition(Conditioning):
     unlabelled_class: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        height, width = self.grid_size
-        self.grid_size = height, width
         if self.as_context:
             self.num_context_ids = self.num_codes + 1
         else:
-            self.prefix_length = height * width
+            self.prefix_length = self.grid_size[0] * self.grid_size[1]
             self.num_prefix_ids = self.num_codes + 1
 
     def prompt(
@@ -65,17 +63,9 @@ class ImageCondition(Conditioning):
                 f"{self.num_codes - 1}."
             )
 
-    def check(self, condition: Tensor | None, num_images: int) -> None:
-        """Refuses what is neither an image nor a grid of codes for each image."""
-        if condition is None:
-            self.check_absence("a condition image for each image")
-        elif len(condition) != num_images or condition.ndim != 3 + condition.is_floating_point():
-            raise UserError(
-                f"the condition is a {condition.dtype} tensor of shape {tuple(condition.shape)}, "
-                f"where {num_images} condition images, float ({num_images}, c, H, W), are needed."
-            )
-        elif not condition.is_floating_point():
-            self.check_values(condition)
+    def fits(self, condition: Tensor, num_images: int) -> bool:
+        """Whether there is a float image or a grid of codes for each image."""
+        return condition.ndim == 3 + condition.is_floating_point() and len(condition) == num_images
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
         """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""

@@ -7,11 +7,14 @@ the result is always well defined. Half-precision logits are computed with in fl
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from taming.generation.options import SamplingOptions
 
 __all__ = [
     "TokenChoice",
@@ -124,12 +127,26 @@ class TokenChoice:
     """How a token is taken from its logits: guidance, then filters, then a random number."""
 
     uniforms: Tensor | None = None  # (b n) from `random_numbers`; None takes the most probable
-    scales: Tensor | None = (
-        None  # (n,) guidance scale of each token of the image; None: no guidance
-    )
+    scales: Tensor | None = None  # (n,) guidance scale of each token; None: no guidance
     temperature: float = 1.0  # see `filter_logits`
     top_k: int | None = None
     top_p: float | None = None
+
+    @classmethod
+    def of(
+        cls, options: SamplingOptions, numbers: Sequence[int], num_tokens: int, device: torch.device
+    ) -> Self:
+        """Returns the choice for images of these numbers; the options must have a seed."""
+        uniforms = scales = None
+        if not options.greedy:
+            assert options.seed is not None
+            uniforms = random_numbers(options.seed, numbers, num_tokens)  # (b n)
+            if device.type == "mps":
+                uniforms = uniforms.float()  # it has no float64
+            uniforms = uniforms.to(device)
+        if not options.guidance.is_off:
+            scales = options.guidance.scales(num_tokens).to(device)
+        return cls(uniforms, scales, options.temperature, options.top_k, options.top_p)
 
     @property
     def num_sequences(self) -> int:
@@ -156,22 +173,26 @@ class TokenChoice:
         return sample_by_inverse_cdf(filtered, self.uniforms[:, number].squeeze(1))
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """The tensors there are, both with the token's number as last dimension."""
-        return [x for x in (self.uniforms, self.scales) if x is not None]
-
-    @property
     def settings(self) -> tuple[object, ...]:
         """All but the tensors' values: what a compiled step depends on."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
 
-    def at(self, numbers: Tensor) -> "TokenChoice":
+    def narrow(self, start: int, length: int) -> Self:
         """Returns the choice for some tokens of the image, which then count from 0."""
-        return self.map(lambda x: x[..., numbers])
+        return self._map(lambda x: x.narrow(-1, start, length))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "TokenChoice":
-        """Returns the choice with each tensor replaced by a function of it."""
+    def clone(self) -> Self:
+        """Returns the choice with memory of its own."""
+        return self._map(torch.clone)
+
+    def copy_(self, other: "TokenChoice") -> None:
+        """Takes over the random numbers and scales of another choice, in the same memory."""
+        for own, new in ((self.uniforms, other.uniforms), (self.scales, other.scales)):
+            if own is not None and new is not None:
+                own.copy_(new)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         uniforms = None if self.uniforms is None else function(self.uniforms)
         scales = None if self.scales is None else function(self.scales)
         return replace(self, uniforms=uniforms, scales=scales)

@@ -102,18 +102,13 @@ class CompiledSteps(Steps):
     def __init__(
         self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int
     ) -> None:
-        super().__init__(transformer, choose.map(torch.clone), prompt, num_tokens)
+        super().__init__(transformer, choose.clone(), prompt, num_tokens)
         self._steps: dict[int, Step] = {}  # by span
         self._key = _key(transformer, choose, prompt, num_tokens)
 
     def fits(self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> bool:
         """Returns whether what is compiled serves these; see the constructor's arguments."""
         return self._key == _key(transformer, choose, prompt, num_tokens)
-
-    def take(self, choose: TokenChoice) -> None:
-        """Takes over the random numbers and scales of the next batch."""
-        for own, new in zip(self.choose.tensors, choose.tensors, strict=True):
-            own.copy_(new)
 
     def step(self, latest: Tensor, number: int) -> Tensor:
         """See `Steps`."""

@@ -7,18 +7,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from taming.conditioning import CellClasses, conditioning_from_config
+from taming.conditioning import CellClasses, Condition, conditioning_from_config
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.checks import check_keep_rows
-from taming.generation.options import SamplingOptions
-from taming.generation.tokens import BATCH_SIZE, Condition, TokenGenerator
+from taming.generation.options import SamplingOptions, as_grid_size
+from taming.generation.tokens import BATCH_SIZE, TokenGenerator
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import SavedModel
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["ImageGenerator", "load_condition_tokenizer"]
+__all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer"]
 
 
 class ImageGenerator(TokenGenerator):
@@ -66,17 +65,21 @@ class ImageGenerator(TokenGenerator):
             logits of the classes.
         """
         self.require_tokenizer()
-        options = SamplingOptions.of(
-            options, temperature, top_k, top_p, guidance_scale, greedy, seed
-        )
         tokens = self.sample_tokens(
             num_images,
             condition,
-            given_tokens=given_tokens,
+            temperature,
+            top_k,
+            top_p,
+            guidance_scale,
+            greedy,
+            seed,
+            given_tokens,
             options=options,
             progress=progress,
             first_image=first_image,
         )
+        options = options or SamplingOptions()
         batches = tokens.split(options.batch_size or BATCH_SIZE)
         return torch.cat([self.decode(batch, options.grid_size) for batch in batches])
 
@@ -147,9 +150,10 @@ class ImageGenerator(TokenGenerator):
         Raises:
             UserError: if there is no tokenizer, or the tokens are not its codes.
         """
-        tokenizer, grid_size = self.require_tokenizer(), self._grid_size_of(grid_size)
+        tokenizer = self.require_tokenizer()
+        grid_size = self.grid_size if grid_size is None else as_grid_size(grid_size)
         with evaluation_mode(tokenizer):
-            images = tokenizer.decode(to_indices(self._check_tokens(tokens, grid_size), grid_size))
+            images = tokenizer.decode(to_indices(self._checked(tokens, grid_size), grid_size))
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:
@@ -189,11 +193,18 @@ class ImageGenerator(TokenGenerator):
         if self.tokenizer is None:
             raise UserError(
                 "this generator has no tokenizer, so it draws tokens but no images: save it with "
-                "the VQGAN it was trained on. A LlamaGen GPT gets one as it is imported: "
-                "import_checkpoint source=llamagen_gpt checkpoint=… config=… output=… "
-                "tokenizer=DIR, where DIR holds the imported tokenizer."
+                "the VQGAN it was trained on, or import it once more with tokenizer=DIR."
             )
         return self.tokenizer
+
+
+def check_keep_rows(keep_rows: int, height: int) -> None:
+    """Raises a `UserError` unless so many rows of `height` leave something to generate."""
+    if not 0 < keep_rows < height:
+        raise UserError(
+            f"keep_rows is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
+            f"{height - 1} of them."
+        )
 
 
 def load_condition_tokenizer(saved: SavedModel) -> VQGAN | CellClasses | None:

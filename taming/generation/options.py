@@ -2,20 +2,33 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import field
+from typing import Annotated, Any, Literal, Self
 
 import torch
+from annotated_types import Ge, Gt, Le
+from pydantic import BeforeValidator, ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from taming.conditioning import Conditioning
 from taming.errors import UserError
 
-__all__ = ["GUIDANCE_SCHEDULES", "Guidance", "SamplingOptions", "check_grid_size"]
-
-GUIDANCE_SCHEDULES = ("constant", "linear", "power_cosine")
+__all__ = ["Guidance", "SamplingOptions", "as_grid_size"]
 
 
-@dataclass(frozen=True)
+def as_grid_size(size: int | Sequence[int]) -> tuple[int, int]:
+    """Returns (height, width), where a single number means a square."""
+    height, width = size if isinstance(size, Sequence) else (size, size)
+    return height, width
+
+
+Share = Annotated[float, Ge(0), Le(1)]
+Count = Annotated[int, Ge(1)]
+GridSize = Annotated[tuple[Count, Count], BeforeValidator(as_grid_size)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Guidance:
     """Classifier-free guidance (Ho & Salimans 2022): the scale of each token of an image.
 
@@ -34,53 +47,44 @@ class Guidance:
     Outside the interval the scale is 1: a token is inside if start <= i / n < end, as fractions of
     the image, so that an end of 1 includes the last token. (Kynkäänniemi et al. 2024, "Applying
     Guidance in a Limited Interval", for the noise levels of diffusion.)
-
-    Raises:
-        UserError: if a value is out of range.
     """
 
-    scale: float = 1.0  # at least 0; 1 is no guidance, more follows the condition more strongly
-    schedule: str = "constant"  # one of GUIDANCE_SCHEDULES
-    power: float = 1.0  # more than 0; only power_cosine uses it
-    interval: Sequence[float] = (0.0, 1.0)  # (start, end) with 0 <= start < end <= 1
-
-    def __post_init__(self) -> None:
-        interval = tuple(self.interval)  # a list, where it comes from a config
-        if not 0 <= self.scale < math.inf:
-            raise UserError(f"guidance_scale is {self.scale} and must be at least 0, and finite.")
-        if self.schedule not in GUIDANCE_SCHEDULES:
-            raise UserError(
-                f"guidance_schedule is {self.schedule!r} and must be one of "
-                f"{', '.join(GUIDANCE_SCHEDULES)}."
-            )
-        if not 0 < self.power < math.inf:
-            raise UserError(f"guidance_power is {self.power} and must be more than 0, and finite.")
-        if len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1:
-            raise UserError(
-                f"guidance_interval is {list(interval)} and must be two fractions of the image, "
-                "[start, end] with 0 <= start < end <= 1."
-            )
-        object.__setattr__(self, "interval", interval)
+    scale: Annotated[float, Ge(0)] = 1.0  # 1: no guidance; more follows the condition more strongly
+    schedule: Literal["constant", "linear", "power_cosine"] = "constant"
+    power: Annotated[float, Gt(0)] = 1.0  # only power_cosine uses it
+    interval: tuple[Share, Share] = (0.0, 1.0)  # (start, end)
 
     @property
     def is_off(self) -> bool:
         """Whether the scale is 1 for every token, so that no unconditional logits are needed."""
         return self.scale == 1
 
+    def check(self, conditioning: Conditioning, *, has_condition: bool) -> None:
+        """Raises a `UserError` if there is no condition, or the model always had one."""
+        strengthens = f"guidance_scale={self.scale:g} strengthens a condition, and"
+        if not self.is_off and not has_condition:
+            raise UserError(
+                f"{strengthens} there is none: leave guidance out, or give a condition."
+            )
+        if not self.is_off and not conditioning.can_do_without:
+            raise UserError(
+                f"{strengthens} this model was trained without condition_dropout, which guidance "
+                "needs."
+            )
+
     def notes(self, num_tokens: int, num_given: int = 0) -> list[str]:
-        """Says in sentences what has no effect on images of so many tokens, some of them given."""
-        unused, why = [], "a scale of 1 is no guidance"
-        if self.is_off:
-            unused = ["schedule", "power", "interval"]
-        elif (self.scales(num_tokens)[num_given:] == 1).all():
+        """Says in a sentence if guidance has no effect on the tokens after the given ones."""
+        if self.is_off and self != Guidance():
+            return [
+                "no effect of guidance_schedule, guidance_power and guidance_interval: "
+                "guidance_scale=1 is no guidance."
+            ]
+        if not self.is_off and (self.scales(num_tokens)[num_given:] == 1).all():
             return [
                 "no effect of guidance: by guidance_schedule and guidance_interval the scale is 1 "
                 "for every token that is drawn."
             ]
-        elif self.schedule != "power_cosine":
-            unused, why = ["power"], "only guidance_schedule=power_cosine uses it"
-        changed = [f"guidance_{n}" for n in unused if getattr(self, n) != getattr(Guidance, n)]
-        return [f"no effect of {' and '.join(changed)}: {why}."] if changed else []
+        return []
 
     def scale_at(self, number: int, num_tokens: int) -> float:
         """Returns the scale of one token, by its number from 0 to `num_tokens` - 1."""
@@ -102,49 +106,29 @@ class Guidance:
         return torch.tensor(scales, dtype=torch.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SamplingOptions:
     """How tokens are drawn, whatever the model and its condition.
 
     Raises:
-        UserError: if a value is out of range.
+        ValueError: pydantic's, if a value is not of its type or out of its range.
     """
 
-    temperature: float = 1.0  # more than 0; below 1 more of the probable, above 1 less
-    top_k: int | None = None  # draw among this many most probable tokens; None: all
-    top_p: float | None = None  # among the most probable tokens with this probability together
+    temperature: Annotated[float, Gt(0)] = 1.0  # below 1 more of the probable, above 1 less
+    top_k: Count | None = None  # draw among this many most probable; None: all
+    # draw among the most probable tokens with this probability together
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
     guidance: Guidance = field(default_factory=Guidance)  # how strongly the condition is followed
-    greedy: bool = False  # the most probable token each time; the four options above but guidance,
-    # and the seed, have no effect
-    seed: int | None = None  # not negative; None: taken from PyTorch's global random state
+    greedy: bool = False  # the most probable token each time, whatever the other filters and seed
+    seed: Annotated[int, Ge(0)] | None = None  # None: taken from PyTorch's global random state
     # (height, width) in codes of larger images, drawn through a sliding window of the trained size;
     # one number for a square; None: the trained size
-    grid_size: int | Sequence[int] | None = None
+    grid_size: GridSize | None = None
     stride: int | None = None  # of that window, see `plan_windows`
     # compile the step: slow to start, then faster; the same tokens up to rounding. Batches are
     # filled up to the batch size, for which it is compiled.
     compile: bool = False
-    batch_size: int | None = None  # images drawn at once, which bounds the memory; None: at most 64
-
-    def __post_init__(self) -> None:
-        if not self.greedy and not self.temperature > 0:
-            raise UserError(
-                f"temperature is {self.temperature} and must be more than 0; for the most probable "
-                "tokens use greedy=true."
-            )
-        if self.top_k is not None and (self.top_k < 1 or self.top_k != int(self.top_k)):
-            raise UserError(
-                f"top_k is {self.top_k} and must be a whole number, 1 or more; for no limit leave "
-                "it out (null)."
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p} and must be more than 0 and at most 1.")
-        for name, least in (("seed", 0), ("batch_size", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value} and must be at least {least}.")
-        if self.grid_size is not None:
-            object.__setattr__(self, "grid_size", check_grid_size(self.grid_size))
+    batch_size: Count | None = None  # images drawn at once, which bounds the memory; None: 64
 
     @classmethod
     def of(cls, options: Self | None, *arguments: Any) -> Self:
@@ -159,14 +143,3 @@ class SamplingOptions:
         if options is not None and made != cls():
             raise UserError("give temperature, seed and so on in the options, not beside them.")
         return options or made
-
-
-def check_grid_size(grid_size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns (height, width), for one number a square; raises a `UserError` for anything else."""
-    sides = grid_size if isinstance(grid_size, Sequence) else (grid_size, grid_size)
-    if len(sides) != 2 or min(sides) < 1 or any(side != int(side) for side in sides):
-        raise UserError(
-            f"grid_size is {grid_size} and must be (height, width) in codes, or one whole number "
-            "for a square."
-        )
-    return int(sides[0]), int(sides[1])

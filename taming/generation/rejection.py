@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,6 @@ from tqdm import tqdm
 
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.checks import as_condition
 from taming.generation.generator import ImageGenerator
 from taming.generation.options import SamplingOptions
 from taming.generation.tokens import BATCH_SIZE
@@ -49,8 +49,7 @@ def sample_best(
 
     Candidate c of image number i is drawn as image number i + c · 2³²: its random stream is its
     own, whatever the batch; candidate 0 is the image that `generator.sample` draws; and more
-    candidates only add to those there were. Of equally probable ones the first is kept. No more
-    than two batches of candidates are ever held.
+    candidates only add to those there were. Of equally probable ones the first is kept.
 
     Args:
         generator: of a class-conditional model.
@@ -58,15 +57,14 @@ def sample_best(
             a module is used in evaluation mode.
         num_images: n.
         condition: `(n,)` int64 class labels, or class names, or one name for all.
-        num_candidates: drawn for each image.
-        given_tokens: see `ImageGenerator.sample_tokens`.
+        num_candidates: drawn for each image, at least 1.
+        given_tokens: see `ImageGenerator.sample_tokens`, like all that follows.
         options: how to sample.
-        first_image: number of the first image, to draw a long series in several calls.
+        first_image: number of the first image.
         progress: show a progress bar, of candidates.
 
     Raises:
-        UserError: if the model has no classes, an argument is out of range, or the classifier does
-            not give a number for each class.
+        UserError: if the model has no classes, or the classifier does not give a number for each.
     """
     num_classes = generator.conditioning.num_classes
     if num_classes is None:
@@ -74,62 +72,46 @@ def sample_best(
             "rejection sampling keeps what a classifier takes for the requested class, and this "
             "model was not trained on classes."
         )
-    if num_candidates < 1:
-        raise UserError(f"num_candidates is {num_candidates} and must be at least 1.")
-    labels = as_condition(condition, generator.conditioning, num_images)
+    labels = generator.conditioning.check(condition, num_images)
     assert labels is not None
+    labels = labels.to(generator.device)
     options = options or SamplingOptions()
     if options.seed is None:
         options = replace(options, seed=int(torch.randint(2**62, ())))
-    batch_size = options.batch_size or min(num_images, BATCH_SIZE)
-    options = replace(options, batch_size=batch_size)
+    batch_size = options.batch_size or BATCH_SIZE
+    probability = partial(_probabilities, classifier, num_classes)
 
-    parts = []
+    kept: BestSamples | None = None
     total = num_images * num_candidates
-    with tqdm(total=total, unit="image", desc="sampling", disable=not progress) as bar:
-        for start in range(0, num_images, batch_size):
-            batch = labels[start : start + batch_size]
-            given = None if given_tokens is None else given_tokens[start : start + batch_size]
-            best: BestSamples | None = None
-            for candidate in range(num_candidates):
-                number = first_image + start + candidate * NUMBERS_A_CANDIDATE
-                images = generator.sample(
-                    len(batch), batch, given_tokens=given, options=options, first_image=number
-                )
-                probabilities = _probabilities(classifier, images, batch, num_classes)
-                numbers = torch.full_like(probabilities, candidate, dtype=torch.int64)
-                drawn = BestSamples(images, probabilities, numbers)
-                best = drawn if best is None else _better(best, drawn)
-                bar.update(len(batch))
-            parts.append(best)
-    return BestSamples(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    bar = tqdm(None, "sampling", total, unit="image", disable=not progress)
+    with bar, evaluation_mode(classifier) if isinstance(classifier, nn.Module) else nullcontext():
+        for candidate in range(num_candidates):
+            number = first_image + candidate * NUMBERS_A_CANDIDATE
+            images = generator.sample(
+                num_images, labels, given_tokens=given_tokens, options=options, first_image=number
+            )
+            batches = zip(images.split(batch_size), labels.split(batch_size), strict=True)
+            probabilities = torch.cat([probability(*batch) for batch in batches])
+            candidates = torch.full_like(probabilities, candidate, dtype=torch.int64)
+            drawn = BestSamples(images, probabilities, candidates)
+            kept = kept or drawn
+            better = drawn.probabilities > kept.probabilities
+            for old, new in zip(kept, drawn, strict=True):
+                old[better] = new[better]
+            bar.update(num_images)
+    assert kept is not None, f"{num_candidates} candidates"
+    return kept
 
 
 def _probabilities(
-    classifier: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, num_classes: int
+    classifier: Callable[[Tensor], Tensor], num_classes: int, images: Tensor, labels: Tensor
 ) -> Tensor:
     """Returns the probability of each image's own class, `(b,)` float32."""
-    mode = evaluation_mode(classifier) if isinstance(classifier, nn.Module) else nullcontext()
-    with mode:
-        logits = classifier(images)
+    logits = classifier(images)
     if logits.shape != (len(images), num_classes):
         raise UserError(
             f"the classifier gives {tuple(logits.shape)} for {len(images)} images, and must give "
             f"a logit for each of the model's {num_classes} classes."
         )
     own = labels.to(logits.device)[:, None]
-    probabilities = logits.float().softmax(dim=-1).gather(1, own).squeeze(1)
-    if probabilities.isnan().any():
-        raise UserError("the classifier's logits are not numbers (NaN).")
-    return probabilities.to(images.device)
-
-
-def _better(first: BestSamples, second: BestSamples) -> BestSamples:
-    """Returns the more probable image of each pair, the first of equal ones."""
-    take = second.probabilities > first.probabilities  # (b,)
-    return BestSamples(
-        *(
-            torch.where(take.view(-1, *[1] * (new.ndim - 1)), new, old)
-            for old, new in zip(first, second, strict=True)
-        )
-    )
+    return logits.float().softmax(dim=-1).gather(1, own).squeeze(1).to(images.device)

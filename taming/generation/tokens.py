@@ -9,23 +9,21 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from taming.conditioning import Conditioning, ImageCondition, Prompt, Tokenizer
+from taming.conditioning import Condition, Conditioning, ImageCondition, Prompt, Tokenizer
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.checks import as_condition, check_guidance, check_parts, check_tokens
-from taming.generation.choice import TokenChoice, random_numbers
+from taming.generation.choice import TokenChoice
 from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
-from taming.generation.options import SamplingOptions, check_grid_size
+from taming.generation.options import SamplingOptions, as_grid_size
 from taming.generation.window import WindowRun, plan_windows
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import PretrainedModel
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["BATCH_SIZE", "Condition", "TokenGenerator"]
+__all__ = ["BATCH_SIZE", "TokenGenerator"]
 
 BATCH_SIZE = 64
-Condition = Tensor | str | Sequence[str] | None
 
 
 class TokenGenerator(PretrainedModel):
@@ -40,8 +38,13 @@ class TokenGenerator(PretrainedModel):
         condition_tokenizer: Tokenizer | None = None,
     ) -> None:
         super().__init__()
-        self.grid_size = check_grid_size(grid_size)
-        check_parts(transformer, conditioning, self.grid_size, tokenizer, condition_tokenizer)
+        codebook_size = transformer.config.codebook_size
+        if tokenizer is not None and tokenizer.codebook_size != codebook_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.codebook_size} codes and the transformer "
+                f"{codebook_size}: they are not of the same model."
+            )
+        self.grid_size = as_grid_size(grid_size)
         self.transformer = transformer
         self.condition_tokenizer = condition_tokenizer
         self.tokenizer = tokenizer
@@ -76,9 +79,9 @@ class TokenGenerator(PretrainedModel):
         Raises:
             UserError: if tokens or condition do not fit the model.
         """
-        tokens = self._check_tokens(tokens, self.grid_size)
-        condition = as_condition(condition, self.conditioning, len(tokens))
-        prompt = self._prompt(self._encoded(condition, self.grid_size), len(tokens))
+        tokens = self._checked(tokens, self.grid_size)
+        encoded = self._encoded(self.conditioning.check(condition, len(tokens)), self.grid_size)
+        prompt = self._prompt(encoded, len(tokens))
         return self.transformer.token_logits(prompt.prefix, tokens, prompt.context)
 
     def sample_tokens(
@@ -107,7 +110,7 @@ class TokenGenerator(PretrainedModel):
             condition: `(num_images,)` int64 class labels, or class names, or one name for all; or
                 `(num_images c H W)` condition images, or their codes `(num_images h w)` int64;
                 None for no condition.
-            temperature: see `SamplingOptions`.
+            temperature: with top_k, top_p, greedy and seed, see `SamplingOptions`.
             top_k: likewise.
             top_p: likewise.
             guidance_scale: how strongly the condition is followed, 1 as trained; see `Guidance`.
@@ -127,17 +130,14 @@ class TokenGenerator(PretrainedModel):
         options = SamplingOptions.of(
             options, temperature, top_k, top_p, guidance_scale, greedy, seed
         )
-        if num_images < 1 or first_image < 0:
-            raise UserError(
-                f"num_images is {num_images} and must be at least 1, first_image is {first_image} "
-                "and must not be negative."
-            )
-        grid_size = self._grid_size_of(options.grid_size)
-        condition = as_condition(condition, self.conditioning, num_images)
-        check_guidance(options.guidance, self.conditioning, has_condition=condition is not None)
+        if num_images < 1:
+            raise UserError(f"num_images is {num_images} and must be at least 1.")
+        grid_size = options.grid_size or self.grid_size
+        condition = self.conditioning.check(condition, num_images)
+        options.guidance.check(self.conditioning, has_condition=condition is not None)
         if given_tokens is None:
-            given_tokens = torch.empty(num_images, 0)
-        given_tokens = self._check_tokens(given_tokens, grid_size)
+            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
+        given_tokens = self._checked(given_tokens, grid_size)
         if len(given_tokens) != num_images:
             raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
         runs = self.plan_windows(grid_size, options.stride, num_given=given_tokens.shape[1])
@@ -145,25 +145,24 @@ class TokenGenerator(PretrainedModel):
             options = replace(options, seed=int(torch.randint(2**62, ())))
 
         batch_size = options.batch_size or min(num_images, BATCH_SIZE)
+        num_drawn = num_images
+        if options.compile:  # whole batches
+            num_drawn = math.ceil(num_images / batch_size) * batch_size
+            given_tokens = _filled(given_tokens, num_drawn)
+            condition = None if condition is None else _filled(condition, num_drawn)
+        numbers = range(first_image, first_image + num_drawn)
+        total = num_drawn * (grid_size[0] * grid_size[1] - given_tokens.shape[1])
+        bar = tqdm(None, "sampling", total, unit=" tokens", unit_scale=True, disable=not progress)
         batches = []
-        num_new = num_images * (grid_size[0] * grid_size[1] - given_tokens.shape[1])
-        bar = tqdm(
-            total=num_new, disable=not progress, desc="sampling", unit=" tokens", unit_scale=True
-        )
         with bar, evaluation_mode(self.transformer):
-            for start in range(0, num_images, batch_size):
-                count = min(batch_size, num_images - start)
-                num_drawn = batch_size if options.compile else count
-                tokens = self._draw(
-                    None if condition is None else _batch(condition, start, count, num_drawn),
-                    _batch(given_tokens, start, count, num_drawn),
-                    range(first_image + start, first_image + start + num_drawn),
-                    replace(options, grid_size=grid_size),
-                    runs,
-                    partial(bar.update, count),
+            for start in range(0, num_drawn, batch_size):
+                batch = slice(start, start + batch_size)
+                part = None if condition is None else condition[batch]
+                on_step = partial(bar.update, len(numbers[batch]))
+                batches.append(
+                    self._draw(part, given_tokens[batch], numbers[batch], options, runs, on_step)
                 )
-                batches.append(tokens[:count])
-        return torch.cat(batches)
+        return torch.cat(batches)[:num_images]
 
     def _draw(
         self,
@@ -175,43 +174,30 @@ class TokenGenerator(PretrainedModel):
         on_step: Callable[[], object],
     ) -> Tensor:
         """Draws a batch, window after window."""
-        grid_size = self._grid_size_of(options.grid_size)
+        grid_size = options.grid_size or self.grid_size
         condition = self._encoded(condition, grid_size)
         batch_size, done = given_tokens.shape
         tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
         tokens[:, :done] = given_tokens
-        uniforms = scales = None
-        if not options.greedy:
-            assert options.seed is not None
-            uniforms = random_numbers(options.seed, image_numbers, tokens.shape[1])  # (b n)
-            if self.device.type == "mps":
-                uniforms = uniforms.float()  # it has no float64
-            uniforms = uniforms.to(self.device)
-        if not options.guidance.is_off:
-            scales = options.guidance.scales(tokens.shape[1]).to(self.device)
-        choose = TokenChoice(uniforms, scales, options.temperature, options.top_k, options.top_p)
+        choose = TokenChoice.of(options, image_numbers, tokens.shape[1], self.device)
         for run in runs:
             rows = slice(run.row, run.row + self.grid_size[0])
             columns = slice(run.column, run.column + self.grid_size[1])
             before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
             prompt = self._prompt(condition, batch_size, run.row, run.column)
-            if scales is not None:
-                nothing = self.conditioning.prompt(None, batch_size, self.device)
-                prompt = prompt.and_then(nothing)
-            # the numbers in the image of the tokens that are drawn, by their number in the window
-            end = run.start + run.count
-            numbers = tokens.new_zeros(self.num_tokens)
-            numbers[run.start : end] = torch.arange(done, done + run.count, device=self.device)
-            choice = choose.at(numbers)
+            if choose.scales is not None:
+                prompt = prompt.and_then(self.conditioning.prompt(None, batch_size, self.device))
+            # the window's token number `start` is the image's token number `done`
+            choice = choose.narrow(done - run.start, self.num_tokens)
             arguments = self.transformer, choice, prompt, self.num_tokens
             if not options.compile:
                 steps = Steps(*arguments)
             elif self._compiled is not None and self._compiled.fits(*arguments):
                 steps = self._compiled
-                self._compiled.take(choice)
+                self._compiled.choose.copy_(choice)
             else:
                 steps = self._compiled = CompiledSteps(*arguments)
-            drawn = decode_tokens(steps, prompt, before, end, on_step)
+            drawn = decode_tokens(steps, prompt, before, run.start + run.count, on_step)
             tokens[:, done : done + run.count] = drawn[:, run.start :]
             done += run.count
         return tokens
@@ -233,20 +219,21 @@ class TokenGenerator(PretrainedModel):
 
     def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
         """Returns codes `(b h w)` for condition images, labels as they are; on the device."""
-        if condition is None or not self.conditioning.takes_images:
-            return None if condition is None else condition.to(self.device)
-        indices = condition.to(self.device)
+        if condition is None:
+            return None
+        condition = condition.to(self.device)
+        if not self.conditioning.takes_images:
+            return condition
         if condition.is_floating_point():
             with torch.no_grad():
-                indices = self.require_condition_tokenizer().encode(indices)  # (b h w)
+                condition = self.require_condition_tokenizer().encode(condition)  # (b h w)
         needed = self.condition_grid_size(grid_size)
-        if indices.shape[1:] != needed:
+        if condition.shape[1:] != needed:
             raise UserError(
-                f"the condition images have {indices.shape[1]} × {indices.shape[2]} codes, and "
-                f"images of {grid_size[0]} × {grid_size[1]} codes need {needed[0]} × {needed[1]} "
-                "of them: give condition images of another size."
+                f"the condition images have {condition.shape[1]} × {condition.shape[2]} codes, and "
+                f"need {needed[0]} × {needed[1]} of them: give condition images of another size."
             )
-        return indices
+        return condition
 
     def condition_grid_size(self, grid_size: tuple[int, int]) -> tuple[int, int]:
         """Returns (height, width) in codes of the condition image for an image of this size."""
@@ -270,20 +257,28 @@ class TokenGenerator(PretrainedModel):
         """Returns what makes tokens of condition images; raises a `UserError` if there is none."""
         if self.condition_tokenizer is None:
             raise UserError(
-                "this generator has no tokenizer for condition images: save it with the one it was "
-                "trained with."
+                "this generator has no tokenizer for condition images: save it with the one that "
+                "it was trained with."
             )
         return self.condition_tokenizer
 
-    def _check_tokens(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
-        codebook_size = self.transformer.config.codebook_size
-        return check_tokens(tokens, codebook_size, grid_size[0] * grid_size[1]).to(self.device)
+    def _checked(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
+        """Returns tokens of images of this size, or of their beginnings, on the device as int64."""
+        most, codebook_size = grid_size[0] * grid_size[1], self.transformer.config.codebook_size
+        if tokens.ndim != 2 or tokens.shape[1] > most or tokens.is_floating_point():
+            raise UserError(
+                f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}, and must be whole "
+                f"numbers (b, n) with n at most {most}, the tokens of an image."
+            )
+        tokens = tokens.long()
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
+            raise UserError(
+                f"tokens are {int(tokens.min())} to {int(tokens.max())}, and the codes of this "
+                f"model 0 to {codebook_size - 1}: were they made by another tokenizer?"
+            )
+        return tokens.to(self.device)
 
-    def _grid_size_of(self, grid_size: int | Sequence[int] | None) -> tuple[int, int]:
-        return self.grid_size if grid_size is None else check_grid_size(grid_size)
 
-
-def _batch(rows: Tensor, start: int, count: int, size: int) -> Tensor:
-    """Returns some rows, the last one again until they are a batch of this size."""
-    batch = rows[start : start + count]
-    return torch.cat([batch, batch[-1:].expand(size - count, *batch.shape[1:])])
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """Repeats the last row until there are so many."""
+    return torch.cat([rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])])

@@ -143,11 +143,7 @@ class GPT(PretrainedModel):
         if positions is None:
             start = 0 if cache is None else cache.length
             positions = torch.arange(start, start + length, device=tokens.device)
-        if length > self.config.context_length:
-            raise ValueError(
-                f"a sequence of {length} (prefix and tokens) is longer than the context length of "
-                f"this model, {self.config.context_length}."
-            )
+        assert length <= self.config.context_length, "longer than the context"
         mask = None if cache is None else cache.mask(positions)
         if self.config.bidirectional_prefix and num_prefix > 1:
             mask = prefix_causal_mask(length, num_prefix, device=tokens.device)

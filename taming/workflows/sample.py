@@ -70,7 +70,6 @@ def sample_images(
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     options = options or SamplingOptions(seed=0)
     grid_size = options.grid_size or generator.grid_size
-    assert isinstance(grid_size, tuple)  # SamplingOptions sees to it
     classes = [classes] if isinstance(classes, int | str) else classes
     given = conditions or GivenImages(), complete or ImagesToComplete()
     inputs = find_inputs(generator, grid_size, num_images, classes, *given)

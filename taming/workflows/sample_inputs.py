@@ -101,7 +101,7 @@ def find_inputs(
     if complete.path is not None:
         height = grid_size[0]
         inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
-        check_keep_rows(inputs.keep_rows, height, "complete.keep_rows")
+        check_keep_rows(inputs.keep_rows, height)
         inputs.complete = _open(complete, tokenizer, grid_size, num_images)
     found = [images for images in (inputs.conditions, inputs.complete) if images is not None]
     inputs.num_images = num_images or max(map(len, found), default=NUM_IMAGES)
@@ -148,7 +148,11 @@ def _conditions(
             )
         return None
     if given.path is None:
-        conditioning.check_absence("conditions.path, a folder, a .zip file or an image of them")
+        if not conditioning.can_do_without:
+            raise UserError(
+                "this model was trained without condition_dropout and needs condition images: give "
+                "conditions.path, a folder, a .zip file or an image of them."
+            )
         return None
     return _open(
         given,
@@ -188,7 +192,7 @@ def _add_labels(
         return
     names = conditioning.class_names or ()
     if classes == [NO_CLASS] and NO_CLASS not in names:
-        conditioning.check_absence("classes, or leave them out for all in turn")
+        conditioning.check(None, inputs.num_images)
         return
     if classes is None and inputs.complete is not None and folder is not None:
         files = [inputs.complete.name(number) for number in range(len(inputs.complete))]

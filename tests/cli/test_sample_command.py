@@ -74,7 +74,7 @@ def test_every_setting_reaches_the_generator(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("temperature=0", "temperature is 0"),
+        ("temperature=0", "temperature should be greater than 0"),
         ("top_p=many", "top_p"),
         ("rejection.candidates=0", "rejection.candidates"),
         ("classes=wolves", "'wolves' does not exist"),
@@ -161,7 +161,7 @@ def test_rejection_by_a_classifier_of_ours_and_one_in_the_current_directory(
         best = sample_best(of_classes, classifier, 4, labels, 3, options=options)
         assert np.array_equal(drawn, to_uint8(best.images))
         assert f"{best.probabilities.mean():.0%} for their class" in out
-    assert "note: no effect of guidance_power" in out
+    assert "note: no effect of guidance_" in out
     assert "wrote out/samples.npz" in out
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
     outcome = run("sample", *fixed, "rejection.classifier={_target_: my_modul.My}")

@@ -5,7 +5,7 @@ import torch
 
 from taming.conditioning.cells import CellClasses
 from taming.errors import UserError
-from taming.serialization import SavedModel, load_model_directory, save_model_directory
+from taming.serialization import load_model_directory, save_model_directory
 
 MAP = torch.tensor(
     [
@@ -76,20 +76,10 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     others = (CellClasses(4, 2, (4, 6)), CellClasses(3, 1, (4, 6)), CellClasses(3, 2, (6, 4)))
     prints = {model.to_saved().fingerprint() for model in (cells, loaded, *others)}
     assert len(prints) == 4
-    with pytest.raises(UserError, match="holds a vqgan, where a cell_classes is needed"):
-        CellClasses.from_saved(SavedModel("vqgan", {}))
-    with pytest.raises(UserError, match=r"config .*of the cell_classes .* wrong"):
-        CellClasses.from_saved(SavedModel("cell_classes", {"num_classes": 3}))
 
 
 def test_what_does_not_fit() -> None:
     with pytest.raises(UserError, match=r"resolution 4×7 .* cell size 2"):
         CellClasses(3, 2, (4, 7))
-    for num_classes, cell_size in ((1, 2), (3, 0)):
-        with pytest.raises(UserError, match="at least two classes and one pixel"):
-            CellClasses(num_classes, cell_size, 4)
-    cells = CellClasses(3, 2, 4)
     with pytest.raises(UserError, match=r"\(b 3 H W\) are needed.*\(1, 4, 4, 4\)"):
-        cells.encode(torch.zeros(1, 4, 4, 4))
-    with pytest.raises(UserError, match="does not divide"):
-        cells.encode(torch.zeros(1, 3, 5, 4))
+        CellClasses(3, 2, 4).encode(torch.zeros(1, 4, 4, 4))

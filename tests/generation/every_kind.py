@@ -3,10 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
-from taming.generation import Guidance, ImageGenerator, SamplingOptions, check_grid_size
+from taming.generation import Guidance, ImageGenerator, SamplingOptions
+from taming.generation.options import as_grid_size
+from taming.serialization import SavedModel
 from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)
@@ -39,13 +41,41 @@ KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
 }
 
 
+class GreyTokenizer(nn.Module):
+    """Shows code i of 8 as 2 × 2 pixels of one grey, code 7 as brighter than white."""
+
+    codebook_size = 8
+    label_maps = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def grid_size_for(self, resolution: torch.Size) -> tuple[int, int]:
+        return resolution[0] // 2, resolution[1] // 2
+
+    def decode(self, indices: Tensor) -> Tensor:
+        assert not self.training
+        grey = (indices * self.scale - 2.0)[:, None].expand(-1, 3, -1, -1)
+        return grey.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+    def to_saved(self) -> SavedModel:
+        return SavedModel("vqgan", {}, self.state_dict())
+
+    @classmethod
+    def from_saved(cls, saved: SavedModel) -> "GreyTokenizer":
+        tokenizer = cls()
+        tokenizer.load_state_dict(saved.state)
+        return tokenizer.eval()
+
+
 def tiny(
     conditioning: Conditioning, grid_size: Any = GRID, tokenizer: Any = None, **changes: Any
 ) -> ImageGenerator:
     """A generator with random weights; the changes are of its transformer's config."""
     torch.manual_seed(0)
     config = {
-        **conditioning.transformer_config(check_grid_size(grid_size)),
+        **conditioning.transformer_config(as_grid_size(grid_size)),
         "codebook_size": 8,
         "num_layers": 2,
         "num_heads": 2,

@@ -5,30 +5,22 @@ import math
 import pytest
 import torch
 
-from taming.generation import (
-    Guidance,
+from taming.generation import Guidance
+from taming.generation.choice import (
     apply_temperature,
     filter_logits,
     guide,
     keep_top_k,
     keep_top_p,
     random_numbers,
+    sample_by_inverse_cdf,
 )
-from taming.generation.choice import sample_by_inverse_cdf
 
 LOGITS = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
 
 
 def kept(logits: torch.Tensor) -> list[int]:
     return logits.isfinite().nonzero()[:, -1].tolist()
-
-
-def test_temperature_divides_and_shifts_no_probability() -> None:
-    for value in (0.5, 1.0, 3.0):
-        torch.testing.assert_close(
-            apply_temperature(LOGITS, value).softmax(-1), (LOGITS / value).softmax(-1)
-        )
-    assert apply_temperature(1e4 * LOGITS, 1e-30).softmax(-1).tolist() == [[0.0, 1.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -49,13 +41,6 @@ def test_the_most_probable_are_kept_as_they_are(keep, limit: float, expected: li
     assert torch.equal(result[0, expected], LOGITS[0, expected])
 
 
-def test_ties_go_to_the_lower_token() -> None:
-    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 1.0]])
-    assert kept(keep_top_k(logits, 2)) == [1, 2]
-    assert kept(keep_top_k(logits, 4)) == [0, 1, 2, 3]
-    assert kept(keep_top_p(torch.zeros(1, 4), 0.5)) == [0, 1]
-
-
 def test_top_p_of_one_keeps_tokens_that_rounding_would_lose() -> None:
     logits = torch.full((1, 1000), -30.0)
     logits[0, 0] = 0.0
@@ -72,11 +57,6 @@ def test_all_together_and_each_alone() -> None:
     # at temperature 0.5 the probabilities are 1, 16, 4, 9 of 30
     assert kept(filter_logits(LOGITS, temperature=0.5, top_p=0.8)) == [1, 3]
     assert kept(filter_logits(LOGITS, temperature=1.0, top_p=0.8)) == [1, 2, 3]
-
-
-def test_rows_are_filtered_by_themselves() -> None:
-    logits = torch.cat([LOGITS, LOGITS.flip(1)])
-    assert keep_top_k(logits, 1).isfinite().nonzero().tolist() == [[0, 1], [1, 2]]
 
 
 def test_extreme_temperatures() -> None:
@@ -176,16 +156,8 @@ def test_guide_is_the_equation(scale: float) -> None:
     assert bool((error <= 5 * 2**-24 * values).all())
 
 
-def test_guide_by_hand() -> None:
-    # twice as far from the unconditional logits as the conditional ones
-    guided = guide(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 3.0]]), 2.0)
-    assert guided.tolist() == [[2.0, 1.0]]
-
-
 def test_scale_one_gives_the_conditional_logits_bit_for_bit() -> None:
     conditional, unconditional = random_logits(0), random_logits(1, scale=500.0)
-    written_out = unconditional + 1.0 * (conditional - unconditional)
-    assert not torch.equal(written_out, conditional)  # why it is computed otherwise
     for scale in (1.0, torch.tensor(1.0), torch.ones(1)):
         assert torch.equal(guide(conditional, unconditional, scale), conditional)
 

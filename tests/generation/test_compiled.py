@@ -13,13 +13,9 @@ from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, Prompt
 from taming.contexts import full_precision
-from taming.generation import (
-    CompiledSteps,
-    ImageGenerator,
-    TokenChoice,
-    decoding,
-    random_numbers,
-)
+from taming.generation import ImageGenerator, decoding
+from taming.generation.choice import TokenChoice, random_numbers
+from taming.generation.decoding import CompiledSteps
 
 cuda = pytest.param(
     "cuda",
@@ -143,8 +139,6 @@ def test_bf16(name: str) -> None:
     ("name", "settings"),
     [
         ("class rotary_2d", {}),
-        ("image learned both ways", {"guidance_scale": 1.5}),
-        ("context rotary_2d", {"guidance_scale": 1.5}),
         ("context", {"guidance_scale": 2.0, "grid_size": (6, 8)}),
     ],
 )
@@ -165,13 +159,12 @@ def test_one_compilation_is_enough_for_all_windows(
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
-    model: ImageGenerator, counter: CompileCounter, scale: float
+    model: ImageGenerator, counter: CompileCounter
 ) -> None:
     model.conditioning = CLASS
     given = torch.arange(5)[:, None]
-    settings: dict[str, Any] = {"seed": 1, "guidance_scale": scale, "batch_size": 3}
+    settings: dict[str, Any] = {"seed": 1, "guidance_scale": 2.0, "batch_size": 3}
     for _ in range(2):
         assert draws_alike(model, torch.arange(5) % 3, count=5, given_tokens=given, **settings)
     assert counter.frame_count == 1
@@ -182,19 +175,10 @@ def test_any_number_of_settings_after_one_another(
     model: ImageGenerator, counter: CompileCounter
 ) -> None:
     """More than PyTorch allows of one function."""
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for number in range(5):
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for number in range(2):
             assert draws_alike(model, torch.arange(3), seed=1, temperature=1 + number)
-    assert counter.frame_count == 5
-
-
-@pytest.mark.compile
-def test_memory_of_inference_mode_is_not_used_outside(
-    model: ImageGenerator, counter: CompileCounter
-) -> None:
-    with torch.inference_mode():
-        inside = draw(model, torch.arange(3), seed=1, compile=True)
-    assert torch.equal(draw(model, torch.arange(3), seed=1, compile=True), inside)
+    assert counter.frame_count == 2
 
 
 def test_steps_fit_their_own_kind_of_batch_alone(model: ImageGenerator) -> None:
@@ -207,8 +191,9 @@ def test_steps_fit_their_own_kind_of_batch_alone(model: ImageGenerator) -> None:
     assert made.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), prompt(2), 12)
     assert not made.fits(transformer, TokenChoice(drawn.uniforms, top_k=2), prompt(2), 12)
     assert not made.fits(transformer, drawn, prompt(2), 11)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not made.fits(transformer, drawn, prompt(2), 12)
+    for mode in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode()):
+        with mode:
+            assert not made.fits(transformer, drawn, prompt(2), 12)
     greedy = CompiledSteps(transformer, TokenChoice(), prompt(2), 12)
     assert greedy.fits(transformer, TokenChoice(), prompt(2), 12)
     assert not greedy.fits(transformer, TokenChoice(), prompt(1), 12)  # no random numbers tell

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from taming.conditioning import CellClasses
 from taming.errors import UserError
-from taming.generation import ImageGenerator, TokenChoice, random_numbers
+from taming.generation import ImageGenerator
+from taming.generation.choice import TokenChoice, random_numbers
 from taming.sequence import to_tokens
 
 every = pytest.mark.parametrize("name", KINDS)

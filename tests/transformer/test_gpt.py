@@ -1,5 +1,5 @@
 import math
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,10 +50,9 @@ def test_parameter_count_of_the_published_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == 304_932_864 + 1024
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("steps", [[1] * 8, [4, 1, 3]])
-def test_cached_equals_uncached(positions: str, steps: list[int]) -> None:
-    model = tiny(positions=positions).double().eval()
+def test_cached_equals_uncached(steps: list[int]) -> None:
+    model = tiny().double().eval()
     prefix, tokens = inputs()
     cache = KeyValueCache(2, 10)
     with torch.no_grad():
@@ -64,19 +63,6 @@ def test_cached_equals_uncached(positions: str, steps: list[int]) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
 
 
-def test_no_logit_sees_a_later_token() -> None:
-    model = tiny().double()
-    prefix, tokens = inputs()
-    before = model.token_logits(prefix, tokens)
-    changed = tokens.clone()
-    changed[:, 3] = (changed[:, 3] + 1) % 11
-    after = model.token_logits(prefix, changed)
-    assert torch.equal(after[:, :4], before[:, :4])  # logits[:, 3] predicts tokens[:, 3]
-    assert (after[:, 4] != before[:, 4]).all()
-    other = model.token_logits((prefix + 1) % 3, tokens)
-    assert (other[:, 0] != before[:, 0]).all()
-
-
 def test_token_logits_are_aligned() -> None:
     model = tiny()
     prefix, tokens = inputs(num_tokens=9)  # one longer than the context: the last is no input
@@ -84,12 +70,6 @@ def test_token_logits_are_aligned() -> None:
     torch.testing.assert_close(logits, model(prefix, tokens[:, :-1])[:, 1:])
     assert model.token_logits(prefix, tokens[:, :1]).shape == (2, 1, 11)
     assert model.token_logits(prefix, tokens[:, :0]).shape == (2, 0, 11)
-
-
-def test_the_context_ends_with_a_clear_message() -> None:
-    prefix, tokens = inputs(num_tokens=9)
-    with pytest.raises(ValueError, match=r"sequence of 11 .* context length of this model, 10"):
-        tiny()(prefix, tokens)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +150,8 @@ def test_tied_head_is_the_token_embedding() -> None:
     )
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_it_learns_a_sequence_by_heart(positions: str) -> None:
-    model = tiny(positions=positions, embed_dim=32)
+def test_it_learns_a_sequence_by_heart() -> None:
+    model = tiny(embed_dim=32)
     prefix = torch.tensor([[0], [1]])
     tokens = torch.tensor([[1, 1, 2, 1, 1, 3, 1, 1], [4, 4, 4, 4, 5, 5, 5, 5]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -185,36 +164,18 @@ def test_it_learns_a_sequence_by_heart(positions: str) -> None:
     assert torch.equal(model.token_logits(prefix, tokens).argmax(-1), tokens)
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "tie_head": True}])
-def test_save_and_load(tmp_path: Path, changes: dict[str, Any]) -> None:
-    model = tiny(dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1, **changes)
-    model.save_pretrained(tmp_path / "gpt")
-    loaded = GPT.from_pretrained(tmp_path / "gpt")
-    assert not loaded.training and loaded.config == model.config
-    prefix, tokens = inputs()
-    assert torch.equal(loaded(prefix, tokens), model.eval()(prefix, tokens))
-
-
 def test_what_does_not_fit_is_refused() -> None:
     saved = tiny().to_saved()
-    saved.config["embed_dim"] = 32
     with pytest.raises(
         UserError, match=r"weights of the gpt .* are wrong.* size mismatch"
     ) as error:
-        GPT.from_saved(saved)
+        GPT.from_saved(replace(saved, config={**saved.config, "embed_dim": 32}))
     assert len(str(error.value)) < 400
-    saved = tiny().to_saved()
+    for name, value in (("width", 3), ("positions", "rotary"), ("num_layers", 0)):
+        with pytest.raises(UserError, match=rf"(?s)config .* wrong.*{name}"):
+            GPT.from_saved(replace(saved, config={**saved.config, name: value}))
     del saved.state["norm.weight"]
     with pytest.raises(UserError, match=r"norm\.weight"):
         GPT.from_saved(saved)
-    saved = tiny().to_saved()
-    saved.config["width"] = 3
-    with pytest.raises(UserError, match="width"):
-        GPT.from_saved(saved)
-    saved.kind = "vqgan"
-    with pytest.raises(UserError, match="holds a vqgan, where a gpt is needed"):
-        GPT.from_saved(saved)
-    with pytest.raises(UserError, match=r"one of sinusoidal, .*, not 'rotary'"):
-        tiny(positions="rotary")
     with pytest.raises(UserError, match=r"attention_dropout is 1\.5"):
         tiny(attention_dropout=1.5)
