@@ -43,7 +43,7 @@ def _job_number(result: Path) -> tuple[int, str]:
 
 
 def _variant(run: Path) -> str:
-    """What a job's directory is named after, without its number and its seed."""
+    """Returns what a job's directory is named after, without its number and its seed."""
     return re.sub(r"^\d+_|(^|_)seed-\d+", "", str(run)).strip("_+") or "all"
 
 
@@ -57,7 +57,7 @@ def _metrics(run: Path, columns: Sequence[str]) -> dict[str, float]:
 
 
 def _table(numbers: Mapping[str, Sequence[Mapping[str, float]]], columns: Sequence[str]) -> str:
-    """A Markdown table: means over seeds, and from the least to the greatest."""
+    """Lays out a Markdown table: means over seeds, and the range where there are several."""
     lines = [
         f"| | {' | '.join(column.replace('_', ' ') for column in columns)} |",
         f"|---|{'---|' * len(columns)}",

@@ -1,7 +1,6 @@
 """`demo`: the whole path on scikit-learn's digits, by the commands a user runs."""
 
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -27,7 +26,11 @@ def main(config: DictConfig) -> None:
     """Trains both stages, samples 200 digits and reports how good they are."""
     started = time.monotonic()
     output_dir = Path(config.output_dir)
-    _begin(output_dir)
+    if any(output_dir.iterdir()):
+        raise UserError(
+            f"{output_dir} holds an earlier demo or other files: delete it, or give another "
+            "output_dir."
+        )
     vqgan, transformer, samples = (
         output_dir / part for part in ("vqgan", "transformer", "samples")
     )
@@ -77,21 +80,4 @@ It wrote under {output_dir}/:
   vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
   report.json          the numbers above
 {NEXT}"""
-    )
-
-
-def _begin(output_dir: Path) -> None:
-    """Empties the directory of an unfinished demo; a `UserError` if it holds anything else."""
-    if (output_dir / "report.json").exists():
-        raise UserError(
-            f"{output_dir} holds a finished demo: delete it to make it anew, or give another "
-            "output_dir."
-        )
-    if any(output_dir.iterdir()):
-        if not (output_dir / "demo.txt").exists():
-            raise UserError(f"{output_dir} exists and is not an earlier demo's: not overwritten.")
-        shutil.rmtree(output_dir)
-        output_dir.mkdir()
-    (output_dir / "demo.txt").write_text(
-        "Made by `make demo`, which deletes it if it was broken off.\n"
     )

@@ -37,7 +37,7 @@ def main(config: DictConfig) -> None:
 
 
 def describe(cache: TokenDataset) -> str:
-    """What is in a cache, and how large it is."""
+    """Says what is in a cache, and how large it is."""
     made = cache.description
     text = f"{len(cache):,} images"
     if made.num_views > 1:

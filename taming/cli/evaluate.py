@@ -62,7 +62,7 @@ def main(config: DictConfig) -> None:
 
 
 def warn_of_trained_images(config: DictConfig) -> None:
-    """Warns if the run in `config.checkpoint` held out others of the same images."""
+    """Warns if the run in `config.checkpoint` held out other images of the same data."""
     path = Path(config.checkpoint).expanduser() / RESOLVED_FILE
     if not path.is_file():
         return
@@ -76,8 +76,8 @@ def warn_of_trained_images(config: DictConfig) -> None:
         held_out, path = value(trained, name), value(trained, "path")
         if held_out != value(config, name) and path == value(config, "path"):
             log.warning(
-                "note: the run held out others of these images (data.%s=%s): it may be measured on "
-                "some that it was trained on, and the numbers too good.",
+                "note: the run held out other images (data.%s=%s): the numbers may be too good, of "
+                "images that it was trained on.",
                 name,
                 held_out,
             )

@@ -37,7 +37,7 @@ def main(config: DictConfig) -> None:
 
 
 def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
-    """Makes the classifier of a directory of ours or a `_target_`, also from the current folder."""
+    """Loads a classifier that `evaluate` wrote, or calls a `_target_`, also in this folder."""
     if config is None:
         return None
     if isinstance(config, str):

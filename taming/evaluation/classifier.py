@@ -63,7 +63,7 @@ class ImageClassifier(PretrainedModel):
         self.head = nn.Linear(widths[-1] * GRID_SIDE**2, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """`(b c H W)` in [-1, 1] to logits `(b k)`."""
+        """Maps `(b c H W)` in [-1, 1] to logits `(b k)`."""
         x = images
         if x.shape[2:] != self.resolution:
             x = F.interpolate(x, self.resolution, mode="bilinear", antialias=True)

@@ -43,7 +43,7 @@ class FeatureExtractor(nn.Module):
         self.description = f"{backbone}, last stage, images at {resolution}×{resolution}"
 
     def forward(self, images: Tensor) -> Tensor:
-        """`(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
+        """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
         with torch.autocast(images.device.type, enabled=False), full_precision():
             images = F.interpolate(
                 images.float(), (self.resolution, self.resolution), mode="bilinear", antialias=True
@@ -139,7 +139,7 @@ class FrechetDistance(WrapperMetric):
 def frechet_distance(
     first_mean: Tensor, second_mean: Tensor, first_covariance: Tensor, second_covariance: Tensor
 ) -> Tensor:
-    """‖μ₁ − μ₂‖² + Tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), of `(f,)` and `(f f)` float64, a scalar.
+    """Computes ‖μ₁ − μ₂‖² + Tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), of `(f,)` and `(f f)` float64, a scalar.
 
     With Σ = L Lᵀ, the eigenvalues of Σ₁Σ₂ are the squared singular values of L₁ᵀL₂, whose sum is
     thus the trace of the root. No complex numbers appear, and a singular Σ does no harm.
@@ -155,7 +155,7 @@ def frechet_distance(
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with L Lᵀ = Σ, by the eigenvalues of Σ; those within rounding of zero are taken as zero."""
+    """Returns L with L Lᵀ = Σ; eigenvalues of Σ within rounding of zero are taken as zero."""
     values, vectors = torch.linalg.eigh(covariance)
     rounding = values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
     return vectors * torch.where(values > rounding, values, 0).sqrt()

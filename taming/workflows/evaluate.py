@@ -171,38 +171,26 @@ def _judge_samples(
 ) -> tuple[JudgedImages, Image.Image]:
     """Draws samples; returns what the judges see in them, and the first ones as a grid."""
     dataset = data.val_dataset if key == "conditions" else data.train_dataset
-    taken = _in_proportion(dataset, num_samples, options)
-    size = options.batch_size or BATCH_SIZE
     judged = JudgedImages(judges)
     shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
     most = SHOWN_A_CLASS if key == "labels" else SHOWN_WITHOUT_CLASSES
-    description = f"sampling, guidance {options.guidance.scale:g}"
-    with tqdm(total=num_samples, unit="image", desc=description, mininterval=1) as bar:
-        for start in range(0, num_samples, size):
-            numbers = taken[start : start + size]
-            condition = labels = None
-            if key == "labels":
-                condition = labels = torch.tensor([dataset.label(number) for number in numbers])
-            elif key == "conditions":
-                condition = torch.stack([dataset[number]["conditions"] for number in numbers])
-            samples = generator.sample(len(numbers), condition, options=options, first_image=start)
-            predictions = judged.update(samples, labels)
-            for number, picture in enumerate(to_uint8(samples)):
-                label = -1 if labels is None else int(labels[number])
-                if label not in shown and len(shown) == SHOWN_CLASSES:
-                    continue
-                if len(shown[label]) < most:
-                    prediction = None if predictions is None else predictions[number]
-                    shown[label].append((picture, prediction))
-            bar.update(len(numbers))
+    name = f"sampling, guidance {options.guidance.scale:g}"
+    for batch in _batches(data, dataset, num_samples, options, name, repeat=True):
+        condition = None if key is None else batch[key]
+        labels = condition if key == "labels" else None
+        count, start = len(batch["images"]), judged.num_images
+        samples = generator.sample(count, condition, options=options, first_image=start)
+        predictions = judged.update(samples, labels)
+        for number, picture in enumerate(to_uint8(samples)):
+            label = -1 if labels is None else int(labels[number])
+            if label not in shown and len(shown) == SHOWN_CLASSES:
+                continue
+            if len(shown[label]) < most:
+                prediction = None if predictions is None else predictions[number]
+                shown[label].append((picture, prediction))
     if key != "labels":
         return judged, pixel_grid(np.stack([picture for picture, _ in shown[-1]]), min_side=96)
     return judged, class_grid(shown, data.class_names)
-
-
-def _in_proportion(dataset: ImageDataset, count: int, options: SamplingOptions) -> list[int]:
-    labels = [dataset.label(number) for number in range(len(dataset))]
-    return in_proportion(labels, count, options.seed)
 
 
 def _batches(
@@ -211,11 +199,15 @@ def _batches(
     most: int | None,
     options: SamplingOptions,
     name: str,
+    repeat: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields images, not augmented, at most so many, under a progress bar."""
+    """Yields images, not augmented, under a progress bar.
+
+    Fewer than all are chosen in proportion to their classes; with `repeat` also more than all.
+    """
     taken: Sequence[int] = range(len(dataset))
-    if most is not None and most < len(dataset):
-        taken = _in_proportion(dataset, most, options)
+    if most is not None and (most < len(dataset) or repeat):
+        taken = in_proportion([dataset.label(number) for number in taken], most, options.seed)
     loader = DataLoader(
         dataset,
         sampler=taken,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from annotated_types import Ge, Le
-from PIL import Image
+from PIL import Image, ImageOps
 from torchmetrics import Metric
 from tqdm import tqdm
 
@@ -102,7 +102,7 @@ def reconstruct_images(
     metrics = [*(metric.to(device) for metric in metrics), codebook]
     sizes: Counter[tuple[int, ...]] = Counter()
     names = _file_names([images.source.name(number) for number in images.numbers])
-    shown: dict[int, list[np.ndarray]] = {}
+    shown: dict[int, list[Image.Image]] = {}
     written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -118,10 +118,13 @@ def reconstruct_images(
                     if write_images:
                         file = output_dir / "images" / names[number]
                         file.parent.mkdir(parents=True, exist_ok=True)
-                        picture = np.concatenate(pair if side_by_side else pair[1:], axis=1)
-                        Image.fromarray(picture).save(file)
+                        pixels = np.concatenate(pair if side_by_side else pair[1:], axis=1)
+                        Image.fromarray(pixels).save(file)
                     if number < NUM_GRID_IMAGES:
-                        shown[number] = [_shrunk(x) if len(images) > 1 else x for x in pair]
+                        shown[number] = [Image.fromarray(pixels) for pixels in pair]
+                        if len(images) > 1:
+                            for picture in shown[number]:
+                                picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
                 bar.update(len(numbers))
         if shown:  # unless the first images were all broken
             written.append(output_dir / "reconstructions.png")
@@ -168,26 +171,15 @@ def _notes(
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """Makes `a/1.jpg` `a/1.png`, and `a/1.jpg.png` where another image would have the same name."""
+    """Names the results: `a/1.png` for `a/1.jpg`, or `a/1.jpg.png` where two would be the same."""
     paths = [PurePosixPath(name.lstrip("/")) for name in names]
     count = Counter(path.with_suffix("") for path in paths)
     stems = [path if count[path.with_suffix("")] > 1 else path.with_suffix("") for path in paths]
     return [f"{stem}.png" for stem in stems]
 
 
-def _shrunk(pixels: np.ndarray) -> np.ndarray:
-    """Returns `(H W 3)` with sides of at most `MAX_GRID_SIDE`."""
-    picture = Image.fromarray(pixels)
-    picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
-    return np.asarray(picture)
-
-
-def _grid(pictures: Sequence[np.ndarray]) -> Image.Image:
-    """Lays out pairs, four a row; smaller pictures on white of the largest one's size."""
-    height, width = (max(picture.shape[side] for picture in pictures) for side in (0, 1))
-    margins = [(height - len(x), width - x.shape[1]) for x in pictures]
-    cells = [
-        np.pad(x, ((0, below), (0, right), (0, 0)), constant_values=255)
-        for x, (below, right) in zip(pictures, margins, strict=True)
-    ]
+def _grid(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Lays out pairs, four a row, each picture fitted into a cell of the largest one's size."""
+    size = max(picture.width for picture in pictures), max(picture.height for picture in pictures)
+    cells = [np.asarray(ImageOps.pad(picture, size, color="white")) for picture in pictures]
     return pixel_grid(np.stack(cells), num_columns=min(8, len(cells)))

@@ -43,20 +43,19 @@ def sample_images(
     candidates: Annotated[int, Ge(1)] = 10,
     write_images: bool = False,
 ) -> tuple[list[str], list[Path]]:
-    """Samples, and writes into `output_dir`.
+    """Draws images and writes them into `output_dir`.
 
     `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are
-    classes. `samples.png` shows the first images, with the class above each; left of each its
-    condition and the image to complete, if there are any. Label maps are shown in colours. Only a
-    batch of images is held as anything but bytes.
+    classes. `samples.png` shows the first images, each below its class, and beside its condition
+    and the image that it completes. Label maps are shown in colours.
 
-    Without `num_images` there are as many as conditions or images to complete, of both the larger
-    number, and 16 where there are neither. All of these, and `classes`, are taken in turn; if any
-    image to complete has the name of a condition, each must have that of its own. `classes` are
-    labels or names, a number always a label; "none" is no class, unless a class has this name.
-    Without `classes` images to complete take the class whose name their folder has; where no folder
-    has one, no class if the model can do without, else all in turn, like images of nothing given.
-    A `classifier` chooses among `candidates` for each image, see `sample_best`.
+    Without `num_images` there are as many as conditions or images to complete, the larger of both
+    numbers, or 16. Conditions, images to complete and `classes` are taken in turn; conditions and
+    images to complete that share names must all be pairs. `classes` are labels or names; "none"
+    requests no class, unless a class has this name. Without `classes` an image to complete takes
+    the class that its folder is named after; where no folder is, no class is requested if the model
+    can do without. All other images take all classes in turn. With a `classifier` the best of
+    `candidates` is kept for each image, see `sample_best`.
 
     Returns:
         Notes for the user, a sentence each, and the files and folders written.

@@ -48,7 +48,7 @@ class ImagesToComplete(GivenImages):
 
 @dataclass
 class SampleInputs:
-    """What each image is made from; after the last of anything the first comes again."""
+    """What each image is made from; conditions and images to complete are taken in turn."""
 
     num_images: int
     labels: Tensor | None = None  # (num_images,) int64; None: no class is requested

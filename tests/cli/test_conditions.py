@@ -40,7 +40,7 @@ MAPS = ("experiment=label_map", "data.path=scenes", "size=tiny", "trainer.max_st
 STAGE_2 = ("vqgan=tokenizer", *TINY_TRANSFORMER)
 
 
-def save_tokenizer(**settings: object) -> None:
+def save_tokenizer(path: str = "tokenizer", **settings: object) -> None:
     """An untrained one, of two by three codes."""
     taming.VQGAN(
         quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 8},
@@ -50,7 +50,7 @@ def save_tokenizer(**settings: object) -> None:
         num_residual_blocks=1,
         latent_channels=8,
         **settings,  # type: ignore[arg-type]
-    ).save_pretrained("tokenizer")
+    ).save_pretrained(path)
 
 
 @pytest.fixture
@@ -161,12 +161,7 @@ def test_label_maps_by_their_cells(
 
 
 def test_label_maps_by_a_tokenizer_of_their_own(run: Run, tokenizer: None) -> None:
-    succeeds(
-        run, "train_vqgan", *MAPS, "data.source.subfolder=label", "data.channels=4",
-        "data.label_map.unlabelled=null", "data.resolution=[16,24]", "data.val_fraction=0.25",
-        "model.channel_multipliers=[1,2,2,2]", "model.quantizer.codebook_size=16", "logger=csv",
-        "run_dir=maps",
-    )  # fmt: skip
+    save_tokenizer("maps", image_channels=4, label_maps=True)
     succeeds(
         run, "train_transformer", *STAGE_2, *PAIRS, "condition_tokenizer=maps", "run_dir=scenes_gpt"
     )
@@ -188,8 +183,10 @@ def test_pictures_by_a_tokenizer_of_their_own(run: Run, tokenizer: None) -> None
 
 
 def test_pairs_without_their_conditions(run: Run, tokenizer: None) -> None:
-    succeeds(run, "train_transformer", *STAGE_2, *PAIRS, "conditioning=none", "run_dir=free")
-    assert taming.ImageGenerator.from_pretrained("free").condition_tokenizer is None
+    settings = ("vqgan=tokenizer", *PAIRS, "conditioning=none", "tokens.cache_dir=cache")
+    succeeds(run, "encode_dataset", *settings)
+    assert len(list(Path("cache").glob("*/indices.npy"))) == 2
+    assert not list(Path("cache").glob("*/condition_indices.npy"))
 
 
 def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: None) -> None:

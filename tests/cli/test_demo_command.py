@@ -32,9 +32,8 @@ def test_any_folder_and_the_seed_reach_the_commands(
     assert [call["seed"] for call in calls.values()] == [7, 7, 7]
 
 
-def test_a_finished_demo_is_kept(run: Run, tmp_path: Path) -> None:
-    for name in ("demo.txt", "report.json"):
-        (tmp_path / name).touch()
+def test_an_earlier_demo_is_kept(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "report.json").touch()
     outcome = run("demo", f"output_dir={tmp_path}")
-    assert "holds a finished demo: delete it" in outcome.err
+    assert "holds an earlier demo or other files: delete it" in outcome.err
     assert (tmp_path / "report.json").exists()

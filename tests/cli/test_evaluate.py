@@ -212,9 +212,9 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     assert "samples" not in found
     assert not Path("out/grid.png").exists()
     assert "reconstruct" in outcome.out
-    assert "held out others" not in outcome.err
+    assert "held out other" not in outcome.err
     outcome = evaluate(f"checkpoint={vqgan_run}", "data.val_fraction=0.5", "output_dir=other")
-    assert "held out others of these images (data.val_fraction=0.25)" in outcome.err
+    assert "held out other images (data.val_fraction=0.25)" in outcome.err
 
 
 @pytest.mark.parametrize(

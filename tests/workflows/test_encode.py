@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_models import tiny_vqgan
 
 from taming.conditioning import CellClasses
 from taming.data import (
@@ -30,17 +31,7 @@ encode = import_module("taming.workflows.encode_dataset")
 
 
 def tokenizer(seed: int = 0, **changes: Any) -> VQGAN:
-    torch.manual_seed(seed)
-    settings: dict[str, Any] = {
-        "quantizer": {"kind": "vector", "codebook_size": 16, "codebook_dim": 4},
-        "resolution": 16,
-        "base_channels": 8,
-        "channel_multipliers": [1, 1, 1],
-        "num_residual_blocks": 1,
-        "attention_resolutions": [],
-        "latent_channels": 8,
-    }
-    return VQGAN(**{**settings, **changes}).eval()
+    return tiny_vqgan(seed, resolution=16, channel_multipliers=(1, 1, 1), **changes)
 
 
 @pytest.fixture
