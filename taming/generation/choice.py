@@ -31,14 +31,8 @@ __all__ = [
 def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
     """Returns guided logits: unconditional + scale·(conditional - unconditional), in float32.
 
-    Computed as conditional + (scale - 1)·(conditional - unconditional), the same but that finite
-    logits come out of a scale of 1 exactly as they are, not up to rounding. A scale gives the same
-    numbers as a float and as a tensor.
-
-    Args:
-        conditional: `(b v)` logits of the model that sees the condition.
-        unconditional: `(b v)` logits of the model that sees none.
-        scale: a number, or a tensor of one element (on the logits' device, or of no dimension).
+    Computed as conditional + (scale - 1)·(conditional - unconditional), so that logits come out of
+    a scale of 1 exactly as they are. Logits are `(b v)`; a scale that is a tensor has one element.
     """
     conditional, unconditional = conditional.float(), unconditional.float()
     scale = torch.as_tensor(scale, dtype=torch.float32)
@@ -154,14 +148,9 @@ class TokenChoice:
         return 1 if self.scales is None else 2
 
     def __call__(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Takes one token for each image.
+        """Takes the token of a number `(1,)` for each image, `(b,)` int64.
 
-        Args:
-            logits: `(b v)`; with guidance `(2b v)`, those with condition first.
-            number: `(1,)` int64, the token's number in its image.
-
-        Returns:
-            `(b,)` int64.
+        Logits are `(b v)`; with guidance `(2b v)`, those with condition first.
         """
         logits = logits.float()
         if self.scales is not None:
@@ -174,7 +163,7 @@ class TokenChoice:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """All but the tensors' values: what a compiled step depends on."""
+        """What a compiled step depends on: all but the tensors' values."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
 

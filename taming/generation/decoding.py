@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,14 +26,9 @@ def next_logits(
     positions: Tensor,
     prompt: Prompt | None = None,
 ) -> Tensor:
-    """Returns the logits `(b v)` of what follows the last of the tokens.
+    """Returns the logits `(b v)` of what follows tokens `(b n)`, whose predecessors the cache has.
 
-    Args:
-        transformer: in evaluation mode.
-        cache: has all earlier positions, and gets these.
-        tokens: `(b n)` int64.
-        positions: `(p+n,)` int64, those of the prefix first.
-        prompt: of p prefix ids, where the sequence begins.
+    A prompt comes first where the sequence begins: positions, `(p+n,)`, are its p and theirs.
     """
     prefix, context = (None, None) if prompt is None else prompt
     features = transformer.features(prefix, tokens, context, positions=positions, cache=cache)
@@ -85,7 +81,7 @@ class Steps:
         return self.run(next_tokens, latest, self.positions[end - 1 : end])
 
     def run(self, function: Callable[..., Tensor], latest: Tensor, position: Tensor) -> Tensor:
-        """Calls `next_tokens`, or what has been made of it."""
+        """Calls `next_tokens`, or what it was compiled to."""
         return function(
             self.transformer, self.cache, self.choose, self.num_prefix, latest, position
         )
@@ -106,9 +102,9 @@ class CompiledSteps(Steps):
         self._steps: dict[int, Step] = {}  # by span
         self._key = _key(transformer, choose, prompt, num_tokens)
 
-    def fits(self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> bool:
-        """Returns whether what is compiled serves these; see the constructor's arguments."""
-        return self._key == _key(transformer, choose, prompt, num_tokens)
+    def fits(self, *arguments: Any) -> bool:
+        """Whether what is compiled serves these arguments of the constructor."""
+        return self._key == _key(*arguments)
 
     def step(self, latest: Tensor, number: int) -> Tensor:
         """See `Steps`."""
@@ -181,7 +177,7 @@ def decode_tokens(
 
     Prefill puts prefix and given tokens through the transformer at once; then each new token goes
     through alone, the keys and values of those before it being in the cache. `on_step` is called
-    after each step, which gives every sequence a token; for a progress bar.
+    whenever every sequence has one more token.
     """
     batch_size, num_given = given_tokens.shape
     if num_given == num_tokens:

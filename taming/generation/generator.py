@@ -138,11 +138,7 @@ class ImageGenerator(TokenGenerator):
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
-        """Shows tokens as images.
-
-        Args:
-            tokens: `(b n)` of integers.
-            grid_size: (height, width) of larger images, in codes, one number for a square.
+        """Shows tokens, integers `(b n)`, as images; larger ones need their `grid_size` in codes.
 
         Returns:
             `(b c H W)` in [-1, 1]; with a tokenizer of label maps logits of the classes.

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from taming.conditioning import Conditioning
 from taming.errors import UserError
 
 __all__ = ["Guidance", "SamplingOptions", "as_grid_size"]
@@ -58,19 +57,6 @@ class Guidance:
     def is_off(self) -> bool:
         """Whether the scale is 1 for every token, so that no unconditional logits are needed."""
         return self.scale == 1
-
-    def check(self, conditioning: Conditioning, *, has_condition: bool) -> None:
-        """Raises a `UserError` if there is no condition, or the model always had one."""
-        strengthens = f"guidance_scale={self.scale:g} strengthens a condition, and"
-        if not self.is_off and not has_condition:
-            raise UserError(
-                f"{strengthens} there is none: leave guidance out, or give a condition."
-            )
-        if not self.is_off and not conditioning.can_do_without:
-            raise UserError(
-                f"{strengthens} this model was trained without condition_dropout, which guidance "
-                "needs."
-            )
 
     def notes(self, num_tokens: int, num_given: int = 0) -> list[str]:
         """Says in a sentence if guidance has no effect on the tokens after the given ones."""

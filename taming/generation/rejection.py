@@ -51,17 +51,9 @@ def sample_best(
     own, whatever the batch; candidate 0 is the image that `generator.sample` draws; and more
     candidates only add to those there were. Of equally probable ones the first is kept.
 
-    Args:
-        generator: of a class-conditional model.
-        classifier: from images `(b c H W)` in [-1, 1] to logits `(b k)` over the model's classes;
-            a module is used in evaluation mode.
-        num_images: n.
-        condition: `(n,)` int64 class labels, or class names, or one name for all.
-        num_candidates: drawn for each image, at least 1.
-        given_tokens: see `ImageGenerator.sample_tokens`, like all that follows.
-        options: how to sample.
-        first_image: number of the first image.
-        progress: show a progress bar, of candidates.
+    The classifier turns images `(b c H W)` in [-1, 1] into logits `(b k)` over the model's classes;
+    a module is used in evaluation mode. The other arguments are those of
+    `ImageGenerator.sample_tokens`; the progress bar counts candidates.
 
     Raises:
         UserError: if the model has no classes, or the classifier does not give a number for each.

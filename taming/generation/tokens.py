@@ -69,9 +69,7 @@ class TokenGenerator(PretrainedModel):
     def logits(self, tokens: Tensor, condition: Condition = None) -> Tensor:
         """Returns logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
 
-        Args:
-            tokens: `(b n)` of integers, n at most `num_tokens`.
-            condition: see `sample_tokens`.
+        Tokens are integers `(b n)`, n at most `num_tokens`; for the condition see `sample_tokens`.
 
         Returns:
             `(b n v)` on the model's device, with gradients where they are enabled.
@@ -105,24 +103,17 @@ class TokenGenerator(PretrainedModel):
         Every image has its own random numbers, which depend on the seed and its number alone:
         in which batch it is drawn makes no difference (float32; elsewhere up to rounding).
 
-        Args:
-            num_images: number of images.
-            condition: `(num_images,)` int64 class labels, or class names, or one name for all; or
-                `(num_images c H W)` condition images, or their codes `(num_images h w)` int64;
-                None for no condition.
-            temperature: with top_k, top_p, greedy and seed, see `SamplingOptions`.
-            top_k: likewise.
-            top_p: likewise.
-            guidance_scale: how strongly the condition is followed, 1 as trained; see `Guidance`.
-            greedy: see `SamplingOptions`.
-            seed: likewise.
-            given_tokens: `(num_images m)` fixed first tokens, integers, which the result includes.
-            options: all of how to sample, instead of the six arguments above.
-            progress: show a progress bar.
-            first_image: number of the first image, to draw a long series in several calls.
+        - `num_images`: b.
+        - `condition`: `(b,)` int64 class labels, or class names, or one name for all; or
+          `(b c H W)` condition images, or their codes `(b h w)` int64; None for no condition.
+        - `temperature` to `seed`: see `SamplingOptions`, and for `guidance_scale` `Guidance`.
+        - `given_tokens`: `(b m)` fixed first tokens, integers, which the result includes.
+        - `options`: all of how to sample, instead of the six arguments from `temperature` on.
+        - `progress`: show a progress bar.
+        - `first_image`: number of the first image, to draw a long series in several calls.
 
         Returns:
-            `(num_images n)` int64 on the model's device.
+            `(b n)` int64 on the model's device.
 
         Raises:
             UserError: if an argument is out of range or not what the model was trained for.
@@ -134,7 +125,10 @@ class TokenGenerator(PretrainedModel):
             raise UserError(f"num_images is {num_images} and must be at least 1.")
         grid_size = options.grid_size or self.grid_size
         condition = self.conditioning.check(condition, num_images)
-        options.guidance.check(self.conditioning, has_condition=condition is not None)
+        if not options.guidance.is_off and condition is None:
+            raise UserError("guidance strengthens a condition, and there is none: leave it out.")
+        if not options.guidance.is_off and not self.conditioning.can_do_without:
+            raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
         if given_tokens is None:
             given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
         given_tokens = self._checked(given_tokens, grid_size)
@@ -256,10 +250,7 @@ class TokenGenerator(PretrainedModel):
     def require_condition_tokenizer(self) -> Tokenizer:
         """Returns what makes tokens of condition images; raises a `UserError` if there is none."""
         if self.condition_tokenizer is None:
-            raise UserError(
-                "this generator has no tokenizer for condition images: save it with the one that "
-                "it was trained with."
-            )
+            raise UserError("this generator was saved without its tokenizer for condition images.")
         return self.condition_tokenizer
 
     def _checked(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:

@@ -30,16 +30,7 @@ def test_the_most_frequent_class_of_each_cell_and_of_several_the_lowest() -> Non
     assert indices.dtype == torch.int64
     # 1 and 2 twice each: 1; all four classes once each: 0
     assert indices.tolist() == [[[0, 1, 3], [2, 0, 0]]]
-
-
-def test_against_the_mode_of_each_cell() -> None:
-    classes = torch.randint(0, 5, (2, 12, 20), generator=torch.Generator().manual_seed(0))
-    indices = CellClasses(5, 4, (12, 20)).encode(one_hot(classes, 5))
-    for b in range(2):
-        for y in range(3):
-            for x in range(5):
-                cell = classes[b, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4]
-                assert indices[b, y, x] == torch.bincount(cell.flatten(), minlength=5).argmax()
+    assert cells.encode(one_hot(MAP[:, :4])[None]).shape == (1, 2, 2)  # another size than its own
 
 
 def test_a_cell_of_one_pixel_loses_nothing() -> None:
@@ -57,12 +48,6 @@ def test_decoding_fills_cells() -> None:
     expected = [[0, 0, 2, 2], [0, 0, 2, 2], [1, 1, 0, 0], [1, 1, 0, 0]]
     assert label_maps[0].argmax(0).tolist() == expected
     assert torch.equal(cells.encode(label_maps), indices)
-
-
-def test_other_sizes_than_its_own() -> None:
-    cells = CellClasses(3, 2, (4, 4))
-    assert cells.grid_size_for((2, 8)) == (1, 4)
-    assert cells.encode(one_hot(torch.zeros(1, 2, 8, dtype=torch.int64), 3)).shape == (1, 1, 4)
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

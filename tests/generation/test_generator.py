@@ -97,11 +97,6 @@ def test_frequencies_with_guidance_are_those_of_the_guided_logits(options: dict[
             assert_frequencies(guided, tokens[label::2], **options)
 
 
-def test_given_tokens_begin_the_image() -> None:
-    given = torch.arange(12).view(3, 4) % 8
-    assert torch.equal(draw(make(), LABELS[:3], given_tokens=given, seed=3)[:, :4], given)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
 def test_tokens_may_be_of_any_integers(dtype: torch.dtype) -> None:
     """Such as a token cache holds."""

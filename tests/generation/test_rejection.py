@@ -99,16 +99,6 @@ def test_a_classifier_in_training_mode_is_used_in_evaluation_mode() -> None:
     assert judge.training
 
 
-def test_without_a_seed_pytorch_global_state_decides() -> None:
-    model = make()
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        drawn.append(best_of(model, 2, seed=None).images)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
