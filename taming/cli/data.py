@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from taming.cli.app import build, set_seed
 from taming.cli.hints import resolution_of
 from taming.conditioning import CellClasses
-from taming.data import ImagesOfPairs, PairFiles, TokenDataset
+from taming.data import TokenDataset
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
@@ -19,26 +19,31 @@ from taming.serialization import SavedModel
 from taming.vqgan import VQGAN
 from taming.workflows.encode_dataset import encode_dataset
 
-__all__ = ["ENCODING_TYPES", "build_data", "encode", "open_images", "with_tokenizer_shape"]
+__all__ = [
+    "ENCODING_TYPES",
+    "PAIR_TYPES",
+    "build_data",
+    "encode",
+    "open_images",
+    "with_tokenizer_shape",
+]
 
 log = logging.getLogger("taming")
 
-KINDS = "pictures", "label maps"
-
-RESOLUTION = int | tuple[int, int] | None  # None: the tokenizer's
+PAIR_TYPES = {
+    "data.condition": Literal["label_map", "image"],
+    "data.num_classes": int | None,  # None: of pictures
+}
 ENCODING_TYPES = {
-    "data.resolution": RESOLUTION,
-    "data.transform.resolution": RESOLUTION,
-    "data.transform.condition_resolution": RESOLUTION,
+    **PAIR_TYPES,
+    # None: the tokenizer's
+    "data.resolution": int | tuple[int, int] | None,
     "data.channels": int | None,
-    "data.source.channels": int | None,
-    "data.source.reader.channels": int | None,
-    "data.source.reader.num_classes": int | None,
-    "data.label_map.num_classes": int | None,
+    "conditioning": Literal["auto", "class", "image", "none"],
     "condition_cell": Annotated[int, Ge(1)] | None,
     "tokens.cache_dir": Path,
-    "tokens.num_views": int,
-    "tokens.batch_size": int,
+    "tokens.num_views": Annotated[int, Ge(1)],
+    "tokens.batch_size": Annotated[int, Ge(1)],
 }
 
 
@@ -47,17 +52,11 @@ def build_data(config: DictConfig, conditions: bool = True) -> ImageDataModule:
 
     `conditions` says whether pairs are taken with their conditions.
     """
-    if config.data.get("_target_") is not None:
-        return build(config.data)
-    source = build(config.data.source)
-    if (kind := config.data.get("condition")) is not None:
-        if kind not in ("label_map", "image"):
-            raise UserError(f"data.condition is {kind}: choose label_map or image.")
-        source = source(condition_reader=build(config.data[kind]))
-    if isinstance(source, PairFiles) and not conditions:
-        source = ImagesOfPairs(source)
-    transform, loader = build(config.data.transform), build(config.data.loader)
-    return ImageDataModule(source, transform, loader, seed=config.seed)
+    data = config.data
+    if data.get("_target_") is not None:
+        return build(data)
+    parts = build(data.source), build(data.transform), build(data.loader)
+    return ImageDataModule(*parts, seed=config.seed, conditions=conditions)
 
 
 def with_tokenizer_shape(
@@ -84,30 +83,14 @@ def with_tokenizer_shape(
 def open_images(
     config: DictConfig, tokenizer: VQGAN, saved: SavedModel | None = None
 ) -> tuple[ImageDataModule, VQGAN | CellClasses | None]:
-    """The images, ready to be encoded, and what makes tokens of their conditions, if any.
+    """Opens the images to be encoded, and chooses what makes tokens of their conditions, if any.
 
     The tokenizer's shape is filled in; `saved` is the run that goes on.
     """
-    if config.conditioning not in ("auto", "class", "image", "none"):
-        raise UserError(f"conditioning is auto, class, image or none, not {config.conditioning!r}.")
-    for name in ("num_views", "batch_size"):
-        if config.tokens[name] < 1:
-            raise UserError(f"tokens.{name} must be at least 1, not {config.tokens[name]}.")
     set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
     images = build_data(config, conditions=config.conditioning in ("auto", "image"))
-    if images.of_label_maps != tokenizer.label_maps:
-        kinds = KINDS[tokenizer.label_maps], KINDS[images.of_label_maps]
-        raise UserError(
-            f"the tokenizer was trained on {kinds[0]}, and the data are {kinds[1]}: give a "
-            f"tokenizer of {kinds[1]}, or other data (data=label_maps, with data.source.subfolder, "
-            "are label maps; all others are pictures)."
-        )
-    if images.channels != tokenizer.image_channels:
-        raise UserError(
-            f"data.channels={images.channels}, but the tokenizer was trained on images of "
-            f"{tokenizer.image_channels} channels."
-        )
+    _check_kind("the tokenizer", tokenizer, "data", images.of_label_maps, images.channels)
     condition_tokenizer = _condition_tokenizer(config, images, tokenizer, saved)
     images.setup()
     return images, condition_tokenizer
@@ -116,49 +99,53 @@ def open_images(
 def _condition_tokenizer(
     config: DictConfig, images: ImageDataModule, tokenizer: VQGAN, saved: SavedModel | None
 ) -> VQGAN | CellClasses | None:
-    """What makes tokens of condition images; None where there are none."""
+    """Chooses what makes tokens of condition images; None where there are none."""
     reader, resolution = images.condition_reader, images.condition_resolution
+    path, cell = config.condition_tokenizer, config.condition_cell
     if reader is None:
-        if config.conditioning == "image":
-            raise UserError("conditioning=image needs images with condition images: data=paired.")
-        for name in ("condition_tokenizer", "condition_cell"):
-            if config[name] is not None:
-                raise UserError(
-                    f"{name}={config[name]} is for condition images, and here are none: they need "
-                    "data=paired and conditioning=image."
-                )
+        if config.conditioning == "image" or path is not None or cell is not None:
+            raise UserError(
+                "conditioning=image, condition_tokenizer and condition_cell need images with "
+                "condition images: data=paired."
+            )
         return None
-    if config.condition_tokenizer is not None and config.condition_cell is not None:
+    if path is not None and cell is not None:
         raise UserError("give a condition_tokenizer or a condition_cell, not both.")
     chosen: VQGAN | CellClasses | None
     if saved is not None:
         chosen = load_condition_tokenizer(saved)
-    elif config.condition_tokenizer is not None:
-        chosen = VQGAN.from_pretrained(config.condition_tokenizer)
+    elif path is not None:
+        chosen = VQGAN.from_pretrained(path)
     elif reader.label_maps:
-        cell = config.condition_cell
-        cell = tokenizer.downsample_factor if cell is None else cell
-        chosen = CellClasses(reader.channels, cell, resolution)
+        chosen = CellClasses(reader.channels, cell or tokenizer.downsample_factor, resolution)
     else:
         raise UserError(
             "condition images that are pictures need a condition_tokenizer: a stage-1 run on them. "
             "Only label maps can do without."
         )
     if chosen is not None:
-        taken, there = (
-            f"{KINDS[label_maps]} of {channels} {'classes' if label_maps else 'channels'}"
-            for label_maps, channels in (
-                (chosen.label_maps, chosen.image_channels),
-                (reader.label_maps, reader.channels),
-            )
-        )
-        if taken != there:
-            raise UserError(
-                f"the condition tokenizer is of {taken}, and the conditions of the data are "
-                f"{there}: give one trained on such conditions."
-            )
+        kind = reader.label_maps, reader.channels
+        _check_kind("the condition tokenizer", chosen, "conditions of the data", *kind)
         chosen.grid_size_for(resolution)
     return chosen
+
+
+def _check_kind(
+    name: str, tokenizer: VQGAN | CellClasses, images: str, label_maps: bool, channels: int
+) -> None:
+    """Refuses a tokenizer of images of another kind, or of other channels."""
+    trained, found = (
+        f"{'label maps' if of_label_maps else 'pictures'} of {num_channels} channels"
+        for of_label_maps, num_channels in (
+            (tokenizer.label_maps, tokenizer.image_channels),
+            (label_maps, channels),
+        )
+    )
+    if trained != found:
+        raise UserError(
+            f"{name} was trained on {trained}, and the {images} are {found}: give another "
+            "tokenizer or other data."
+        )
 
 
 def encode(
@@ -168,7 +155,7 @@ def encode(
     images: ImageDataModule,
     device: torch.device,
 ) -> tuple[TokenDataset, TokenDataset]:
-    """Training and validation images, and their conditions, as tokens: cached, or encoded now."""
+    """Encodes training and validation images, and their conditions, or finds their tokens."""
     train_views = config.tokens.num_views
     if train_views > 1 and not images.transform.augments:
         log.warning(

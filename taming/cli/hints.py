@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, load_saved_config
-from taming.cli.mistakes import config_directory
+from taming.cli.mistakes import config_directory, leaves
 from taming.workflows.sample_inputs import GivenImages
 
 __all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "override",
@@ -44,7 +43,7 @@ def _hydra(value: Any) -> str:
 
 
 def given_settings(given: GivenImages) -> list[str]:
-    """Of condition images given to `sample`, the settings that are not defaults."""
+    """Names condition images for `sample`: the settings that are not defaults."""
     return [
         setting(f"conditions.{field.name}", getattr(given, field.name))
         for field in fields(given)
@@ -53,13 +52,13 @@ def given_settings(given: GivenImages) -> list[str]:
 
 
 def data_settings(data: DictConfig) -> list[str]:
-    """The `data=` option of a run's data, and their values that are not its defaults.
+    """Names a run's data: the `data=` option, and the values that are not its defaults.
 
     What a training of its own chooses, or takes from its tokenizer, is not among them.
     """
-    found = dict(_leaves(OmegaConf.to_container(data, resolve=True)))
+    found = dict(leaves(OmegaConf.to_container(data, resolve=True), lists=False))
     for path in (config_directory() / "data").glob("*.yaml"):
-        defaults = dict(_leaves(OmegaConf.to_container(OmegaConf.load(path))))
+        defaults = dict(leaves(OmegaConf.to_container(OmegaConf.load(path)), lists=False))
         if all(found.get(n) == v for n, v in defaults.items() if n.endswith("_target_")):
             option = [] if path.stem == "image_folder" else [setting("data", path.stem)]
             return option + [
@@ -73,16 +72,8 @@ def data_settings(data: DictConfig) -> list[str]:
     return []  # a set of the user's own
 
 
-def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
-    """The data a run was trained on, as settings; of other models a name to put one's own at.
+    """Names the data a run was trained on; for other models, a place for the user's own.
 
     The images' size is named where it is not the `resolution` of the model.
     """
@@ -96,7 +87,7 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
 
 
 def condition_settings(data: DictConfig) -> list[str]:
-    """How `sample` is given some of the condition images of paired data."""
+    """Names some of the condition images of paired data, as `sample` takes them."""
     if OmegaConf.select(data, "source.condition_folder") is None:  # a set of the user's own
         return given_settings(GivenImages("MY_CONDITIONS"))
     path = data.path if data.val_path is None else data.val_path

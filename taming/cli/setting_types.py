@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from taming.errors import UserError
@@ -38,9 +38,9 @@ def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator
     for key in map(str, config):
         try:
             value, annotation = config[key], annotations.get(key)
-        except (MissingMandatoryValue, InterpolationToMissingValueError):
+        except (MissingMandatoryValue, InterpolationResolutionError):
             continue
-        annotation = expected.get(str(config._get_full_key(key)), annotation)
+        annotation = expected.get(_name(config, key), annotation)
         if annotation is not None and "_target_" not in str(value):  # which becomes an object
             yield from _wrong(config, key, annotation)
         if isinstance(value, DictConfig):

@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from taming.cli.app import build, is_first_process, program, set_seed
-from taming.cli.data import build_data
+from taming.cli.data import PAIR_TYPES, build_data
 from taming.cli.hints import data_settings, override, setting
 from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 log = logging.getLogger("taming")
 
-TYPES = {"data.label_map.num_classes": int | None, "finetune.mode": FinetuningMode}
+TYPES = {**PAIR_TYPES, "finetune.mode": FinetuningMode}
 
 
 def main(config: DictConfig) -> float | None:

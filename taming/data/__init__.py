@@ -10,7 +10,7 @@ from taming.data.image_folder import ImageFolder
 from taming.data.images import BrokenImageError, PictureReader, Reader
 from taming.data.inspection import InspectionImages
 from taming.data.label_maps import LabelMapReader
-from taming.data.sources import DataSource, ImageFiles, ImagesOfPairs, PairFiles, held_out_split
+from taming.data.sources import DataSource, ImageFiles, PairFiles, held_out_split
 from taming.data.tokens import (
     CacheDescription,
     TokenDataset,
@@ -32,7 +32,6 @@ __all__ = [
     "ImageFiles",
     "ImageFolder",
     "ImageTransform",
-    "ImagesOfPairs",
     "InspectionImages",
     "LabelMapReader",
     "LoaderOptions",

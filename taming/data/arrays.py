@@ -12,7 +12,7 @@ from PIL import Image
 
 from taming.data.dataset import Part
 from taming.data.images import Channels, PictureReader
-from taming.data.sources import hold_out
+from taming.data.sources import Fraction, hold_out
 from taming.errors import UserError
 
 __all__ = ["CIFAR10", "ArraySource", "Digits", "FashionMNIST"]
@@ -43,7 +43,6 @@ class ArraySource:
         self.description = description
         self.class_names = class_names
         self.reader = PictureReader(channels)
-        self.broken: list[tuple[str, str]] = []
         self.sizes: list[tuple[int, int]] | None = [images.shape[1:3]] * len(images)
         self._images = np.ascontiguousarray(images)
         self._labels = np.asarray(labels, dtype=np.int64)
@@ -52,20 +51,20 @@ class ArraySource:
         return len(self._images)
 
     def load(self, index: int) -> Image.Image:
-        """An image, mode `L` or `RGB`."""
+        """Returns an image, mode `L` or `RGB`."""
         mode = "L" if self.reader.channels == 1 else "RGB"
         return Image.fromarray(self._images[index]).convert(mode)
 
     def label(self, index: int) -> int:
-        """The class of an image."""
+        """Returns the class of an image."""
         return int(self._labels[index])
 
     def name(self, index: int) -> str:
-        """`train/00012` for the twelfth image of a part called `train`."""
+        """Returns such as `train/00012` for an image of a part called `train`."""
         return f"{self.description.partition('/')[2] or 'all'}/{index:05d}"
 
     def fingerprint(self) -> str:
-        """Hex digest of name, pixels, labels and number of channels."""
+        """Digests name, pixels, labels and number of channels."""
         digest = hashlib.sha256(repr((self.description, self.reader.channels)).encode())
         digest.update(self._images.tobytes())
         digest.update(self._labels.tobytes())
@@ -90,8 +89,7 @@ class Digits(_InMemory):
     of them are held out.
     """
 
-    val_fraction: float = 0.2
-    image_size: ClassVar = (8, 8)
+    val_fraction: Fraction = 0.2
 
     def open(self) -> tuple[Part, Part]:
         """Loads them and holds some out for validation."""
@@ -116,7 +114,6 @@ class FashionMNIST(_InMemory):
     """
 
     root: str | Path
-    image_size: ClassVar = (28, 28)
     name: ClassVar = "fashion_mnist"
     folder: ClassVar = "FashionMNIST/raw"  # below the root
 
@@ -138,7 +135,7 @@ class FashionMNIST(_InMemory):
             raise UserError(
                 f"{type(self).__name__} in {root} cannot be read or downloaded: {why}. By hand: "
                 f"put {self._files(download)} into {(root / self.folder).absolute()}, without "
-                "damaged or unpacked files. Or set data.root to a directory that has it."
+                "damaged or unpacked files."
             ) from error
         images, labels = np.asarray(data.data), np.asarray(data.targets)
         return ArraySource(f"{self.name}/{part}", images, labels, data.classes, self.channels)
@@ -156,7 +153,6 @@ class CIFAR10(FashionMNIST):
     """
 
     channels: Channels = 3
-    image_size: ClassVar = (32, 32)
     name: ClassVar = "cifar10"
     folder: ClassVar = ""
 

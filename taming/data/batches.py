@@ -1,16 +1,14 @@
 """How images become batches: how many at once, and in what order, for ever."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge
 from torch.utils.data import Sampler
 
-from taming.errors import UserError
-
-__all__ = ["EndlessBatches", "LoaderOptions", "num_cores"]
+__all__ = ["EndlessBatches", "LoaderOptions"]
 
 
 @dataclass(frozen=True)
@@ -20,17 +18,13 @@ class LoaderOptions:
     Args:
         batch_size: training images a step and rank.
         val_batch_size: validation images a batch and rank; None for `batch_size`.
-        num_workers: loader processes a rank and part; `auto` is one less than the cores, at most 8,
-            and 0 for data in memory.
+        num_workers: loader processes a rank and part; `auto` is one less than the rank's share of
+            the machine's cores, at most 8, and 0 for data in memory.
     """
 
-    batch_size: int
-    val_batch_size: int | None = None
-    num_workers: int | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or (self.val_batch_size is not None and self.val_batch_size < 1):
-            raise UserError("data.batch_size and data.loader.val_batch_size must be 1 or more.")
+    batch_size: Annotated[int, Ge(1)]
+    val_batch_size: Annotated[int, Ge(1)] | None = None
+    num_workers: Annotated[int, Ge(0)] | Literal["auto"] = "auto"
 
 
 class EndlessBatches(Sampler[list[tuple[int, int]]]):
@@ -78,10 +72,3 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
                 items.append((int(order[position % self.num_items]), position))
             yield items
             batch += 1
-
-
-def num_cores() -> int:
-    """The cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

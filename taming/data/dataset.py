@@ -25,7 +25,6 @@ class Source(Protocol):
 
     description: str  # name for messages and summaries
     class_names: list[str]  # empty if there are no classes
-    broken: list[tuple[str, str]]  # (name, reason) of the files left out
     sizes: list[tuple[int, int]] | None  # (height, width) of each image, where known
     in_memory: bool  # whether loading an image only copies it
     max_broken_fraction: float  # share of images that may fail to load
@@ -40,21 +39,21 @@ class Source(Protocol):
         """Decodes an image; raises `BrokenImageError`."""
 
     def label(self, index: int) -> int | None:
-        """The class of an image, without loading it."""
+        """Returns the class of an image, without loading it; None without classes."""
 
     def name(self, index: int) -> str:
-        """Unique within the source."""
+        """Returns a name that is unique within the source."""
 
     def fingerprint(self) -> str:
-        """Hex digest of everything that decides what `load` and `label` return."""
+        """Digests everything that decides what `load` and `label` return."""
 
 
 class Part(NamedTuple):
     """Images for training, or for validation."""
 
     source: Source
-    indices: list[int] | None = None  # which of its images, in this order; None for all
     conditions: Source | None = None  # of pairs, in the order of `source`
+    indices: list[int] | None = None  # which of its images, in this order; None for all
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
@@ -80,7 +79,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, part: Part, transform: ImageTransform, *, seed: int) -> None:
-        self.source, indices, self.conditions = part
+        self.source, self.conditions, indices = part
         self.transform = transform
         self.seed = seed
         self.in_memory = self.source.in_memory
@@ -94,8 +93,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         index, draw = key if isinstance(key, tuple) else (key, None)
-        if not 0 <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
         image, condition, index = self._load(index)
         item: dict[str, Any] = {}
@@ -110,25 +107,20 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return item
 
     @property
-    def broken(self) -> list[tuple[str, str]]:
-        """(name, reason) of the files that the whole source left out at the start."""
-        return self.source.broken + ([] if self.conditions is None else self.conditions.broken)
-
-    @property
     def replaced(self) -> list[str]:
         """Names of the images that turned out to be broken later, in any worker so far."""
         return [self.name(i) for i in self._replaced.nonzero().flatten().tolist()]
 
     def name(self, index: int) -> str:
-        """File name, or `train/00012` for the twelfth image of a built-in set's training part."""
+        """Returns the file name, or such as `train/00012` of a built-in set's training part."""
         return self.source.name(int(self._indices[index]))
 
     def label(self, index: int) -> int | None:
-        """The class of an item without loading its image; None without classes."""
+        """Returns the class of an item without loading its image; None without classes."""
         return self.source.label(int(self._indices[index]))
 
     def fingerprint(self) -> str:
-        """Hex digest of what the items are: files, labels, which of them in what order, transform.
+        """Digests what the items are: files, labels, which of them in what order, transform.
 
         Neither the seed nor where the files lie is part of it.
         """
@@ -140,7 +132,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return digest.hexdigest()
 
     def _load(self, index: int) -> tuple[Image.Image, Image.Image | None, int]:
-        """Image, condition and index of an item: another than `index` if that one is broken."""
+        """Loads image and condition of an item, or of another if that one is broken."""
         for candidate in self._with_stand_ins(index):
             if self._replaced[candidate]:
                 continue
@@ -163,30 +155,21 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def _note_broken(self, index: int, error: BrokenImageError) -> None:
         self._replaced[index] = True
-        num_broken = int(self._replaced.sum())
+        num_broken, limit = int(self._replaced.sum()), self.source.max_broken_fraction
         what = "is broken" if self.conditions is None else "or its condition is broken"
         found = f"{self.source.description}: {self.name(index)} {what} ({error})"
-        if num_broken > self.source.max_broken_fraction * len(self):
+        if num_broken > limit * len(self):
             raise UserError(
-                f"{found}, as are {num_broken - 1} others that passed the check at the start: "
-                f"more than max_broken_fraction={self.source.max_broken_fraction:g} of "
-                f"{len(self)} allows. Remove them; check=full finds them at the start."
+                f"{found}, as are {num_broken - 1} others that passed the check at the start "
+                f"(max_broken_fraction is {limit:g}). Remove them; check=full finds them."
             )
         log.warning("%s and replaced by another image; %d so far", found, num_broken)
 
     def _check_sizes(self) -> int:
         """Checks all known sizes; returns how many images are smaller than the result."""
-        if self.source.sizes is None:
+        sizes = self.source.sizes
+        if sizes is None:
             return 0
-        misfits, num_magnified = [], 0
         for index in self._indices:
-            size = self.source.sizes[index]
-            num_magnified += self.transform.magnifies(size)
-            try:
-                self.transform.check_size(size, self.source.name(int(index)))
-            except UserError as error:
-                misfits.append(str(error))
-        if misfits:
-            count = f"{len(misfits)} of {len(self)} images do not fit"
-            raise UserError(f"{self.source.description}: {count}. {misfits[0]}")
-        return num_magnified
+            self.transform.check_size(sizes[index], self.source.name(int(index)))
+        return sum(self.transform.magnifies(sizes[index]) for index in self._indices)

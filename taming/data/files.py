@@ -1,9 +1,11 @@
 """Image files in a folder, in a zip archive, or a single one, read the same way."""
 
+import logging
 import os
 import re
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
@@ -13,6 +15,8 @@ __all__ = ["FileEntry", "FileList", "natural_key", "open_files", "some"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 NUM_NAMED = 10
+
+log = logging.getLogger(__name__)
 
 
 class FileEntry(NamedTuple):
@@ -40,23 +44,22 @@ class FileList:
         self.ignored: Counter[str] = Counter()
         self.entries = sorted(self._find(), key=lambda entry: natural_key(entry.name))
 
-    def _find(self) -> list[FileEntry]:
+    def _find(self) -> Iterator[FileEntry]:
         if not self.path.is_dir():
-            return [_entry(self.path.name, self.path)]
-        found = [(f.relative_to(self.path).as_posix(), f) for f in _walk(self.path, frozenset())]
-        return [_entry(name, file) for name, file in found if self._is_image(name)]
+            yield _entry(self.path.name, self.path)
+            return
+        for file in _walk(self.path):
+            name = file.relative_to(self.path).as_posix()
+            if self._is_image(name):
+                yield _entry(name, file)
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
         return (self.path / name if self.path.is_dir() else self.path).open("rb")
 
-    def describe_ignored(self) -> str:
-        """`3 .txt, 1 .gif`: most frequent first."""
-        return some([f"{count} {suffix}" for suffix, count in self.ignored.most_common()])
-
     def _is_image(self, name: str) -> bool:
         path = PurePosixPath(name)
-        if any(_is_hidden(part) for part in path.parts):
+        if any(map(_is_hidden, path.parts)):
             return False
         suffix = path.suffix.lower()
         if suffix not in SUFFIXES:
@@ -67,22 +70,18 @@ class FileList:
 class ZipFiles(FileList):
     """The image files in a zip archive; each process opens it for itself."""
 
-    def _find(self) -> list[FileEntry]:
+    def _find(self) -> Iterator[FileEntry]:
         self._opened: tuple[int, zipfile.ZipFile] | None = None
         self._members: dict[str, str] = {}  # names in the archive, by entry
         try:
             infos = self._archive().infolist()
         except (zipfile.BadZipFile, OSError) as error:
             raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
-        if any(info.flag_bits & 1 for info in infos):
-            raise UserError(f"{self.path} is encrypted: unpack it and give the folder instead.")
-        images = {}
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
             if not name.endswith("/") and self._is_image(name):
                 self._members[name] = info.filename
-                images[name] = FileEntry(name, info.file_size, info.CRC)
-        return list(images.values())
+                yield FileEntry(name, info.file_size, info.CRC)
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
@@ -101,9 +100,7 @@ class ZipFiles(FileList):
 def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
     """Lists the images in a folder or `.zip` file; any other file is taken for an image.
 
-    Args:
-        path: where.
-        subfolder: list only the images below this folder of it; None for all.
+    With `subfolder`, only the images below this folder of it are listed.
 
     Raises:
         MissingPathError: if nothing is there.
@@ -117,32 +114,34 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
         )
     is_zip = path.is_file() and path.suffix.lower() == ".zip"
     files = ZipFiles(path) if is_zip else FileList(path)
+    ignored = some([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
     if not files.entries:
-        others = f" (but {files.describe_ignored()})" if files.ignored else ""
         raise UserError(
-            f"{path} holds no images{others}: they are files that end in "
-            f"{', '.join(sorted(SUFFIXES))}, in it or in folders below it."
+            f"{path} holds no images{f' (but {ignored})' if ignored else ''}: they are files that "
+            f"end in {', '.join(sorted(SUFFIXES))}, in it or in folders below it."
         )
+    if ignored:
+        log.info("%s: ignored %s", path, ignored)
     if subfolder is not None:
+        start = subfolder.rstrip("/") + "/"
         folders = {entry.name.rpartition("/")[0] for entry in files.entries} - {""}
-        start = str(subfolder).strip("/") + "/"
         files.entries = [entry for entry in files.entries if entry.name.startswith(start)]
         if not files.entries:
             raise UserError(
                 f"{path} holds no images in the folder {start[:-1]}; its folders with images: "
-                f"{some(sorted(folders, key=natural_key)) or 'none'}."
+                f"{some(sorted(folders, key=natural_key))}."
             )
     return files
 
 
 def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Sort key under which `image10` follows `image9`; ties go by the plain name."""
+    """Returns a sort key under which `image10` follows `image9`; ties go by the plain name."""
     parts = re.split(r"([0-9]+)", name)
     return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
 
 
 def some(names: list[str], separator: str = ", ") -> str:
-    """The first ten names, and how many more there are."""
+    """Joins the first ten names, and says how many more there are."""
     more = f"{separator}and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
     return separator.join(names[:NUM_NAMED]) + more
 
@@ -152,21 +151,16 @@ def _entry(name: str, file: Path) -> FileEntry:
     return FileEntry(name, status.st_size, status.st_mtime_ns)
 
 
-def _walk(folder: Path, parents: frozenset[str]) -> list[Path]:
+def _walk(folder: Path, parents: frozenset[str] = frozenset()) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in parents:  # a link to a folder that contains it
-        return []
-    files = []
-    try:
-        with os.scandir(folder) as children:
-            for child in children:
-                if child.is_dir() and not _is_hidden(child.name):
-                    files += _walk(Path(child.path), parents | {real})
-                elif child.is_file() or not Path(child.path).exists():
-                    files.append(Path(child.path))
-    except PermissionError as error:
-        raise UserError(f"{folder} cannot be read: permission denied.") from error
-    return files
+        return
+    with os.scandir(folder) as children:
+        for child in children:
+            if not child.is_dir():
+                yield Path(child.path)
+            elif not _is_hidden(child.name):
+                yield from _walk(Path(child.path), parents | {real})
 
 
 def _is_hidden(part: str) -> bool:

@@ -25,7 +25,6 @@ LabelMode = Literal["auto", "folders", "none"]
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
-PROGRESS_FROM = 2000
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +75,6 @@ class ImageFolder:
         self.class_names, self._labels = folder_labels(
             names, labels, self.description, known_classes
         )
-        if self._files.ignored:
-            log.info("%s: ignored %s", self.description, self._files.describe_ignored())
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,15 +84,15 @@ class ImageFolder:
         return self._decode(self._entries[index])
 
     def label(self, index: int) -> int | None:
-        """The class of an image, without reading it."""
+        """Returns the class of an image, without reading it."""
         return self._labels[index]
 
     def name(self, index: int) -> str:
-        """Path below the folder or in the archive."""
+        """Returns the path below the folder or in the archive."""
         return self._entries[index].name
 
     def fingerprint(self) -> str:
-        """Hex digest of the files' names, sizes, stamps and labels, and of how they are read."""
+        """Digests the files' names, sizes, stamps and labels, and how they are read."""
         digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())
         for entry, label in zip(self._entries, self._labels, strict=True):
             digest.update(repr((*entry, label)).encode(errors="surrogateescape"))
@@ -120,7 +117,7 @@ class ImageFolder:
         size = sum(entry.size for entry in self._entries)
         full = check == "full" or (check == "auto" and size <= AUTO_FULL_BYTES)
         results: list[tuple[int, int] | str] = []
-        num_whole = 0
+        whole: list[int] = []
         # in threads: Pillow decodes outside Python's lock
         with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
             for result in tqdm(
@@ -128,15 +125,24 @@ class ImageFolder:
                 desc=f"checking {self._files.path.name}",
                 total=len(self._entries),
                 unit="image",
-                disable=len(self._entries) <= PROGRESS_FROM,
+                delay=1,  # seconds: small sets need no bar
             ):
+                if not isinstance(result, str):
+                    whole.append(len(results))
                 results.append(result)
-                num_whole += not isinstance(result, str)
-                if num_whole == first:
+                if len(whole) == first:
                     break
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
-        self._report_broken(len(results))
-        self.keep([i for i, result in enumerate(results) if not isinstance(result, str)])
+        if self.broken:
+            found = f"{self.description}: {len(self.broken)} of {len(results)} images are broken"
+            listed = some([f"{name}: {why}" for name, why in self.broken], "; ")
+            if not whole or len(self.broken) > self.max_broken_fraction * len(results):
+                raise UserError(
+                    f"{found} ({listed}): repair or remove them (max_broken_fraction is "
+                    f"{self.max_broken_fraction:g})."
+                )
+            log.warning("%s and left out (%s)", found, listed)
+        self.keep(whole)
         self.sizes = [size for size in results if not isinstance(size, str)]
 
     def keep(self, indices: Sequence[int]) -> None:
@@ -160,22 +166,6 @@ class ImageFolder:
         with self._files.open(entry.name) as file:
             content = io.BytesIO(file.read())
         return self.reader.read(content, f"{self.description}: {entry.name}")
-
-    def _report_broken(self, num_files: int) -> None:
-        if not self.broken:
-            return
-        listed = some([f"{name}: {why}" for name, why in self.broken], "; ")
-        found = f"{self.description}: {len(self.broken)} of {num_files} images are broken"
-        if len(self.broken) == num_files:
-            raise UserError(
-                f"{found} ({listed}). Give a folder, a .zip file or an image that Pillow reads."
-            )
-        if len(self.broken) > self.max_broken_fraction * num_files:
-            raise UserError(
-                f"{found}, more than max_broken_fraction={self.max_broken_fraction:g} allows "
-                f"({listed}). Repair or remove them, or raise it."
-            )
-        log.warning("%s and left out (%s)", found, listed)
 
 
 def folder_labels(
@@ -203,19 +193,20 @@ def folder_labels(
             and `val`, or if a class is not a known one.
     """
     folders = [PurePosixPath(name).parts[:-1] for name in names]
+    no_classes: tuple[list[str], list[int | None]] = [], [None] * len(names)
     if mode == "none" or known == []:
-        return [], [None] * len(names)
+        return no_classes
     if known:
         return list(known), _known_labels(folders, known, source)
     level = _class_level(folders, one_is_enough=mode == "folders")
     stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
-    found = f"{len(stray)} of {len(names)} images lie in no class folder, such as"
-    if stray and mode == "folders":
-        raise UserError(f"{source}: {found} {stray[0]}. Move them, or set labels=none.")
     if stray:
+        found = f"{len(stray)} of {len(names)} images lie in no class folder, such as {stray[0]}"
+        if mode == "folders":
+            raise UserError(f"{source}: {found}. Move them, or set labels=none.")
         if len(stray) < len(names):
-            log.info("note: %s: no classes, for %s %s: move them away", source, found, stray[0])
-        return [], [None] * len(names)
+            log.info("note: %s: no classes, for %s: move them away", source, found)
+        return no_classes
     classes = sorted({parts[level] for parts in folders}, key=natural_key)
     if {name.lower() for name in classes} <= SPLIT_NAMES:
         raise UserError(

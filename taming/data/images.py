@@ -73,15 +73,10 @@ class PictureReader:
     label_maps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "background", tuple(self.background))
-        if self.channels not in (1, 3):
-            raise UserError(
-                f"channels is {self.channels}: of pictures it is 1, grey, or 3, RGB; only of label "
-                "maps (data=label_maps) is it the number of classes."
-            )
+        object.__setattr__(self, "background", tuple(self.background))  # lists in settings
 
     def __str__(self) -> str:
-        return {1: "grey", 3: "RGB"}[self.channels]
+        return "grey" if self.channels == 1 else "RGB"
 
     @decoding()
     def read(self, file: File, name: str = "the image") -> Image.Image:
@@ -95,14 +90,14 @@ class PictureReader:
             return image.convert("L" if self.channels == 1 else "RGB")
 
     def tensor(self, image: Image.Image) -> torch.Tensor:
-        """`(c H W)` in [-1, 1], black to white."""
+        """Turns a picture into `(c H W)` in [-1, 1], black to white."""
         pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
         return pixels.permute(2, 0, 1).to(torch.float32).div(127.5).sub(1.0).contiguous()
 
 
 @decoding()
 def header_size(file: File) -> tuple[int, int]:
-    """(height, width) in pixels after EXIF rotation, without decoding the picture."""
+    """Reads (height, width) in pixels after EXIF rotation, without decoding the picture."""
     with Image.open(file) as opened:
         width, height = opened.size
         # 5 to 8 swap the sides. A PNG's needs decoding, and a TIFF's Pillow has swapped.

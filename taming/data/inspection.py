@@ -1,6 +1,6 @@
 """Images as they are, of any sizes, in batches of one size each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -29,7 +29,6 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         max_images: only the first so many; None: all.
 
     Attributes:
-        numbers: of the images, in the source.
         broken: (name, reason) of the files left out so far.
         num_cropped: images that lose something because they do not divide.
         num_magnified: images smaller than `resolution`.
@@ -43,7 +42,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         source: ImageFolder,
         *,
         factor: int,
-        resolution: int | Sequence[int] | None,
+        resolution: int | tuple[int, int] | None,
         min_side: int,
         max_images: int | None,
     ) -> None:
@@ -51,8 +50,9 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         self.factor = factor
         self._fixed: ImageTransform | None = None
         if resolution is not None:
-            size = resolution if isinstance(resolution, int) else (resolution[0], resolution[1])
-            self._fixed = ImageTransform(resolution=size, resize="shorter_side", crop="center")
+            self._fixed = ImageTransform(
+                resolution=resolution, resize="shorter_side", crop="center"
+            )
             height, width = self._fixed.size
             if height % factor or width % factor:
                 raise UserError(
@@ -61,16 +61,15 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
                 )
         source.drop_broken("header", max_images)
         self.broken = source.broken
-        self.numbers = range(len(source))
         before = source.sizes or []
         after = [self._size(size) for size in before]
+        least = max(factor, min_side)
         for number, size in enumerate(after):
-            if min(size) < max(factor, min_side):
+            if min(size) < least:
                 raise UserError(
                     f"{source.name(number)}, {before[number][0]}×{before[number][1]} pixels, "
-                    f"leaves {size[0]}×{size[1]} to the model, and {max(factor, min_side)} pixels "
-                    "a side are needed: leave it out, or give a larger resolution=PIXELS that all "
-                    "images are resized to."
+                    f"leaves {size[0]}×{size[1]} to the model, and {least} pixels a side are "
+                    "needed: leave it out, or give a larger resolution=PIXELS for all images."
                 )
         self.num_cropped = self.num_magnified = 0
         if self._fixed is None:
@@ -78,14 +77,13 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         else:
             self.num_magnified = sum(map(self._fixed.magnifies, before))
         # images of one size next to each other, so that they can share a batch
-        self._order = sorted(self.numbers, key=lambda number: (after[number], number))
+        self._order = sorted(range(len(source)), key=lambda number: after[number])
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.source)
 
-    def __getitem__(self, position: int) -> tuple[torch.Tensor | None, str]:
-        """`(c H W)` in [-1, 1], and what is wrong with the file, in which case it is None."""
-        number = self._order[position]
+    def __getitem__(self, number: int) -> tuple[torch.Tensor | None, str]:
+        """Reads `(c H W)` in [-1, 1]; None and what is wrong with the file, if it is broken."""
         try:
             image = self.source.load(number)
         except BrokenImageError as error:
@@ -98,40 +96,41 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     def batches(
         self, batch_size: int, num_workers: int
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Numbers in the source, and images `(b c H W)` of one size, b up to `batch_size`.
+        """Yields numbers in the source, and images `(b c H W)` of one size, b up to `batch_size`.
 
         Raises:
             UserError: after the last one, if no image could be read.
         """
         loader = DataLoader(
-            self, batch_size=None, num_workers=num_workers, generator=torch.Generator()
+            self,
+            batch_size=None,
+            sampler=self._order,
+            num_workers=num_workers,
+            generator=torch.Generator(),
         )
         numbers: list[int] = []
         images: list[torch.Tensor] = []
-        any_read = False
         for number, (image, why) in zip(self._order, loader, strict=True):
             if image is None:
                 self.broken.append((self.source.name(number), why))
                 continue
-            any_read = True
             if images and (len(images) == batch_size or image.shape != images[0].shape):
                 yield numbers, torch.stack(images)
                 numbers, images = [], []
             numbers.append(number)
             images.append(image)
-        if not any_read:
+        if not images:
             raise UserError(
                 f"{self.source.description}: no image can be read ({self.describe_broken()})."
             )
-        if images:
-            yield numbers, torch.stack(images)
+        yield numbers, torch.stack(images)
 
     def describe_broken(self) -> str:
-        """`name: reason` of the broken files, at most ten."""
+        """Joins `name: reason` of the broken files, at most ten."""
         return some([f"{name}: {why}" for name, why in self.broken], "; ")
 
     def _size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The result's (height, width) for an image of this size."""
+        """Returns the result's (height, width) for an image of this size."""
         if self._fixed is not None:
             return self._fixed.size
         return size[0] - size[0] % self.factor, size[1] - size[1] % self.factor

@@ -6,11 +6,11 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.data import suggested_max_num_workers
 from torch.utils.data import DataLoader
 
-from taming.data.batches import EndlessBatches, LoaderOptions, num_cores
+from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.dataset import ImageDataset
-from taming.data.files import some
 from taming.data.images import Reader
 from taming.data.sources import DataSource
 from taming.data.tokens import TokenDataset
@@ -53,7 +53,7 @@ class EndlessDataModule(L.LightningDataModule):
         self.start_batch = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the next training batch."""
+        """Returns the number of the next training batch."""
         assert self.trainer is not None
         return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
 
@@ -62,7 +62,7 @@ class EndlessDataModule(L.LightningDataModule):
         self.start_batch = state_dict["next_batch"]
 
     def train_dataloader(self) -> Batches:
-        """Endless augmented batches for this rank, from `start_batch` on."""
+        """Makes endless augmented batches for this rank, from `start_batch` on."""
         rank, world_size = self._ranks
         batches = EndlessBatches(
             len(self.train_dataset),
@@ -75,7 +75,7 @@ class EndlessDataModule(L.LightningDataModule):
         return self._loader(self.train_dataset, batch_sampler=batches)
 
     def val_dataloader(self) -> Batches:
-        """This rank's validation items in order, not augmented."""
+        """Makes batches of this rank's validation items in order, not augmented."""
         num_items, (rank, world_size) = len(self.val_dataset), self._ranks
         if num_items < world_size:
             raise UserError(
@@ -89,10 +89,12 @@ class EndlessDataModule(L.LightningDataModule):
         )
 
     def num_workers_for(self, dataset: Any) -> int:
-        """How many processes load this data set."""
+        """Says how many processes load this data set."""
         if self.loader.num_workers != "auto":
             return self.loader.num_workers
-        return 0 if getattr(dataset, "in_memory", True) else min(8, num_cores() - 1)
+        if dataset.in_memory:
+            return 0
+        return min(8, suggested_max_num_workers(self.trainer.num_devices if self.trainer else 1))
 
     @property
     def _ranks(self) -> tuple[int, int]:
@@ -120,31 +122,38 @@ class ImageDataModule(EndlessDataModule):
     of 0 and 1; with classes, `labels` int64 `(b,)`; of pairs, `conditions` float32 `(b c' H' W')`.
 
     Args:
-        source: where the images are; opened once, by `setup`.
+        source: where the images are; opened once, by `setup` or when a data set is first used.
         transform: applied to both parts; validation images are not augmented.
         loader: see there.
         seed: of order and augmentation, not negative.
+        conditions: whether pairs are taken with their conditions; the images are the same.
 
     Attributes:
         channels: of the images: 1, 3, or the number of classes of label maps.
-        resolution: (height, width) of the images in pixels.
+        resolution, condition_resolution: (height, width) of images and conditions in pixels.
+        of_label_maps: whether the images are one-hot label maps.
         condition_reader: reads the conditions of pairs; None without.
     """
 
     def __init__(
-        self, source: DataSource, transform: ImageTransform, loader: LoaderOptions, seed: int = 0
+        self,
+        source: DataSource,
+        transform: ImageTransform,
+        loader: LoaderOptions,
+        seed: int = 0,
+        *,
+        conditions: bool = True,
     ) -> None:
         super().__init__(loader, seed)
         self.source = source
         self.transform = transform
-        self.resolution = transform.size
-        self.channels = source.reader.channels
-        self.condition_reader: Reader | None = getattr(source, "condition_reader", None)
-        if (size := getattr(source, "image_size", None)) is not None:
-            transform.check_size(size, f"an image of {type(source).__name__}")
-        if (transform.pad or transform.random_shift) and (
-            source.reader.label_maps or self.condition_reader is not None
-        ):
+        self.resolution, self.condition_resolution = transform.size, transform.condition_size
+        self.channels, self.of_label_maps = source.reader.channels, source.reader.label_maps
+        self.condition_reader: Reader | None = None
+        if conditions:
+            self.condition_reader = getattr(source, "condition_reader", None)
+        pictures_alone = not self.of_label_maps and self.condition_reader is None
+        if (transform.pad or transform.random_shift) and not pictures_alone:
             raise UserError("label maps and pairs can be neither padded nor shifted.")
 
     def setup(self, stage: str | None = None) -> None:
@@ -154,21 +163,24 @@ class ImageDataModule(EndlessDataModule):
 
     @cached_property
     def _datasets(self) -> list[ImageDataset]:
-        return [ImageDataset(part, self.transform, seed=self.seed) for part in self.source.open()]
+        parts = self.source.open()
+        if self.condition_reader is None:
+            parts = parts[0]._replace(conditions=None), parts[1]._replace(conditions=None)
+        return [ImageDataset(part, self.transform, seed=self.seed) for part in parts]
 
     @property
     def train_dataset(self) -> ImageDataset:
-        """The training images; sets up if need be."""
+        """The training images."""
         return self._datasets[0]
 
     @property
     def val_dataset(self) -> ImageDataset:
-        """The validation images; sets up if need be."""
+        """The validation images."""
         return self._datasets[1]
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes there are; None without classes."""
+        """Number of classes; None without classes."""
         return len(self.class_names) or None
 
     @property
@@ -176,46 +188,25 @@ class ImageDataModule(EndlessDataModule):
         """Names by class number; empty without classes."""
         return self.train_dataset.source.class_names
 
-    @property
-    def of_label_maps(self) -> bool:
-        """Whether the images are one-hot label maps."""
-        return self.source.reader.label_maps
-
-    @property
-    def condition_resolution(self) -> tuple[int, int]:
-        """(height, width) of the conditions in pixels."""
-        return self.transform.condition_size
-
     def summary(self) -> str:
-        """How many images and classes there are, and what was left out or enlarged, if any."""
+        """Describes the images: how many, of how many classes, of which size and kind."""
         train, val = self._datasets
-        parts = [train, val][: 1 + (train.source is not val.source)]
         noun, kind = "images", str(self.source.reader)
         if self.condition_reader is not None:
             noun, kind = "pairs", f"{kind} from {self.condition_reader}"
-            if self.condition_resolution != self.resolution:
-                kind += ", {}x{}".format(*self.condition_resolution)
-        classes = f"{self.num_classes or 'no'} classes"
-        lines = [
-            f"{' and '.join(part.source.description for part in parts)}: {len(train):,} {noun} "
-            f"to train and {len(val):,} to validate, {classes}, "
+        sources = dict.fromkeys(part.source.description for part in self._datasets)
+        text = (
+            f"{' and '.join(sources)}: {len(train):,} {noun} to train and {len(val):,} to "
+            f"validate, {self.num_classes or 'no'} classes, "
             f"{self.resolution[0]}x{self.resolution[1]}, {kind}"
-        ]
-        if broken := [name for part in parts for name, _ in part.broken]:
-            lines.append(f"{len(broken):,} broken files left out: {some(broken)}")
+        )
         if magnified := train.num_magnified + val.num_magnified:
-            lines.append(f"{magnified:,} {noun} smaller than that and enlarged")
-        return "\n".join(lines)
+            text += f"; {magnified:,} smaller than that and enlarged"
+        return text
 
 
 class TokenDataModule(EndlessDataModule):
-    """Token caches for training and validation.
-
-    Args:
-        train: the training images' cache.
-        val: the validation images' cache.
-        loader, seed: see `EndlessDataModule`.
-    """
+    """Token caches for training and validation; see `EndlessDataModule`."""
 
     def __init__(
         self, train: TokenDataset, val: TokenDataset, loader: LoaderOptions, seed: int = 0

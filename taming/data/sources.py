@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from taming.data.dataset import Part
 from taming.data.files import some
@@ -15,7 +17,10 @@ from taming.data.images import Reader
 from taming.data.transforms import check_same_shape
 from taming.errors import UserError
 
-__all__ = ["DataSource", "ImageFiles", "ImagesOfPairs", "PairFiles", "held_out_split", "hold_out"]
+__all__ = ["DataSource", "Fraction", "ImageFiles", "PairFiles", "held_out_split", "hold_out"]
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+Folders = tuple[ImageFolder, ImageFolder | None]  # of images, and of their conditions
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +28,7 @@ log = logging.getLogger(__name__)
 class DataSource(Protocol):
     """Where training and validation images come from; what `ImageDataModule` takes.
 
-    Pairs also have a `condition_reader`. A source of images of one size may give it as
-    `image_size`, (height, width), so that settings are checked before anything is read.
+    Pairs also have a `condition_reader`.
     """
 
     @property
@@ -54,11 +58,11 @@ class ImageFiles:
     path: str | Path
     reader: Reader
     val_path: str | Path | None = None
-    val_fraction: float = 0.05
+    val_fraction: Fraction = 0.05
     labels: LabelMode = "auto"
     subfolder: str | None = None
     check: Check = "auto"
-    max_broken_fraction: float = 0.2
+    max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
 
     def open(self) -> tuple[Part, Part]:
         """Finds the images and checks the files.
@@ -67,39 +71,35 @@ class ImageFiles:
             UserError: if there is nothing to read, too much of it is broken, or validation images
                 are among the training images.
         """
-        if self.val_path is None:
-            _check_fraction(self.val_fraction)
-            train = self._find(self.path)
-            self._drop_broken(train)
-            return hold_out(train, self.val_fraction)
         train = self._find(self.path)
-        val = self._find(self.val_path, train.source.class_names)
-        if shared := _folders(train, self.path) & _folders(val, self.val_path):
+        if self.val_path is None:
+            self._drop_broken(*train)
+            return hold_out(Part(*train), self.val_fraction)
+        val = self._find(self.val_path, train[0].class_names)
+        if shared := _folders(train[0], self.path) & _folders(val[0], self.val_path):
             raise UserError(
                 f"images of data.val_path={self.val_path} are also in data.path={self.path}, such "
-                f"as those in {min(shared)}: validation must not see training images. Move them "
-                "out of there, or leave data.val_path out, so that data.val_fraction of the images "
-                "is held out."
+                f"as those in {min(shared)}: move them out of there, or leave data.val_path out, "
+                "so that data.val_fraction of the images is held out."
             )
-        self._drop_broken(val)
-        self._drop_broken(train)
-        return train, val
+        self._drop_broken(*val)
+        self._drop_broken(*train)
+        return Part(*train), Part(*val)
 
-    def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Part:
-        return Part(
-            ImageFolder(
-                path,
-                self.reader,
-                labels=self.labels,
-                known_classes=known_classes,
-                subfolder=self.subfolder,
-                max_broken_fraction=self.max_broken_fraction,
-            )
+    def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Folders:
+        """Lists the images without reading them."""
+        images = ImageFolder(
+            path,
+            self.reader,
+            labels=self.labels,
+            known_classes=known_classes,
+            subfolder=self.subfolder,
+            max_broken_fraction=self.max_broken_fraction,
         )
+        return images, None
 
-    def _drop_broken(self, part: Part) -> None:
-        assert isinstance(part.source, ImageFolder)
-        part.source.drop_broken(self.check)
+    def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
+        images.drop_broken(self.check)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,7 @@ class PairFiles(ImageFiles):
     Args:
         condition_reader: reads the conditions, label maps or pictures.
         subfolder, condition_folder: where in `path` and `val_path` images and conditions are.
+        max_broken_fraction: of the images, and of the conditions.
     """
 
     condition_reader: Reader
@@ -120,9 +121,8 @@ class PairFiles(ImageFiles):
     subfolder: str | None = "image"
     condition_folder: str = "label"
 
-    def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Part:
-        part = super()._find(path)
-        images = part.source
+    def _find(self, path: str | Path, known_classes: list[str] | None = None) -> Folders:
+        images, _ = super()._find(path, known_classes)
         conditions = ImageFolder(
             path,
             self.condition_reader,
@@ -130,8 +130,7 @@ class PairFiles(ImageFiles):
             max_broken_fraction=self.max_broken_fraction,
         )
         first = images.name(0), conditions.name(0)
-        part = part._replace(conditions=conditions)
-        alone = self._pair_up(part)
+        alone = self._pair_up(images, conditions)
         if not len(images):
             raise UserError(
                 f"{images.description}: no image, such as {first[0]}, has a condition of the same "
@@ -146,73 +145,44 @@ class PairFiles(ImageFiles):
                 some(alone),
                 len(images),
             )
-        return part
+        return images, conditions
 
-    def _drop_broken(self, part: Part) -> None:
-        images, conditions, num_pairs = part.source, part.conditions, len(part.source)
-        assert isinstance(images, ImageFolder) and isinstance(conditions, ImageFolder)
+    def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
+        assert conditions is not None
         images.drop_broken(self.check)
         conditions.drop_broken(self.check)
-        self._pair_up(part)
-        num_lost = num_pairs - len(images)
-        if num_lost > self.max_broken_fraction * num_pairs or num_lost == num_pairs:
-            names = [name for name, _ in images.broken + conditions.broken]
-            raise UserError(
-                f"{images.description}: of {num_lost} of {num_pairs} pairs a file is broken, more "
-                f"than max_broken_fraction={self.max_broken_fraction:g} allows ({some(names)}). "
-                "Repair or remove them, or raise it."
-            )
+        self._pair_up(images, conditions)
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):
             check_same_shape(*sizes, images.name(index))
 
-    def _pair_up(self, part: Part) -> list[str]:
+    def _pair_up(self, images: ImageFolder, conditions: ImageFolder) -> list[str]:
         """Keeps the pairs only, in the images' order; returns the names of the other files."""
-        images, conditions = part.source, part.conditions
-        assert isinstance(images, ImageFolder) and isinstance(conditions, ImageFolder)
-        ours, theirs = _by_stem(images, self.subfolder), _by_stem(conditions, self.condition_folder)
-        alone = [images.name(i) for stem, i in ours.items() if stem not in theirs]
-        alone += [conditions.name(i) for stem, i in theirs.items() if stem not in ours]
-        stems = [stem for stem in ours if stem in theirs]
-        images.keep([ours[stem] for stem in stems])
-        conditions.keep([theirs[stem] for stem in stems])
+        image_of = _by_stem(images, self.subfolder)
+        condition_of = _by_stem(conditions, self.condition_folder)
+        pairs = [stem for stem in image_of if stem in condition_of]
+        alone = [images.name(i) for stem, i in image_of.items() if stem not in condition_of]
+        alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
+        images.keep([image_of[stem] for stem in pairs])
+        conditions.keep([condition_of[stem] for stem in pairs])
         return alone
-
-
-@dataclass(frozen=True)
-class ImagesOfPairs:
-    """The images of pairs without their conditions: the same images in the same order."""
-
-    pairs: PairFiles
-
-    @property
-    def reader(self) -> Reader:
-        """Reads the images."""
-        return self.pairs.reader
-
-    def open(self) -> tuple[Part, Part]:
-        """Finds and checks the pairs, and leaves their conditions alone after that."""
-        train, val = self.pairs.open()
-        return train._replace(conditions=None), val._replace(conditions=None)
 
 
 def _by_stem(side: ImageFolder, folder: str | None) -> dict[PurePosixPath, int]:
     found: dict[PurePosixPath, int] = {}
     for index in range(len(side)):
-        path = PurePosixPath(side.name(index)).relative_to(str(folder or "").strip("/"))
-        stem = path.with_suffix("")
+        stem = PurePosixPath(side.name(index)).relative_to(folder or "").with_suffix("")
         if stem in found:
             raise UserError(
                 f"{side.description}: {side.name(found[stem])} and {side.name(index)} have the "
-                "same name, so that it is not clear which of them is the partner. Remove one."
+                "same name: remove one, so that it is clear which is the partner."
             )
         found[stem] = index
     return found
 
 
-def _folders(part: Part, path: str | Path) -> set[str]:
-    """Where the images of a part lie, links followed; a folder's images are all in it."""
-    source = part.source
-    names = {source.name(i).rpartition("/")[0] for i in range(len(source))}
+def _folders(images: ImageFolder, path: str | Path) -> set[str]:
+    """Returns where images lie, links followed; a folder's images are all in it."""
+    names = {images.name(i).rpartition("/")[0] for i in range(len(images))}
     return {os.path.realpath(Path(path).expanduser() / name) for name in names}
 
 
@@ -248,11 +218,7 @@ def held_out_split(
     Returns:
         Indices for training and for validation, both ascending. Where each class has but one item
         nothing can be held out, and both are all items.
-
-    Raises:
-        UserError: if the fraction is out of range.
     """
-    _check_fraction(fraction)
     classes: dict[int | None, list[int]] = {}
     for index, label in enumerate(labels):
         classes.setdefault(label, []).append(index)
@@ -263,14 +229,6 @@ def held_out_split(
         held_out.update(sorted(members, key=lambda index: _hash(names[index]))[:quota])
     everything = range(len(names))
     return sorted(set(everything) - held_out), sorted(held_out or everything)
-
-
-def _check_fraction(fraction: float) -> None:
-    if not 0 < fraction < 1:
-        raise UserError(
-            f"data.val_fraction is {fraction}: give the share to hold out for validation, above 0 "
-            "and below 1 (or name a folder of validation images with data.val_path)."
-        )
 
 
 def _quotas(sizes: list[int], total: int) -> list[int]:

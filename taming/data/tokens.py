@@ -49,8 +49,8 @@ class CacheDescription:
     def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Type and shape of each file, by the name of an item's entry; `.npy` is added to it.
 
-        The type is the smallest one that holds every number: unsigned, 8 to 32 bits. The shape is
-        images × views × height × width, or images × views for labels.
+        The type is the smallest unsigned one that holds every number. The shape is images × views
+        × height × width, or images × views for labels.
         """
         views = self.num_images, self.num_views
         found = {}
@@ -63,7 +63,7 @@ class CacheDescription:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """As `meta.json` holds it."""
+        """Returns the description as `meta.json` holds it."""
         return json.loads(json.dumps(asdict(self)))
 
 
@@ -75,7 +75,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     image's views, chosen by (seed, draw) alone, or an index for the unaugmented one.
 
     Args:
-        directory: the cache's directory.
+        directory: where the cache is.
         description: what it must be a cache of.
 
     Attributes:
@@ -101,8 +101,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
                 raise ValueError("it is of other data than its name says")
         except (OSError, ValueError, EOFError, KeyError) as error:
             raise UserError(
-                f"the token cache {directory} is damaged ({error}). Delete it: it will be made "
-                "anew."
+                f"the token cache {directory} is damaged ({error}): delete it to make it anew."
             ) from error
         self.directory, self.description = directory, description
 
@@ -140,8 +139,7 @@ class TokenWriter:
     cache goes on after the last recorded item.
 
     Args:
-        directory: where the unfinished cache is; made if need be. Only this process may use it,
-            and only for caches of this description.
+        directory: where the unfinished cache is, for this process and description alone.
         description: what it is a cache of.
 
     Attributes:
@@ -159,21 +157,35 @@ class TokenWriter:
         try:
             record = json.loads((directory / PROGRESS_FILE).read_text())
             self.done, self.replaced = int(record["done"]), set(record["replaced"])
-            self._arrays = {name: self._array(name, "r+") for name in description.arrays}
+            self._arrays = {
+                name: np.lib.format.open_memmap(directory / f"{name}.npy", "r+")
+                for name in description.arrays
+            }
         except (OSError, ValueError, EOFError, KeyError):  # none, or none of any use
-            shutil.rmtree(directory, ignore_errors=True)
-            try:
-                directory.mkdir(parents=True)
-                self.done, self.replaced = 0, set[str]()
-                self._arrays = {name: self._array(name, "w+") for name in description.arrays}
-            except BaseException:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise
+            self.done, self.replaced = 0, set()
+            self._arrays = self._new_arrays()
         if self.done:
             log.info("going on with %s, at image %d of %d", directory, self.done, self.total)
 
+    def _new_arrays(self) -> dict[str, np.memmap[Any, Any]]:
+        """Makes the files at their full size, or none of them if the disk has no room."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        arrays = {}
+        try:
+            for name, (dtype, shape) in self.description.arrays.items():
+                path = self.directory / f"{name}.npy"
+                arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+                if hasattr(os, "posix_fallocate"):  # otherwise a full disk is a bus error later
+                    with path.open("r+b") as file:
+                        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError:
+            shutil.rmtree(self.directory)
+            raise
+        return arrays
+
     def remaining(self, batch_size: int) -> Iterator[list[int | tuple[int, int]]]:
-        """Batches of `ImageDataset` keys of the items that are not written yet, in order."""
+        """Yields batches of `ImageDataset` keys of the items not written yet, in order."""
         num_images = self.description.num_images
         for start in range(self.done, self.total, batch_size):
             yield [
@@ -192,8 +204,7 @@ class TokenWriter:
     def record(self, replaced: Iterable[str] = ()) -> None:
         """Puts what is written on the disk, and then how much that is.
 
-        `replaced` are the names of the images for which others were written so far; those that an
-        earlier process recorded stay.
+        `replaced` names images for which others were written; those recorded before stay.
         """
         self.replaced.update(replaced)
         for array in self._arrays.values():
@@ -211,14 +222,3 @@ class TokenWriter:
         (self.directory / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
         self.directory.rename(directory)
         (directory / PROGRESS_FILE).unlink()
-
-    def _array(self, name: str, mode: str) -> np.memmap[Any, Any]:
-        path = self.directory / f"{name}.npy"
-        dtype, shape = self.description.arrays[name]
-        if mode == "r+":
-            return np.lib.format.open_memmap(path, mode)
-        array = np.lib.format.open_memmap(path, mode, dtype=dtype, shape=shape)
-        if hasattr(os, "posix_fallocate"):  # a full disk: an OSError now, not a bus error later
-            with path.open("r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        return array

@@ -1,23 +1,26 @@
 """From an image of any size to one of one size, with or without augmentation."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 import numpy as np
+from annotated_types import Ge, Gt, Le
 from PIL import Image, ImageOps
 
 from taming.errors import UserError
 
-__all__ = ["Crop", "ImageTransform", "Resize", "View"]
+__all__ = ["Crop", "ImageTransform", "Resize"]
 
 Resize = Literal["shorter_side", "stretch", "enlarge", "none"]
 Crop = Literal["center", "random", "none"]
-Resolution = int | tuple[int, int]
+Pixels = Annotated[int, Ge(1)]
+Resolution = Pixels | tuple[Pixels, Pixels]
+Share = Annotated[float, Gt(0), Le(1)]
 Window = tuple[float, float, float, float]  # (left, top, right, bottom) in pixels
 
 
 class View(NamedTuple):
-    """What is shown of an image: drawn once, it serves an image and its condition."""
+    """What is shown of an image, and alike of its condition."""
 
     window: Window  # the part that becomes the result
     mirrored: bool = False  # left and right are exchanged
@@ -66,10 +69,10 @@ class ImageTransform:
     resolution: Resolution
     resize: Resize
     crop: Crop
-    crop_scale: tuple[float, float] = (1.0, 1.0)
+    crop_scale: tuple[Share, Share] = (1.0, 1.0)
     horizontal_flip: bool = False
-    random_shift: int = 0
-    pad: int = 0
+    random_shift: Annotated[int, Ge(0)] = 0
+    pad: Annotated[int, Ge(0)] = 0
     condition_resolution: Resolution | None = None
 
     def __post_init__(self) -> None:
@@ -78,22 +81,16 @@ class ImageTransform:
             if isinstance(value, int):
                 value = value, value
             object.__setattr__(self, name, None if value is None else tuple(value))
-        height, width = self.size
-        if min(height, width) < 1:
-            raise UserError(f"resolution is {height}x{width}: give pixels, 1 or more.")
         if self.resize in ("stretch", "enlarge") and self.crop != "none":
             raise UserError(f"resize={self.resize} takes the whole image: set crop=none.")
         if self.resize == "shorter_side" and self.crop == "none":
             raise UserError(
-                "resize=shorter_side leaves the longer side too long: set crop=center or "
-                "crop=random, or resize=stretch to change the aspect."
+                "resize=shorter_side needs crop=center or crop=random; only resize=stretch and "
+                "resize=enlarge take the whole image."
             )
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise UserError(
-                f"crop_scale is {list(self.crop_scale)}: give [smallest, largest], above 0 and "
-                "at most 1."
-            )
-        condition_height, condition_width = self.condition_size
+        if self.crop_scale[0] > self.crop_scale[1]:
+            raise UserError(f"crop_scale is {list(self.crop_scale)}: give [smallest, largest].")
+        (height, width), (condition_height, condition_width) = self.size, self.condition_size
         if height * condition_width != width * condition_height:
             raise UserError(
                 f"condition_resolution is {condition_height}x{condition_width} and resolution "
@@ -125,7 +122,7 @@ class ImageTransform:
         """
         size = image.height, image.width
         self.check_size(size, name)
-        return self._show(image, self.view(size, rng), self.size)
+        return self._show(image, self._view(size, rng), self.size)
 
     def pair(
         self,
@@ -138,21 +135,12 @@ class ImageTransform:
         size, condition_size = (image.height, image.width), (condition.height, condition.width)
         self.check_size(size, name)
         check_same_shape(size, condition_size, name)
-        view = self.view(size, rng)
+        view = self._view(size, rng)
         left, top, right, bottom = view.window
         y, x = condition_size[0] / size[0], condition_size[1] / size[1]
         scaled = view._replace(window=(left * x, top * y, right * x, bottom * y))
         shown = self._show(condition, scaled, self.condition_size)
         return self._show(image, view, self.size), shown
-
-    def view(self, size: tuple[int, int], rng: np.random.Generator | None = None) -> View:
-        """What to show of an image of this (height, width); draws only with `rng`."""
-        window = self._window((size[0] + 2 * self.pad, size[1] + 2 * self.pad), rng)
-        mirrored = rng is not None and self.horizontal_flip and bool(rng.integers(2))
-        if rng is None or self.random_shift == 0:
-            return View(window, mirrored)
-        right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
-        return View(window, mirrored, (int(right), int(down)))
 
     def check_size(self, size: tuple[int, int], name: str) -> None:
         """Raises a `UserError` naming the image if one of this (height, width) cannot be used."""
@@ -162,16 +150,13 @@ class ImageTransform:
             factor < 1 or (height * factor, width * factor) != self.size
         ):
             problem = (
-                "resize=enlarge repeats pixels a whole number of times, so resolution must be a "
-                f"multiple of {height}x{width}. Change it, or pad, or resize=stretch."
+                f"resize=enlarge needs a multiple of {height}x{width}. Change it, or pad, or "
+                "resize=stretch."
             )
         elif self.resize == "none" and self.crop == "none" and (height, width) != self.size:
             problem = "resize=none with crop=none needs images of that size."
         elif self.resize == "none" and (height < self.size[0] or width < self.size[1]):
-            problem = (
-                "it is too small to crop. Use a smaller resolution, resize=shorter_side, or leave "
-                "small images out."
-            )
+            problem = "it is too small to crop. Use a smaller resolution, or resize=shorter_side."
         else:
             return
         padded = f" ({height}x{width} with pad={self.pad})" if self.pad else ""
@@ -184,6 +169,15 @@ class ImageTransform:
         """Whether an image of this (height, width) must be resized up, and turns out soft."""
         too_small = size[0] + 2 * self.pad < self.size[0] or size[1] + 2 * self.pad < self.size[1]
         return self.resize in ("shorter_side", "stretch") and too_small
+
+    def _view(self, size: tuple[int, int], rng: np.random.Generator | None) -> View:
+        """Chooses what to show of an image of this (height, width)."""
+        window = self._window((size[0] + 2 * self.pad, size[1] + 2 * self.pad), rng)
+        mirrored = rng is not None and self.horizontal_flip and bool(rng.integers(2))
+        if rng is None or self.random_shift == 0:
+            return View(window, mirrored)
+        right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
+        return View(window, mirrored, (int(right), int(down)))
 
     def _show(self, image: Image.Image, view: View, size: tuple[int, int]) -> Image.Image:
         if self.pad:

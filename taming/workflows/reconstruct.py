@@ -39,7 +39,7 @@ def reconstruct_images(
     path: str | Path,
     output_dir: str | Path,
     *,
-    resolution: int | Sequence[int] | None = None,
+    resolution: int | tuple[int, int] | None = None,
     tile: Annotated[int, Ge(1)] | None = None,
     overlap: Annotated[int, Ge(0)] | None = None,
     batch_size: Annotated[int, Ge(1)] = 16,
@@ -101,7 +101,7 @@ def reconstruct_images(
     codebook = CodebookUsage(vqgan.codebook_size).to(device)
     metrics = [*(metric.to(device) for metric in metrics), codebook]
     sizes: Counter[tuple[int, ...]] = Counter()
-    names = _file_names([images.source.name(number) for number in images.numbers])
+    names = _file_names([images.source.name(number) for number in range(len(images))])
     shown: dict[int, list[Image.Image]] = {}
     written = []
     with writing(output_dir):

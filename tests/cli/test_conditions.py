@@ -123,7 +123,7 @@ def test_tokenizers_of_the_other_kind(run: Run, of_maps: bool) -> None:
     outcome = run(
         "encode_dataset", "vqgan=tokenizer", f"data={data}", "data.path=scenes", "data.channels=3"
     )
-    fails(outcome, "trained on {}, and the data are {}".format(*kinds))
+    fails(outcome, "trained on {} of 3 channels, and the data are {}".format(*kinds))
     if of_maps:
         outcome = run("evaluate", "checkpoint=tokenizer", "data.path=scenes")
         fails(outcome, "evaluate measures pictures only")
@@ -202,14 +202,14 @@ def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: Non
 @pytest.mark.parametrize(
     ("paired", "settings", "message"),
     [
-        (True, "condition_tokenizer=tokenizer", "of pictures of 3 channels, and the conditions"),
+        (True, "condition_tokenizer=tokenizer", "pictures of 3 channels, and the conditions"),
         (True, "condition_cell=5", "does not divide by the cell size 5"),
         (True, "condition_as=suffix", "condition_as is prefix or context"),
-        (False, "conditioning=image", "needs images with condition images"),
+        (False, "conditioning=image", "need images with condition images"),
         (False, "condition_as=context", "condition_as=context is for condition im"),
         (False, "data.source.labels=none condition_dropout=0.1", "condition_dropout=0.1 leaves"),
         (True, "conditioning=class", "needs images with classes"),
-        (False, "condition_cell=4", "condition_cell=4 is for condition images"),
+        (False, "condition_cell=4", "condition_cell need images with condition"),
         (True, "condition_tokenizer=tokenizer condition_cell=4", "condition_cell, not both"),
     ],
 )

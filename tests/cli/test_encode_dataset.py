@@ -59,7 +59,7 @@ def test_without_augmentation_there_is_one_view(
     ("overrides", "parts"),
     [
         ("data.path=. tokens.num_views=null", ("tokens.num_views", "not null")),
-        ("data.path=. tokens.batch_size=0", ("tokens.batch_size", "at least 1")),
+        ("data.path=. tokens.batch_size=0", ("tokens.batch_size", "greater than or equal to 1")),
         ("data.path=. trainer.max_steps=3", ("no setting trainer.max_steps",)),
     ],
 )

@@ -29,7 +29,7 @@ def test_empty_folder(run: Run, tmp_path: Path) -> None:
 def test_one_broken_file_is_named_and_skipped(run: Run, images: Path) -> None:
     (images / "cats" / "broken.jpg").write_bytes(b"not a picture")
     outcome = succeeds(run("train_vqgan", f"data.path={images}", *TRAIN, "run_dir=run"))
-    assert "1 broken files left out: cats/broken.jpg" in outcome.err
+    assert "1 of 17 images are broken and left out (cats/broken.jpg: not an image" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_tokenizers_that_are_none(run: Run, images: Path, transformer_run: Path)
 def test_data_that_do_not_fit_the_tokenizer(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
     command = ("train_transformer", f"vqgan={vqgan_run}", *TINY_TRANSFORMER)
     outcome = run(*command, "data=digits", "data.channels=1", "data.resolution=16")
-    fails(outcome, "channels=1", "3 channels")
+    fails(outcome, "pictures of 1 channels", "pictures of 3 channels")
     write_images(tmp_path / "flat", 8)
     outcome = run(*command, "data.path=flat", "data.val_fraction=0.25", "conditioning=class")
     fails(outcome, "conditioning=class", "one folder a class")

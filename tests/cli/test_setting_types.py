@@ -31,6 +31,8 @@ STAGE_2 = ("data.path=.", "vqgan=.", *TINY_TRANSFORMER, "run_dir=out")
         ("data.batch_size=null", "a valid integer, not null"),
         ("data.resolution=large", "a valid integer"),
         ("data.loader.num_workers=null", "not null"),
+        ("data.val_fraction=1", "less than 1, not 1"),
+        ("data.transform.crop_scale=[0,1]", "greater than 0, not [0, 1]"),
     ],
 )
 def test_both_stages(run: Run, override: str, should_be: str) -> None:

@@ -25,7 +25,7 @@ def dataset(
 ) -> ImageDataset:
     source = ImageFolder(root, PictureReader(), labels="auto", max_broken_fraction=0.25)
     source.drop_broken(check)
-    return ImageDataset(Part(source, indices), transform, seed=seed)
+    return ImageDataset(Part(source, indices=indices), transform, seed=seed)
 
 
 def test_items(make_folder: Any) -> None:
@@ -55,16 +55,10 @@ def test_augmentation_depends_on_seed_and_draw_alone(make_folder: Any) -> None:
     assert torch.equal(data[0]["images"], dataset(root, seed=1)[0]["images"])  # not augmented
 
 
-def test_a_part(make_folder: Any) -> None:
-    root = make_folder({"": 5})
-    part = dataset(root, indices=[4, 1])
-    assert [part.name(i) for i in range(len(part))] == ["4.png", "1.png"]
-    assert torch.equal(part[0]["images"], dataset(root)[4]["images"])
-
-
 def test_fingerprint(make_folder: Any) -> None:
     root = make_folder({"": 4})
     base = dataset(root).fingerprint()
+    assert dataset(root, "full").fingerprint() == base
     assert dataset(root, seed=3).fingerprint() == base
     assert dataset(root, indices=[0, 1]).fingerprint() != base
     other = ImageTransform(resolution=16, resize="shorter_side", crop="center")
@@ -110,14 +104,16 @@ def test_too_many_that_break_later_stop(make_folder: Any) -> None:
     data = dataset(root)
     for i in range(2):
         (root / f"{i}.png").write_bytes(b"gone")
-    with pytest.raises(UserError, match=r"1\.png is broken.*1 others.*max_broken_fraction=0\.25"):
+    with pytest.raises(
+        UserError, match=r"1\.png is broken.*1 others.*max_broken_fraction is 0\.25"
+    ):
         data[0]
 
 
 def test_sizes_that_do_not_suit_are_an_error_at_once(make_folder: Any) -> None:
     root = make_folder({"": 3}, size=(24, 12))
     cut = ImageTransform(resolution=16, resize="none", crop="random")
-    with pytest.raises(UserError, match=r"photos: 3 of 3 .*0\.png is 24x12 .*too small"):
+    with pytest.raises(UserError, match=r"^0\.png is 24x12 .*too small"):
         dataset(root, "full", cut)
     assert dataset(root, "full").num_magnified == 3
     assert dataset(make_folder({"": 3}, "large"), "header").num_magnified == 0

@@ -132,3 +132,18 @@ def test_broken_files_say_why(tmp_path: Path) -> None:
             PictureReader(3, GREEN).read(io.BytesIO(content))
         with pytest.raises(BrokenImageError, match=r"^not an image of a known format$"):
             header_size(io.BytesIO(content))
+
+
+def test_a_header_is_read_without_the_rest() -> None:
+    class Counted(io.BytesIO):
+        count = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            content = super().read(size)
+            self.count += len(content)
+            return content
+
+    content = saved(Image.effect_noise((1024, 1024), 100), "JPEG", quality=95).getvalue()
+    file = Counted(content)
+    assert header_size(file) == (1024, 1024)
+    assert 0 < file.count < 5000 < len(content) / 100

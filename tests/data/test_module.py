@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_data import data_module, files, pair_files, write_pairs, zipped
 
-from taming.data import Digits, EndlessBatches, LoaderOptions, PictureReader
+from taming.data import Digits, EndlessBatches
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 
@@ -34,27 +34,24 @@ def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Ten
 
 def test_batches(make_folder: Any) -> None:
     data = module(make_folder({"cat": 8, "dog": 8}))
+    before = torch.get_rng_state()
     (batch,) = train_batches(data, 1)
     assert batch["images"].shape == (4, 3, 16, 16)
     assert batch["labels"].dtype == torch.int64
     (val,) = data.val_dataloader()
     assert val["labels"].tolist() == [0, 0, 1, 1]
     assert torch.equal(val["images"][2], data.val_dataset[2]["images"])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_workers_change_nothing(make_folder: Any, kind: str) -> None:
+def test_workers_change_nothing_and_the_seed_does(make_folder: Any, kind: str) -> None:
     root = make_folder({"cat": 8, "dog": 8})
     root = zipped(root) if kind == "zip" else root
     alone, helped = (module(root, num_workers=n) for n in (0, 2))
-    assert equal(train_batches(alone, 6), train_batches(helped, 6))
+    reference = train_batches(alone, 6)
+    assert equal(train_batches(helped, 6), reference)
     assert equal(list(alone.val_dataloader()), list(helped.val_dataloader()))
-
-
-def test_the_seed_decides_the_batches(make_folder: Any) -> None:
-    root = make_folder({"": 12})
-    reference = train_batches(module(root), 6)
-    assert equal(train_batches(module(root), 6), reference)
     assert not equal(train_batches(module(root, seed=1), 6), reference)
 
 
@@ -103,15 +100,6 @@ def test_a_resumed_training_goes_on_with_the_next_batch(
     assert equal(trained(3) + trained(5, resumed=True), whole)
 
 
-def test_loading_leaves_torchs_random_numbers_alone(make_folder: Any) -> None:
-    data = module(make_folder({"": 12}))
-    data.setup()
-    before = torch.get_rng_state()
-    train_batches(data, 2)
-    list(data.val_dataloader())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_ranks_share_the_work(make_folder: Any) -> None:
     root = make_folder({"": 20})
     alone = module(root, batch_size=8)
@@ -154,7 +142,7 @@ def test_validation_images_are_not_trained_on(
     zipped(root)
     (tmp_path / "link").symlink_to(root / "dog", target_is_directory=True)
     with pytest.raises(UserError, match=r"data\.val_path=.* are also in"):
-        module(tmp_path / path, val_path=tmp_path / val_path, labels="none").setup()
+        files(tmp_path / path, val_path=tmp_path / val_path, labels="none").open()
 
 
 def test_validation_pairs_may_lie_beside_the_folders_that_are_read(tmp_path: Path) -> None:
@@ -163,13 +151,10 @@ def test_validation_pairs_may_lie_beside_the_folders_that_are_read(tmp_path: Pat
     assert (len(data.train_dataset), len(data.val_dataset)) == (8, 3)
 
 
-@pytest.mark.parametrize("alone", [True, False])
 def test_a_single_image_is_trained_and_validated_on(
-    make_folder: Any, caplog: pytest.LogCaptureFixture, alone: bool
+    make_folder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = make_folder({"": 1})
-    data = module(root / "0.png" if alone else root)
-    data.setup()
+    data = module(make_folder({"": 1}) / "0.png")
     assert (len(data.train_dataset), len(data.val_dataset)) == (1, 1)
     assert "its numbers say nothing about new ones" in caplog.text
 
@@ -179,37 +164,29 @@ def test_set_up_happens_once_and_reports(
 ) -> None:
     root = make_folder({"cat": 6, "dog": 6})
     (root / "cat" / "0.png").write_bytes(b"gone")
-    data = module(root)
+    data = module(root, resolution=32)
     with caplog.at_level(logging.INFO, "taming"):
         data.setup()
-        first = data.train_dataset
         data.setup("fit")
-    assert data.train_dataset is first
-    assert len(caplog.messages) == 2  # the broken file, the summary
-    assert "8 images to train and 3 to validate, 2 classes, 16x16, RGB\n1 broken" in data.summary()
-    assert data.summary().endswith(": cat/0.png")
-    (root / "cat" / "0.png").unlink()
-    assert "\n" not in module(root).summary()  # nothing to say
+    broken, summary = caplog.messages
+    assert "1 of 12 images are broken and left out (cat/0.png: " in broken
+    assert "8 images to train and 3 to validate, 2 classes, 32x32, RGB; 11 smaller" in summary
 
 
-@pytest.mark.parametrize(("cores", "workers"), [(1, 0), (4, 3), (64, 8)])
+@pytest.mark.parametrize(("share", "workers"), [(3, 3), (63, 8)])
 def test_automatic_workers(
-    make_folder: Any, monkeypatch: pytest.MonkeyPatch, cores: int, workers: int
+    make_folder: Any, monkeypatch: pytest.MonkeyPatch, share: int, workers: int
 ) -> None:
-    monkeypatch.setattr("taming.data.module.num_cores", lambda: cores)
+    monkeypatch.setattr("taming.data.module.suggested_max_num_workers", lambda ranks: share)
     data = module(make_folder({"": 8}), num_workers="auto")
     assert data.num_workers_for(data.train_dataset) == workers
     in_memory = data_module(Digits(), resize="enlarge", crop="none", num_workers="auto")
     assert in_memory.num_workers_for(in_memory.train_dataset) == 0
 
 
-def test_settings_that_make_no_sense(make_folder: Any) -> None:
-    with pytest.raises(UserError, match="batch_size"):
-        LoaderOptions(0)
-    with pytest.raises(UserError, match="channels is 4"):
-        PictureReader(4)  # type: ignore[arg-type]
+def test_pairs_are_not_padded(pairs: Path) -> None:
     with pytest.raises(UserError, match="neither padded nor shifted"):
-        data_module(pair_files(make_folder({"": 1})), pad=1)
+        data_module(pair_files(pairs), pad=1)
 
 
 def first(num_batches: int, **settings: int) -> list[list[tuple[int, int]]]:
@@ -234,11 +211,9 @@ def test_ranks_share_out_the_stream_of_one() -> None:
     ranks = [first(6, batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
     joined = [a + b for a, b in zip(*ranks, strict=True)]
     assert joined == first(6)  # two ranks of 2 see what one rank of 4 sees
-    draws = [{draw for batch in rank for _, draw in batch} for rank in ranks]
-    assert not draws[0] & draws[1]
 
 
 def test_batches_larger_than_the_data() -> None:
     (batch,) = first(1, num_items=3, batch_size=8)
-    assert len(batch) == 8
     assert sorted(index for index, _ in batch[:6]) == [0, 0, 1, 1, 2, 2]
+    assert len(batch) == 8

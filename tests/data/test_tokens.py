@@ -93,7 +93,7 @@ def test_a_damaged_cache(tmp_path: Path) -> None:
     file = tmp_path / "a" / "condition_indices.npy"
     np.save(file, np.zeros((4, 3, 2, 2), dtype=np.uint8))
     for _ in range(2):
-        with pytest.raises(UserError, match=r"damaged .* Delete it"):
+        with pytest.raises(UserError, match=r"damaged .* delete it"):
             TokenDataset(tmp_path / "a", PAIRED)
         file.write_bytes(b"")
 

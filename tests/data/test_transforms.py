@@ -146,11 +146,9 @@ def test_whether_there_is_more_than_one_view(settings: dict[str, Any], augments:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resolution": 0}, "resolution is 0x0"),
         ({"condition_resolution": (8, 4)}, "condition_resolution is 8x4 and resolution 8x8"),
         ({"resize": "stretch"}, "set crop=none"),
-        ({"crop": "none"}, "longer side"),
-        ({"crop_scale": (0.0, 1.0)}, "crop_scale"),
+        ({"crop": "none"}, "needs crop=center"),
         ({"crop_scale": (0.9, 0.5)}, "crop_scale"),
     ],
 )

@@ -28,12 +28,12 @@ FRAME: dict[str, Any] = {
 
 
 def data_module(source: Any, **settings: Any) -> ImageDataModule:
-    """A data module with these settings of its transform, its loader and its seed."""
+    """A data module with these settings of its transform, its loader and its own."""
     loader = {"batch_size": 3, "num_workers": 0}
     loader |= {name: settings.pop(name) for name in loader if name in settings}
-    seed = settings.pop("seed", 0)
+    own = {name: settings.pop(name) for name in ("seed", "conditions") if name in settings}
     transform = {"resolution": 16, "resize": "shorter_side", "crop": "center", **settings}
-    return ImageDataModule(source, ImageTransform(**transform), LoaderOptions(**loader), seed)
+    return ImageDataModule(source, ImageTransform(**transform), LoaderOptions(**loader), **own)
 
 
 def files(path: Path, **settings: Any) -> ImageFiles:
