@@ -1,12 +1,11 @@
 """What all commands share: building what a configuration names, run directories, resuming."""
 
 import logging
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,43 +17,36 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.cli.mistakes import COMPOSED_FILE, check_nothing_missing, config_directory, leaves
+from taming.cli.mistakes import COMPOSED_FILE, config_directory, leaves
 from taming.cli.setting_types import check_types
 from taming.errors import UserError, writing
 
-__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "device", "is_first_process",
-    "load_saved_config", "program", "resolved", "resume_config", "run_command", "set_seed",
-    "write_config"]  # fmt: skip
+__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "device", "load_saved_config",
+    "program", "resolved", "resume_config", "set_seed", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
 RESOLVED_FILE = "config.yaml"  # in a run directory
 
-# what a run keeps when it is resumed: what its model is, and which images it is trained on
-FIXED = ("adversary", "data", "experiment", "run_dir", "size", "callbacks.average.decay",
-    "data.resolution", "data.channels", "data.val_fraction", "data.source.labels")  # fmt: skip
-FIXED_BELOW = ("model", "quantizer", "perceptual", "finetune", "adversary.discriminator", "vqgan",
-    "conditioning", "condition_", "size/", "~")  # fmt: skip
+# what a resumed run keeps: its model, and which images it is trained on
+FIXED = ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay", "condition_*",
+    "conditioning", "data", "data.channels", "data.resolution", "data.source.labels",
+    "data.val_fraction", "experiment", "finetune*", "model*", "perceptual*", "quantizer*",
+    "run_dir", "size*", "vqgan")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to; a name in
 # one may be a reference itself, as in ${data.${data.condition}}
 REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
 
 
-def is_first_process() -> bool:
-    """Whether this is the process that writes, and not another rank of a distributed training."""
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") == "0" for name in names)
-
-
 def program(name: str) -> str:
-    """How the user calls a command: by script in a checkout, by its own name where installed."""
+    """Returns how the user calls a command: a script in a checkout, else its installed name."""
     if Path(sys.argv[0]).suffix == ".py":
         return f"python scripts/{name}.py"
     return f"taming-{name.replace('_', '-')}"
 
 
 def set_seed(seed: int) -> None:
-    """Seeds everything; raises a `UserError` for a seed that is not a whole number from 0 on."""
+    """Seeds everything; raises a `UserError` if the seed is not a whole number, 0 or more."""
     if not isinstance(seed, int) or seed < 0:
         raise UserError(f"seed must be a whole number, 0 or more, not {seed}.")
     from lightning import seed_everything  # slow to import: only where it is used
@@ -63,7 +55,7 @@ def set_seed(seed: int) -> None:
 
 
 def device(name: str) -> torch.device:
-    """The device a configuration names; `auto` is a GPU if there is one."""
+    """Returns the device a configuration names; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -94,30 +86,29 @@ def build(config: DictConfig | None, /, **arguments: Any) -> Any:
 
 
 def build_all(config: DictConfig | None) -> list[Any]:
-    """Builds each entry of a group such as `callbacks`; entries that are null are left out."""
-    entries = {} if config is None else {n: e for n, e in config.items() if e is not None}
-    for name, entry in entries.items():
-        if not (isinstance(entry, DictConfig) and "_target_" in entry):
+    """Builds the entries of a group such as `callbacks`, except those that are null."""
+    built = []
+    for name, entry in (config or {}).items():
+        if entry is not None and not (isinstance(entry, DictConfig) and "_target_" in entry):
             key = config._get_full_key(name)  # type: ignore[union-attr]
             raise UserError(f"{key} needs a _target_: give {key}._target_=MODULE.CLASS, or null.")
-    return [thing for thing in map(build, entries.values()) if thing is not None]
+        built.append(build(entry))
+    return [thing for thing in built if thing is not None]
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """The configuration as a plain dictionary, interpolations resolved, nothing missing."""
-    check_nothing_missing(config)
+    """Returns the configuration as a plain dictionary, its interpolations resolved."""
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     return {str(name): value for name, value in plain.items()}
 
 
 def resume_config(config: DictConfig) -> DictConfig:
-    """The configuration of the run in `config.resume`, with this command line's overrides on top.
+    """Returns the configuration of the run in `config.resume`, with this command line's overrides.
 
     Raises:
-        UserError: for an override of what is fixed once a run has begun, and for a saved
-            configuration that names anything to call but what this program's own configurations,
-            or this command line, name.
+        UserError: if an override changes what is fixed once a run has begun, or the saved
+            configuration calls anything that neither the packaged ones nor this command line name.
     """
     run_dir = Path(config.resume).expanduser()
     path = run_dir / COMPOSED_FILE
@@ -141,12 +132,12 @@ def resume_config(config: DictConfig) -> DictConfig:
 
 
 def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -> None:
-    """Takes one override of `config` over into a saved configuration."""
+    """Copies what one override has set in `config` into a saved configuration."""
     before, now = OmegaConf.select(saved, name), OmegaConf.select(config, name)
     if "." in name and before is not None and before == now:
         return
     appears = name == "data.val_path" and (before is None) != (now is None)
-    if name in FIXED or name.startswith(FIXED_BELOW) or appears:
+    if appears or any(fnmatch(name, fixed) for fixed in FIXED):
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
@@ -195,21 +186,9 @@ def _targets(config: DictConfig | ListConfig) -> Iterator[tuple[str, str]]:
 
 
 def write_config(config: DictConfig) -> None:
-    """Writes a run's configuration into its directory, as composed and resolved.
-
-    A resumed run's is written only when it is under way: a setting that stops it is not to stay.
-    """
+    """Writes a run's configuration into its directory, as composed and resolved."""
     run_dir = Path(config.run_dir)
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, run_dir / COMPOSED_FILE)
         OmegaConf.save(OmegaConf.create(resolved(config)), run_dir / RESOLVED_FILE)
-
-
-def run_command(script: str, *overrides: str) -> None:
-    """Runs a command as a user would, after showing it; it must end well."""
-    print(f"\n$ python scripts/{script}.py {shlex.join(overrides)}", flush=True)
-    start = f"from taming.cli.start import start; start({script!r})"
-    status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode
-    if status != 0:
-        raise UserError(f"{script} ended with status {status}; see above.")

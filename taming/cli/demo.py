@@ -1,12 +1,14 @@
 """`demo`: the whole path on scikit-learn's digits, by the commands a user runs."""
 
 import json
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import run_command
 from taming.cli.data import build_data
 from taming.cli.hints import override
 from taming.errors import UserError
@@ -81,3 +83,16 @@ It wrote under {output_dir}/:
   report.json          the numbers above
 {NEXT}"""
     )
+
+
+def run_command(script: str, *overrides: str) -> None:
+    """Runs a command as a user would, after showing it.
+
+    Raises:
+        UserError: if it fails.
+    """
+    print(f"\n$ python scripts/{script}.py {shlex.join(overrides)}", flush=True)
+    start = f"from taming.cli.start import start; start({script!r})"
+    status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode
+    if status != 0:
+        raise UserError(f"{script} ended with status {status}; see above.")

@@ -1,4 +1,4 @@
-"""Settings written so that a command can be pasted: what comes next, after a command has ended."""
+"""Settings of the next command, written so that it can be pasted."""
 
 import re
 import shlex
@@ -21,12 +21,12 @@ WORDS = ("null", "true", "false", "nan", "inf")  # to Hydra no text
 
 
 def setting(name: str, value: Any) -> str:
-    """`name=value`, quoted for Hydra and for the shell where either needs it."""
+    """Returns `name=value`, quoted for Hydra and for the shell where either needs it."""
     return shlex.quote(override(name, value))
 
 
 def override(name: str, value: Any) -> str:
-    """`name=value` as an argument of its own, quoted for Hydra where it needs it."""
+    """Returns `name=value`, quoted for Hydra where it needs it."""
     return f"{name}={_hydra(value)}"
 
 
@@ -43,7 +43,7 @@ def _hydra(value: Any) -> str:
 
 
 def given_settings(given: GivenImages) -> list[str]:
-    """Names condition images for `sample`: the settings that are not defaults."""
+    """Returns the settings of `sample` for condition images that are not defaults."""
     return [
         setting(f"conditions.{field.name}", getattr(given, field.name))
         for field in fields(given)
@@ -52,9 +52,9 @@ def given_settings(given: GivenImages) -> list[str]:
 
 
 def data_settings(data: DictConfig) -> list[str]:
-    """Names a run's data: the `data=` option, and the values that are not its defaults.
+    """Returns the `data=` option of a run, and the settings of its data that are not defaults.
 
-    What a training of its own chooses, or takes from its tokenizer, is not among them.
+    What the next training chooses for itself, or takes from its tokenizer, is left out.
     """
     found = dict(leaves(OmegaConf.to_container(data, resolve=True), lists=False))
     for path in (config_directory() / "data").glob("*.yaml"):
@@ -73,9 +73,9 @@ def data_settings(data: DictConfig) -> list[str]:
 
 
 def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
-    """Names the data a run was trained on; for other models, a place for the user's own.
+    """Returns the data settings of a run; a placeholder for models that are not in a run.
 
-    The images' size is named where it is not the `resolution` of the model.
+    The size of the images is among them if it is not the `resolution` of the model.
     """
     path, settings = Path(checkpoint).expanduser() / RESOLVED_FILE, []
     if path.is_file():
@@ -87,7 +87,7 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
 
 
 def condition_settings(data: DictConfig) -> list[str]:
-    """Names some of the condition images of paired data, as `sample` takes them."""
+    """Returns the settings of `sample` for the condition images of paired data."""
     if OmegaConf.select(data, "source.condition_folder") is None:  # a set of the user's own
         return given_settings(GivenImages("MY_CONDITIONS"))
     path = data.path if data.val_path is None else data.val_path
@@ -95,7 +95,7 @@ def condition_settings(data: DictConfig) -> list[str]:
 
 
 def resolution_of(data: DictConfig) -> tuple[int, int]:
-    """(height, width) of the images."""
+    """Returns the (height, width) of the images."""
     size = data.resolution
     height, width = (size, size) if isinstance(size, int) else size
     return height, width

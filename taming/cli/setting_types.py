@@ -1,14 +1,15 @@
-"""Whether settings have the types and ranges that what they configure is annotated with."""
+"""Checks settings against the type annotations of what they configure."""
 
 import inspect
 import json
-import pydoc
+import re
 import typing
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
+from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -48,11 +49,11 @@ def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator
 
 
 def _annotations(target: str | None) -> dict[str, Any]:
-    """The types of a target's arguments; none if it is not found, which calling it will tell."""
+    """Returns the types of a target's arguments; none if it cannot be imported."""
     if target is None:
         return {}
     try:
-        found: Any = pydoc.locate(target)
+        found = get_object(target)
         is_call = is_dataclass(found) or not inspect.isclass(found)
         call = found if is_call else found.__init__
         return typing.get_type_hints(call, include_extras=True)  # ranges, too
@@ -84,10 +85,7 @@ def _wrong(config: DictConfig, key: str, annotation: Any) -> Iterator[str]:
 
 
 def _name(config: DictConfig, key: str) -> str:
-    """Where the user sets it: elsewhere, where the value is only a reference."""
-    node = config._get_node(key)
-    raw = node._value() if node is not None and OmegaConf.is_interpolation(config, key) else ""
-    reference = str(raw)[2:-1]
-    if str(raw) == f"${{{reference}}}" and ":" not in reference and not reference.startswith("."):
-        return reference
-    return str(config._get_full_key(key))
+    """Returns the name that the user sets: that of another setting if the value refers to it."""
+    raw = OmegaConf.to_container(config)[key]  # type: ignore[call-overload, index]
+    reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(raw))
+    return reference[1] if reference else str(config._get_full_key(key))

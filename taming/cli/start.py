@@ -14,39 +14,41 @@ from typing import NoReturn
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from taming.cli.mistakes import (
+    DIRECTORIES,
     check_config,
     check_overrides,
     config_directory,
     explain,
-    fixed_overrides,
 )
 from taming.errors import UserError
 
 __all__ = ["console", "start"]
 
-DIRECTORIES = ("run_dir", "output_dir")  # settings that name a job's directory
-
 
 def start(name: str) -> None:
     """Runs a command by `hydra.main`; its module is imported when a job runs, and not for `--help`.
 
-    What the user can put right is printed as one line on standard error, with exit status 2.
+    A mistake of the user is printed as one line on standard error, with exit status 2.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say what is wrong
     main = hydra.main(config_path=str(config_directory()), config_name=name, version_base="1.3")
-    overrides = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
+    arguments = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
     try:
+        overrides = OverridesParser.create().parse_overrides(arguments)
         check_overrides(overrides)
-        if all("=" in argument or argument in ("-m", "--multirun") for argument in sys.argv[1:]):
-            sys.argv += fixed_overrides(overrides)
+        if set(sys.argv[1:]) <= {*arguments, "-m", "--multirun"}:
+            # what all jobs of a sweep share is not in the names of their directories
+            shared = ",".join(repr(o.key_or_group) for o in overrides if not o.is_sweep_override())
+            sys.argv.append(f"hydra.job.config.override_dirname.exclude_keys=[{shared}]")
         main(partial(_run_job, name))()
     except (UserError, OmegaConfBaseException, HydraException) as error:
         _exit_with(error, name)
@@ -61,12 +63,12 @@ def console() -> None:
 
 
 def _run_job(name: str, config: DictConfig) -> float | None:
-    """Runs a command once; what it returns is a sweep's objective."""
+    """Runs a command once; returns a sweep's objective."""
     job = HydraConfig.get()
     directory = Path(job.runtime.output_dir)
     try:
         check_config(config)
-        for key in DIRECTORIES:
+        for key in ("run_dir", "output_dir"):
             if key in config:  # where this job writes, in a sweep too
                 config[key] = str(_below_here(directory))
         with read_write(job), _as_if_alone(job):  # type: ignore[arg-type]
@@ -83,9 +85,9 @@ def _run_job(name: str, config: DictConfig) -> float | None:
 
 @contextmanager
 def _as_if_alone(job: HydraConf) -> Iterator[None]:
-    """Lets a job of a sweep start processes of its own, as Lightning does, and leaves no trace.
+    """Lets Lightning start further processes of one job of a sweep, and leaves no trace.
 
-    Lightning starts them with this process's arguments, which are those of the whole sweep.
+    Lightning starts them with the arguments of this process, which are those of the whole sweep.
     """
     if job.mode != RunMode.MULTIRUN:
         yield
@@ -114,12 +116,12 @@ def _exit_with(error: Exception, name: str) -> NoReturn:
 
 
 def _below_here(path: Path) -> Path:
-    """The path from the current directory, where it is below."""
+    """Returns the path relative to the current directory, if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Removes the directory that Hydra made for a job that wrote nothing, and empty ones above."""
+    """Removes a directory that Hydra made and no job wrote to, and empty ones above it."""
     path = _below_here(directory)
     while path != Path() and path.is_dir() and not any(path.iterdir()):
         path.rmdir()
@@ -127,9 +129,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _job_directory(*, _root_: DictConfig) -> str:
-    """The directory of a resumed run, a new run, or a command's output; `.` where there is none."""
-    named = (_root_.get(name) for name in ("resume", *DIRECTORIES))
-    return str(Path(next((path for path in named if path is not None), ".")).expanduser())
+    """Returns the value of the first of `DIRECTORIES` that is set; `.` where none is."""
+    return str(Path(next(filter(None, map(_root_.get, DIRECTORIES)), ".")).expanduser())
 
 
 OmegaConf.register_new_resolver("job_directory", _job_directory, replace=True)

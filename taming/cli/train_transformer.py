@@ -66,5 +66,5 @@ def main(config: DictConfig) -> float | None:
 
 
 def _same(saved: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether all that was saved holds; what has been added since is not in older runs."""
+    """Returns whether all saved values hold; older runs have not saved all of them."""
     return all(new.get(name) == value for name, value in saved.items())

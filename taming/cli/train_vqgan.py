@@ -4,9 +4,10 @@ import logging
 import shlex
 from pathlib import Path
 
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
-from taming.cli.app import build, is_first_process, program, set_seed
+from taming.cli.app import build, build_all, program, set_seed
 from taming.cli.data import PAIR_TYPES, build_data
 from taming.cli.hints import data_settings, override, setting
 from taming.cli.training import begin_run, finish_run
@@ -19,7 +20,7 @@ from taming.vqgan import VQGAN
 
 __all__ = ["main"]
 
-log = logging.getLogger("taming")
+warn = rank_zero_only(logging.getLogger("taming").warning)
 
 TYPES = {**PAIR_TYPES, "finetune.mode": FinetuningMode}
 
@@ -34,7 +35,7 @@ def main(config: DictConfig) -> float | None:
         vqgan=vqgan,
         perceptual=build(config.perceptual),
         adversary=adversary,
-        metrics=[build(metric) for metric in (config.get("metrics") or {}).values()],
+        metrics=build_all(config.get("metrics")),
         trained="decoder" if config.finetune.mode == "decoder" else "all",
     )
     data = build_data(config, conditions=False)
@@ -44,9 +45,8 @@ def main(config: DictConfig) -> float | None:
             "of them is given (experiment=label_map sets both)."
         )
     data.setup()
-    if is_first_process():
-        for remark in unusual_data(data, vqgan) + unusual_schedule(adversary, trainer.max_steps):
-            log.warning("note: %s", remark)
+    for remark in unusual_data(data, vqgan) + unusual_schedule(adversary, trainer.max_steps):
+        warn("note: %s", remark)
     settings = [setting("vqgan", config.run_dir), *data_settings(config.data)]
     settings += map(shlex.quote, config.get("transformer_settings") or [])
     next_step = (
@@ -72,8 +72,8 @@ def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN,
         begin_with = VQGAN.load_saved(checkpoint)
         configured, vqgan = vqgan, finetuned_vqgan(begin_with, mode, vqgan)
         unused = unused_settings(configured, vqgan)
-        if unused and is_first_process():
-            log.warning(
+        if unused:
+            warn(
                 "note: the shape is that of %s; these of `model` are not used: %s "
                 "(finetune.mode=new_codebook takes the quantizer)",
                 checkpoint,

@@ -10,17 +10,9 @@ import lightning as L
 import torch
 from annotated_types import Ge
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import (
-    build,
-    build_all,
-    is_first_process,
-    program,
-    resume_config,
-    write_config,
-)
+from taming.cli.app import build, build_all, program, resume_config, write_config
 from taming.cli.hints import setting
 from taming.cli.setting_types import check_types
 from taming.errors import UserError
@@ -29,6 +21,7 @@ from taming.training import MetricsFile, TrainingModule, TrainingResult, check_r
 __all__ = ["begin_run", "finish_run"]
 
 TYPES = {
+    "trainer.max_steps": Annotated[int, Ge(1)],
     "trainer.precision": int | str,  # auto, too
     "trainer.gradient_clip_val": Annotated[float, Ge(0)] | None,
     "export": Literal["best", "last"],
@@ -38,12 +31,12 @@ TYPES = {
 def begin_run(
     config: DictConfig, kind: str, types: Mapping[str, Any]
 ) -> tuple[DictConfig, L.Trainer, Path | None]:
-    """Reads what is to be trained, and how, before anything is built or written.
+    """Checks the settings of a run, before anything of it is read or written.
 
     Args:
-        config: of the command.
-        kind: of model that is trained.
-        types: of settings that no target has, by name.
+        config: the command's configuration.
+        kind: the kind of model that is trained.
+        types: annotations of settings that no target has, by name.
 
     Returns:
         The configuration, which is the run's own if it is resumed; Lightning's trainer; and the
@@ -56,14 +49,14 @@ def begin_run(
     if resumed:
         config = resume_config(config)
     check_types(config, {**types, **TYPES})
+    trainer = _trainer(config)
     run_dir = Path(config.run_dir)
     begun = (run_dir / "checkpoints" / "last.ckpt").exists() or (run_dir / "model").exists()
-    if begun and not resumed and is_first_process():
+    if begun and not resumed and trainer.is_global_zero:
         raise UserError(
             f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
         )
-    trainer = _trainer(config)
     checkpoint = check_resume(run_dir, trainer.max_steps, kind) if resumed else None
     return config, trainer, checkpoint
 
@@ -79,20 +72,7 @@ def _trainer(config: DictConfig) -> L.Trainer:
     if settings.strategy == "auto" and OmegaConf.select(config, "adversary._target_") and not alone:
         # until its start a discriminator gets no gradients, which plain DDP takes for an error
         settings.strategy = "ddp_find_unused_parameters_true"
-    if settings.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise UserError(
-            f"trainer.accelerator={settings.accelerator}, but PyTorch sees no CUDA GPU here. Check "
-            "nvidia-smi and that PyTorch is a CUDA build, or use trainer=cpu."
-        )
-    callbacks = build_all(config.callbacks)
-    try:
-        trainer: L.Trainer = build(settings, callbacks=callbacks, logger=False)
-    except InstantiationException as error:
-        names = ("accelerator", "devices", "strategy")
-        found = " ".join(f"trainer.{name}={settings[name]}" for name in names)
-        raise UserError(f"{found}: {' '.join(str(error.__cause__).split())}") from error
-    if trainer.max_steps < 1:
-        raise UserError(f"trainer.max_steps must be at least 1, not {trainer.max_steps}.")
+    trainer: L.Trainer = build(settings, callbacks=build_all(config.callbacks), logger=False)
     return trainer
 
 
@@ -114,15 +94,15 @@ def finish_run(
 ) -> float | None:
     """Trains, says what was written and what comes next; returns the monitored number, for sweeps.
 
-    A new run's configuration is written now, all checks being done; a resumed run's when its first
-    step is next: settings that stop it are not to stay. A `fast_dev_run` writes nothing.
+    A new run's configuration is written at once. A resumed run's is replaced when its first step is
+    next, so that settings which stop it do not stay. A `fast_dev_run` writes nothing.
 
     Raises:
         KeyboardInterrupt: if the user ended the training.
     """
     run_dir = Path(config.run_dir)
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        if resume_from is None and is_first_process():
+        if resume_from is None and trainer.is_global_zero:
             write_config(config)
         trainer.loggers = [MetricsFile(run_dir / "metrics.csv"), *build_all(config.logger)]
     result = train(
@@ -134,7 +114,7 @@ def finish_run(
         resume_from=resume_from,
         on_start=partial(write_config, config),
     )
-    if is_first_process():
+    if trainer.is_global_zero:
         _report(config, result, run_dir, next_step)
     if result.interrupted:
         raise KeyboardInterrupt

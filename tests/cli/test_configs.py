@@ -1,64 +1,22 @@
 """Every configuration composes, and every experiment runs a step when made small."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
-from tiny_commands import (
-    TINY_TRAINER,
-    TINY_TRANSFORMER,
-    TINY_VQGAN,
-    Run,
-    fails,
-    succeeds,
-    write_images,
-)
+from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds, write_images
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
 from taming.cli.mistakes import leaves
-from taming.generation import ImageGenerator
+from taming.quantizers import build_quantizer
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 CONFIGS = config_directory()
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-
-
-Composed = Callable[..., DictConfig]
-
-
-@pytest.fixture
-def composed() -> Iterator[Composed]:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        yield lambda name, *overrides: compose(name, list(overrides))
-
-
-def test_both_stages_made_tiny(run: Run, images: Path, tmp_path: Path) -> None:
-    """As the README does it: twenty steps, and one validation, at the end."""
-    common = (f"data.path={images}", "data.val_fraction=0.25", "size=tiny", "logger=csv")
-    for name, *overrides in (
-        ("vqgan", "experiment=flowers128", "perceptual=none"),
-        ("transformer", "experiment=transformer_flowers64", "vqgan=tiny_vqgan"),
-    ):
-        outcome = run(f"train_{name}", *overrides, *common, f"run_dir=tiny_{name}")
-        assert f"tiny_{name}: 20 steps done" in succeeds(outcome).out
-        assert len(list((tmp_path / f"tiny_{name}" / "grids").iterdir())) == 1
-    generator = ImageGenerator.from_pretrained("tiny_transformer")
-    assert sum(p.numel() for p in generator.parameters()) < 1_000_000
-
-
-def test_commands_of_the_same_second_write_to_different_places(composed: Composed) -> None:
-    """Such as one for each GPU."""
-    for name in ("train_vqgan", "train_transformer", "sample", "reconstruct", "evaluate"):
-        key = "run_dir" if name.startswith("train") else "output_dir"
-        assert composed(name)[key] != composed(name)[key]
 
 
 def options(group: str) -> list[str]:
@@ -93,36 +51,34 @@ def scenes(tmp_path: Path) -> Path:
 def test_experiment_runs_a_step(
     run: Run, experiment: str, images: Path, scenes: Path, weights: Path, vqgan_run: Path
 ) -> None:
-    name = primary(experiment)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
-    data = ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+    name = primary(experiment)
+    tiny = ("size=tiny", "trainer.max_steps=1", "logger=csv")
+    overrides = [f"experiment={experiment}", *tiny, "run_dir=run"]
     if "data: paired" in text:
-        data = [f"data.path={scenes}", "data.val_fraction=0.25"]
-    if name == "train_vqgan":
-        overrides = ["size=tiny", "trainer.max_steps=2", "logger=csv"]
-        if "data: digits" not in text:  # of the others no data is here: images of our own
-            overrides += data
-        if "data: fashion_mnist" in text:
-            overrides += ["data.channels=1"]
-        if "perceptual: features" in text:
-            overrides += [f"perceptual.weights={weights}"]
-        elif "perceptual: none" not in text:
-            overrides += ["perceptual.pretrained=false"]
-    else:
-        overrides = list(TINY_TRANSFORMER)
-        if "data: digits" in text:
-            run("train_vqgan", "experiment=digits", *TINY_VQGAN, "run_dir=tokenizer")
-            overrides += ["vqgan=tokenizer"]
-        else:
-            overrides += [f"vqgan={vqgan_run}", *data]
-    outcome = run(name, f"experiment={experiment}", *overrides, "run_dir=run")
-    assert "2 steps done" in succeeds(outcome).out
+        overrides += [f"data.path={scenes}", "data.val_fraction=0.25"]
+    elif "data: digits" not in text:  # of the others no data is here: images of our own
+        overrides += ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
+    if name == "train_transformer" and "data: digits" in text:
+        succeeds(run("train_vqgan", "experiment=digits", *tiny, "run_dir=tokenizer"))
+        overrides += ["vqgan=tokenizer"]
+    elif name == "train_transformer":
+        overrides += [f"vqgan={vqgan_run}"]
+    elif "perceptual: features" in text:
+        overrides += [f"perceptual.weights={weights}"]
+    elif "perceptual: none" not in text:
+        overrides += ["perceptual.pretrained=false"]
+    if experiment == "fashion_mnist":
+        overrides += ["data.channels=1"]
+    assert "1 steps done" in succeeds(run(name, *overrides)).out
+    grids = list(Path("run", "grids").iterdir())
+    assert len(grids) == 1  # one validation, at the end
 
 
 @pytest.mark.parametrize(
     "experiment", [name for name in EXPERIMENTS if primary(name) == "train_vqgan"]
 )
-def test_recipe_builds_at_full_size(composed: Composed, experiment: str) -> None:
+def test_recipe_builds_at_full_size(experiment: str) -> None:
     overrides = [] if experiment in ("cifar10", "digits", "fashion_mnist") else ["data.path=x"]
     overrides += ["data.channels=12"] if experiment == "label_map" else []
     overrides += ["+recipe=ours"] if experiment == "comparison" else []
@@ -149,12 +105,12 @@ def test_recipe_builds_at_full_size(composed: Composed, experiment: str) -> None
 
 
 @pytest.mark.parametrize("option", options("quantizer"))
-def test_quantizers(run: Run, folder_overrides: tuple[str, ...], option: str) -> None:
-    overrides = [o for o in TINY_VQGAN if not o.startswith("model.quantizer")]
-    sizes = {"gumbel": ["model.quantizer.codebook_dim=8"], "finite_scalar": []}
-    overrides += sizes.get(option, ["model.quantizer.codebook_size=16"])
-    overrides += [f"quantizer={option}", "perceptual=none", "run_dir=run"]
-    succeeds(run("train_vqgan", *folder_overrides, *overrides))
+def test_quantizers(option: str) -> None:
+    settings = composed("train_vqgan", "data.path=x", f"quantizer={option}").model.quantizer
+    quantizer = build_quantizer(OmegaConf.to_container(settings, resolve=True))
+    indices = torch.randint(quantizer.codebook_size, (1, 2, 2))
+    assert quantizer.lookup(indices).shape == (1, quantizer.codebook_dim, 2, 2)
+    assert quantizer.codebook_size in (1000, 1024)
 
 
 def test_metrics_are_added_to_validation(
@@ -170,17 +126,9 @@ def test_metrics_are_added_to_validation(
     assert "frechet_distance" in succeeds(outcome).out
     assert "val/frechet_distance" in (tmp_path / "run" / "metrics.csv").read_text()
     assert "size=tiny" in outcome.out
-    again = run("train_vqgan", "resume=run", "trainer.max_steps=3")
-    assert "size=tiny" in again.out, again.err
 
 
-def test_larger_is_better_where_it_is(run: Run, folder_overrides: tuple[str, ...]) -> None:
-    overrides = ("perceptual=none", "callbacks.best.monitor=val/codebook_usage", "run_dir=run")
-    outcome = run("train_vqgan", *folder_overrides, *TINY_VQGAN, *overrides)
-    fails(outcome, "callbacks.best.mode=max")
-
-
-@pytest.mark.parametrize("mode", ["whole", "decoder", "new_codebook"])
+@pytest.mark.parametrize("mode", ["decoder", "new_codebook"])
 def test_finetuning_and_its_resume(
     run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...], mode: str, tmp_path: Path
 ) -> None:
@@ -202,36 +150,22 @@ def test_finetuning_and_its_resume(
     assert VQGAN.from_pretrained(tmp_path / "tuned").codebook_size == tuned.codebook_size
 
 
-ONE_COLOUR = "each of a single colour"
-
-
-@pytest.mark.parametrize(
-    ("count", "overrides", "remark"),
-    [
-        (1, [], "no image can be held out"),
-        (7, ["data.batch_size=16"], "6 training images make less than a batch of 16"),
-        (4, ["data.batch_size=1", "model.quantizer.codebook_size=16"], ""),
-        (4, ["model.quantizer.codebook_size=4096"], "fewer than the 4096 codes"),
-        (8, [], ONE_COLOUR),
-    ],
-)
-def test_unusual_data_is_trained_on_and_remarked_upon(
-    run: Run, tmp_path: Path, count: int, overrides: list[str], remark: str
-) -> None:
-    write_images(tmp_path / "few", count)
-    for index in range(count if remark == ONE_COLOUR else 0):
-        colour = (index * 20, 0, 90)
-        Image.new("RGB", (32, 32), colour).save(tmp_path / "few" / f"{index:03d}.png")
-    outcome = run(
-        "train_vqgan", "data.path=few", "size=tiny", "trainer.max_steps=2", "perceptual=none",
-        "logger=csv", *overrides, "run_dir=run",
-    )  # fmt: skip
-    assert remark in succeeds(outcome).err
-    assert ("note:" in outcome.err) is (remark != "")
+def test_unusual_data_is_trained_on_and_remarked_upon(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    Image.new("RGB", (32, 32), (20, 0, 90)).save(tmp_path / "few" / "1.png")
+    tiny = ("size=tiny", "trainer.max_steps=2", "perceptual=none", "logger=csv", "run_dir=run")
+    outcome = succeeds(run("train_vqgan", "data.path=few", *tiny))
+    for remark in (
+        "no image can be held out",
+        "1 training images make less than a batch of 4",
+        "fewer than the 1024 codes",
+        "each of a single colour",
+    ):
+        assert remark in outcome.err
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiment_sets_only_what_it_names(composed: Composed, experiment: str) -> None:
+def test_experiment_sets_only_what_it_names(experiment: str) -> None:
     given = ["perceptual.weights=x"] if experiment == "comparison" else []
     config = composed(primary(experiment), f"experiment={experiment}", *given)
     written = OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml")
@@ -241,7 +175,7 @@ def test_experiment_sets_only_what_it_names(composed: Composed, experiment: str)
             assert OmegaConf.select(config, key) == OmegaConf.select(written, key), key
 
 
-def test_model_builds_at_full_size(composed: Composed) -> None:
+def test_model_builds_at_full_size() -> None:
     config = composed("train_vqgan", "data.path=x")
     with torch.device("meta"):
         vqgan = build(config.model)
@@ -271,7 +205,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("option", [name for name in options("model") if name != "vqgan"])
-def test_size_presets(composed: Composed, option: str) -> None:
+def test_size_presets(option: str) -> None:
     codes, ids, context, positions, expected = SIZES[option]
     chosen = [] if positions is None else [f"model.positions={positions}"]
     model = composed("train_transformer", "data.path=x", f"model={option}", *chosen).model
@@ -281,56 +215,21 @@ def test_size_presets(composed: Composed, option: str) -> None:
     assert sum(p.numel() for p in gpt.parameters()) == expected
 
 
-@pytest.mark.parametrize("name", ["train_vqgan", "train_transformer"])
 @pytest.mark.parametrize("option", options("trainer"))
-def test_trainers(composed: Composed, name: str, option: str) -> None:
-    trainer = composed(name, "data.path=x", f"trainer={option}").trainer
-    assert trainer.max_steps == 50000
-    expected = {"auto": "auto", "cpu": "cpu", "gpu": "gpu", "ddp": "gpu", "fsdp": "gpu"}[option]
-    assert trainer.accelerator == expected
-    assert (trainer.devices == -1) is (option in ("ddp", "fsdp"))
+def test_trainers(option: str) -> None:
+    for name in ("train_vqgan", "train_transformer"):
+        trainer = composed(name, "data.path=x", f"trainer={option}").trainer
+        assert trainer.max_steps == 50000
+        expected = {"auto": "auto", "cpu": "cpu"}.get(option, "gpu")
+        assert trainer.accelerator == expected
+        assert (trainer.devices == -1) is (option in ("ddp", "fsdp"))
 
 
-@pytest.mark.parametrize("option", options("perceptual"))
-def test_perceptual_losses(composed: Composed, option: str, weights: Path) -> None:
-    extra = {
-        "lpips": ["perceptual.pretrained=false"],
-        "features": [f"perceptual.weights={weights}"],
-    }
-    config = composed("train_vqgan", f"perceptual={option}", *extra.get(option, []))
-    loss = build(config.perceptual)
-    if option == "none":
-        assert loss is None
-        return
-    images = torch.rand(1, 3, 64, 64) * 2 - 1
-    assert float(loss(images, images)) == pytest.approx(0, abs=1e-6)
-    assert float(loss(-images, images)) > 0
-
-
-@pytest.mark.parametrize("option", options("logger"))
-def test_loggers(run: Run, folder_overrides: tuple[str, ...], option: str, tmp_path: Path) -> None:
+def test_many_loggers(run: Run, folder_overrides: tuple[str, ...], tmp_path: Path) -> None:
     overrides = [o for o in TINY_VQGAN if o != "logger=csv" and not o.startswith("adversary")]
-    overrides += ["perceptual=none", "adversary=none", f"logger={option}", "run_dir=run"]
+    overrides += ["perceptual=none", "adversary=none", "logger=many", "run_dir=run"]
     succeeds(run("train_vqgan", *folder_overrides, *overrides))
-    files = list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert bool(files) is (option in ("wandb", "many"))
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert not (tmp_path / "wandb").exists()
-    assert (tmp_path / "run" / "tensorboard").exists() is (option in ("tensorboard", "many"))
+    assert (tmp_path / "run" / "tensorboard").exists()
     assert "discriminator" not in (tmp_path / "run" / "metrics.csv").read_text()
-
-
-def test_accumulation_clipping_and_max_time_are_used(
-    run: Run, folder_overrides: tuple[str, ...], vqgan_run: Path, tmp_path: Path
-) -> None:
-    more = (
-        "trainer.accumulate_grad_batches=2",
-        "trainer.gradient_clip_val=0.1",
-        "callbacks.between.every_n_train_steps=1",
-    )
-    one = ("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *more, "run_dir=a")
-    two = ("train_transformer", f"vqgan={vqgan_run}", *folder_overrides, *TINY_TRANSFORMER, *more)
-    assert "2 steps done" in succeeds(run(*one)).out
-    assert "2 steps done" in succeeds(run(*two, "run_dir=b")).out
-    longer = ("trainer.max_steps=100000", "trainer.val_check_interval=100000", "run_dir=c")
-    succeeds(run(*one, *longer, "trainer.max_time=00:00:00:01"))
-    assert (tmp_path / "c" / "model" / "config.json").is_file()

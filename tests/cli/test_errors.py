@@ -13,17 +13,15 @@ from tiny_commands import (
     TINY_VQGAN,
     Run,
     fails,
+    resumed,
     succeeds,
     without_python_settings,
     write_images,
 )
 
+from taming.errors import UserError
+
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16", "data.val_fraction=0.25")
-
-
-def test_empty_folder(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    fails(run("train_vqgan", "data.path=empty", *TRAIN), "empty", "no images")
 
 
 def test_one_broken_file_is_named_and_skipped(run: Run, images: Path) -> None:
@@ -36,29 +34,18 @@ def test_one_broken_file_is_named_and_skipped(run: Run, images: Path) -> None:
     ("overrides", "parts"),
     [
         (["data.resolution=20"], ["20×20", "downsample factor 8"]),
-        (["trainer.max_step=3"], ["no setting trainer.max_step. Did you mean trainer.max_steps"]),
-        (["export=bset"], ["bset", "'best' or 'last'"]),
         (["trainer.max_time=soon"], ["soon"]),
         (["model.quantizer.kind=vecto"], ["vecto", "vector"]),
         (["+model.quantizer.size=3"], ["size"]),
         (["adversary.discriminator.num_layers=3"], ["24 pixels", "num_layers"]),
         (["finetune.mode=decoder"], ["needs a model", "finetune.checkpoint=PATH"]),
-        (["finetune.mode=encoder", "finetune.checkpoint=."], ["'decoder'", '"encoder"']),
-        (["trainer=gpu"], ["no CUDA GPU", "trainer=cpu"]),
-        (["trainer=ddp"], ["no CUDA GPU", "trainer=cpu"]),
+        (["trainer=gpu"], ["lightning.Trainer: No supported gpu"]),
         (["seed=-1"], ["seed"]),
-        (["callbacks.average.decay=1.5"], ["decay"]),
         (["callbacks.best.monitor=val/x"], ["monitor"]),
-        (["adversary.weight=-1"], ["weight"]),
-        (["training.reconstruction=l3"], ["reconstruction"]),
-        (["training.optimizer.learning_rate=0"], ["learning_rate"]),
-        (["training.optimizer.weight_decay=-1"], ["weight_decay"]),
+        (["callbacks.best.monitor=val/codebook_usage"], ["callbacks.best.mode=max"]),
         (["training.optimizer.betas=[0.9]"], ["betas"]),
-        (["training.optimizer.betas=[0.9,1.5]"], ["betas"]),
-        (["training.optimizer.final_fraction=-2"], ["final_fraction"]),
         (["model.quantizer.revive_after=0"], ["revive_after"]),
         (["trainer.devices=foo"], ["devices"]),
-        (["trainer.strategy=foo"], ["strategy"]),
         (["data.resolution=[32,32,32]"], ["resolution"]),
     ],
 )
@@ -70,8 +57,7 @@ def test_settings_of_stage_1(
 
 @pytest.mark.parametrize(
     "overrides",
-    [["adversary=none", "adversary.start=0"],
-     ["adversary=none", "adversary.start=0", "adversary.ramp=0"],
+    [["adversary=none", "adversary.start=0", "adversary.ramp=0"],
      ["experiment=label_map", "adversary.start=0"]],
 )  # fmt: skip
 def test_a_setting_that_the_chosen_option_does_not_have(run: Run, overrides: list[str]) -> None:
@@ -87,7 +73,6 @@ def test_run_directory_in_use(run: Run, vqgan_run: Path, folder_overrides: tuple
 
 def test_tokenizers_that_are_none(run: Run, images: Path, transformer_run: Path) -> None:
     for path, message in (
-        ("nowhere", "nowhere does not exist"),
         (images, "neither a model directory"),
         (transformer_run / "metrics.csv", "checkpoint of this project"),
     ):
@@ -104,14 +89,10 @@ def test_data_that_do_not_fit_the_tokenizer(run: Run, vqgan_run: Path, tmp_path:
     fails(outcome, "conditioning=class", "one folder a class")
 
 
-def test_sampling_values(run: Run, transformer_run: Path, vqgan_run: Path) -> None:
+def test_classes_to_sample(run: Run, transformer_run: Path, vqgan_run: Path) -> None:
     checkpoint = f"checkpoint={transformer_run}"
     fails(run("sample", checkpoint, "classes=[2]"), "class 2", "0 to 1", "cats, dogs")
-    fails(run("sample", checkpoint, "classes=[cow]"), "cow")
-    fails(run("sample", checkpoint, "classes=[]"), "empty")
     fails(run("sample", f"checkpoint={vqgan_run}"), "vqgan", "generator")
-    for override in ("temperature=0", "top_k=0", "top_p=1.5", "num_images=0", "device=abacus"):
-        fails(run("sample", checkpoint, override), override.split("=")[0])
 
 
 def test_perceptual_weights_missing(
@@ -152,24 +133,26 @@ def test_full_disk_while_encoding(
 # --- resume -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "override",
-    ["model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other",
-     "data.resolution=24", "data.channels=1", "data.val_fraction=0.5", "data.source.labels=none",
-     "data.val_path=x", "experiment=digits"],
-)  # fmt: skip
-def test_what_cannot_change_on_resume(run: Run, vqgan_run: Path, override: str) -> None:
-    outcome = run("train_vqgan", f"resume={vqgan_run}", override)
-    fails(outcome, f"its own configuration: {override} cannot be combined")
+def test_what_cannot_change_on_resume(vqgan_run: Path) -> None:
+    for override in (
+        "model.base_channels=16", "data=digits", "perceptual=none", "run_dir=other",
+        "data.resolution=24", "data.channels=1", "data.val_fraction=0.5", "data.source.labels=none",
+        "data.val_path=x", "experiment=digits", "adversary.discriminator.num_layers=2",
+        "vqgan=x", "conditioning=none", "condition_tokenizer=x", "condition_cell=4",
+        "condition_dropout=0.1", "condition_as=context", "~callbacks.health",
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"own configuration: {override} cannot be combined"):
+            resumed(vqgan_run, override)
 
 
-@pytest.mark.parametrize("override", ["condition_tokenizer=x", "condition_cell=4",
-    "condition_dropout=0.1", "condition_as=context"])  # fmt: skip
-def test_conditions_cannot_change_on_resume(run: Run, transformer_run: Path, override: str) -> None:
-    config = (transformer_run / "config.yaml").read_bytes()
-    outcome = run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3", override)
-    fails(outcome, f"its own configuration: {override} cannot be combined")
-    assert (transformer_run / "config.yaml").read_bytes() == config
+def test_what_can_change_on_resume(vqgan_run: Path) -> None:
+    overrides = ("adversary.weight=0.3", "callbacks.between=null", "data.batch_size=2")
+    overrides += ("data.path=moved", "export=best", "training.optimizer.weight_decay=0.1")
+    config = resumed(vqgan_run, *overrides, "trainer.max_steps=7")
+    assert (config.adversary.weight, config.callbacks.between, config.export) == (0.3, None, "best")
+    assert (config.data.source.path, config.data.loader.batch_size) == ("moved", 2)
+    assert (config.trainer.max_steps, config.training.optimizer.weight_decay) == (7, 0.1)
+    assert config.callbacks.best.dirpath == f"{vqgan_run}/checkpoints"
 
 
 def test_what_the_run_has_not_cannot_be_set_on_resume(run: Run, vqgan_run: Path) -> None:

@@ -4,13 +4,18 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images, write_pairs
+from tiny_commands import (
+    TINY_TRANSFORMER,
+    TINY_VQGAN,
+    Outcome,
+    Run,
+    composed,
+    write_images,
+    write_pairs,
+)
 
-from taming.cli.app import config_directory
 from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
 
 
@@ -37,9 +42,7 @@ def test_a_setting_is_read_as_it_was(value: object) -> None:
 
 
 def data(*overrides: str) -> DictConfig:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return compose("train_vqgan", [*overrides]).data
+    return composed("train_vqgan", *overrides).data
 
 
 def test_data_are_named_by_what_is_not_default() -> None:

@@ -1,4 +1,4 @@
-"""How a command starts: mistakes are told before PyTorch is imported; nothing is left behind."""
+"""How a command starts: mistakes are found before PyTorch is imported; nothing is left behind."""
 
 import os
 import subprocess
@@ -15,58 +15,45 @@ from taming.cli import start as module
 from taming.cli.start import start
 from taming.errors import UserError
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+LIGHT = """
+import contextlib, sys
+from taming.cli.start import start
+for line in sys.stdin.read().splitlines():
+    name, *arguments = line.split()
+    sys.argv = [f"{name}.py", *arguments]
+    with contextlib.suppress(SystemExit):
+        start(name)
+"""
 
 
-def without_torch(folder: Path, script: str, *arguments: str, **environment: str) -> Outcome:
-    """Runs a script where importing PyTorch or Lightning fails."""
+def test_mistakes_help_and_completion_import_nothing_heavy(tmp_path: Path) -> None:
     for package in ("torch", "lightning", "torchvision"):
-        (folder / f"{package}.py").write_text("raise RuntimeError('imported too early')")
-    outcome = subprocess.run(
-        [sys.executable, SCRIPTS / f"{script}.py", *arguments],
-        env=without_python_settings() | environment | {"PYTHONPATH": f"{folder}:{SCRIPTS.parent}"},
-        cwd=folder,
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('imported too early')")
+    cases = {
+        "train_vqgan --help": "trainer: auto, cpu, ddp",
+        "train_vqgan --cfg job": "learning_rate: 0.0004",
+        "train_vqgan -sc query=bash": "size=tiny",
+        "train_vqgan data.pat=x": "no setting data.pat. Did you mean data.path",
+        "train_transformer data.path=x": "must be given: vqgan",
+        "sample seed=3": "must be given: checkpoint",
+        "sample checkpoint=nowhere": "checkpoint=nowhere does not exist",
+    }
+    typed = "python scripts/train_vqgan.py size="
+    path = {"PYTHONPATH": f"{tmp_path}:{Path(module.__file__).parents[2]}"}
+    completion = {"COMP_LINE": typed, "COMP_POINT": str(len(typed))}
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT],
+        input="\n".join(cases),
+        env=without_python_settings() | path | completion,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    return Outcome(outcome.returncode, outcome.stdout, outcome.stderr)
-
-
-@pytest.mark.parametrize(
-    ("script", "override", "message"),
-    [
-        ("train_vqgan", "data.pat=x", "no setting data.pat. Did you mean data.path"),
-        ("train_transformer", "data.path=x", "must be given: vqgan"),
-        ("sample", "seed=3", "must be given: checkpoint"),
-        ("sample", "checkpoint=nowhere", "checkpoint=nowhere does not exist"),
-    ],
-)
-def test_mistakes_without_heavy_imports(
-    tmp_path: Path, script: str, override: str, message: str
-) -> None:
-    outcome = without_torch(tmp_path, script, override)
-    fails(outcome, message)
-    assert len(outcome.err.splitlines()) == 1
+    assert done.returncode == 0, done.stderr
+    assert all(printed in done.stdout + done.stderr for printed in cases.values())
+    assert len(done.stderr.splitlines()) == 4  # one line for each mistake
     assert not (tmp_path / "outputs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "printed"),
-    [
-        (["--help"], "trainer: auto, cpu, ddp"),
-        (["--cfg", "job"], "learning_rate: 0.0004"),
-        (["-sc", "query=bash"], "size=tiny"),
-    ],
-)
-def test_what_hydra_answers_needs_no_heavy_imports(
-    tmp_path: Path, arguments: list[str], printed: str
-) -> None:
-    line = "python scripts/train_vqgan.py size="
-    outcome = without_torch(
-        tmp_path, "train_vqgan", *arguments, COMP_LINE=line, COMP_POINT=str(len(line))
-    )
-    assert printed in succeeds(outcome).out
 
 
 @pytest.fixture
@@ -129,22 +116,19 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.path=2024", "data.path=2024 is a number to Hydra: write 'data.path=\"2024\"'"),
+        ("data.path=2024", "data.path=2024 is no text to Hydra: write 'data.path=\"2024\"'"),
         ("run_dir=2024_01", "write 'run_dir=\"2024_01\"'"),
-        ("run_dir=True", "run_dir=True is true or false to Hydra"),
-        ("resume=2024", "'resume=\"2024\"'"),
         ("data.val_path=", "data.val_path= is empty"),
-        ("run_dir=null", "must be a path"),
         ("data.path=café", "data.path=café cannot be read"),
-        ("data.path=a&b", "two pairs of quotes"),
         ("data.path=my=images", "data.path=my=images cannot be read"),
-        ("data.path=" + 300 * "x", "cannot be looked at"),
+        ('data.path="~nobody/x"', "data.path=~nobody/x does not exist"),
         ("seed=0,1", "--multirun for a run with each; or write 'seed=[0,1]'"),
-        ("size=null", "size=null: give the name of a file of settings"),
+        ("logger=null", "logger=null: give the name of a file of settings"),
         ("resume=nowhere", "nothing to resume: nowhere"),
         ("experiment=flower64", "'experiment/flower64'; there are"),
         ("trainer.max_step=3", "no setting trainer.max_step. Did you mean trainer.max_steps"),
         ("data.learning_rate=3", "Did you mean training.optimizer.learning_rate"),
+        ("data.crop=none", "Did you mean data.path or data.transform.crop?"),
         ("tokens=3", "no setting tokens"),
     ],
 )

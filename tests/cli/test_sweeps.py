@@ -2,21 +2,15 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from PIL import Image
-from tiny_commands import Run, fails, succeeds
+from tiny_commands import Run, composed, fails, succeeds
 
 from taming.cli.app import build, config_directory
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_vqgan.py"
 RECIPES = sorted(path.stem for path in (config_directory() / "recipe").glob("*.yaml"))
 TINY = ("size=tiny", "data.val_fraction=0.25", "perceptual=none", "logger=csv",
     "trainer.max_steps=2", "run_dir=sweep")  # fmt: skip
@@ -55,32 +49,11 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
     fails(run("compare", "runs=sweep/0_+recipe-ours_seed-0/grids"), "holds no finished runs")
 
 
-def in_a_process(folder: Path, *arguments: str) -> None:
-    """Runs `train_vqgan` as a user does."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_each_job_may_train_in_two_processes(images: Path, tmp_path: Path) -> None:
-    in_a_process(tmp_path, "-m", f"data.path={images}", *TINY, "trainer.devices=2", "seed=0,1")
-    results = sorted((tmp_path / "sweep").glob("*/result.json"))
-    assert [path.parent.name for path in results] == ["0_seed-0", "1_seed-1"]
-    assert all(json.loads(path.read_text())["step"] == 2 for path in results)
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason="optuna is not installed")
-def test_optuna_looks_for_the_best_setting(images: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # Optuna's
+def test_optuna_looks_for_the_best_setting(run: Run, images: Path, tmp_path: Path) -> None:
     trials = ("+sweep=optuna", "hydra.sweeper.n_trials=2")
-    in_a_process(tmp_path, *trials, f"data.path={images}", *TINY)
+    succeeds(run("train_vqgan", *trials, f"data.path={images}", *TINY))
     found = OmegaConf.load(tmp_path / "sweep" / "optimization_results.yaml")
     results = [json.loads(p.read_text()) for p in (tmp_path / "sweep").glob("*/result.json")]
     assert len(results) == 2
@@ -89,15 +62,9 @@ def test_optuna_looks_for_the_best_setting(images: Path, tmp_path: Path) -> None
     assert 1e-4 <= found.best_params["training.optimizer.learning_rate"] <= 2e-3
 
 
-def composed(*overrides: str) -> DictConfig:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        return compose("train_vqgan", list(overrides), return_hydra_config=True)
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("submitit"), reason="submitit is not installed")
 def test_a_cluster_is_asked_for_what_the_file_says() -> None:
-    config = composed("+launcher=submitit")
+    config = composed("train_vqgan", "+launcher=submitit", return_hydra_config=True)
     assert config.hydra.launcher._target_.endswith("SlurmLauncher")
     assert config.hydra.launcher.timeout_min == 1440
     assert config.hydra.mode.name == "MULTIRUN"
@@ -106,7 +73,7 @@ def test_a_cluster_is_asked_for_what_the_file_says() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_differ_in_nothing_but_the_recipe(recipe: str) -> None:
     given = ("experiment=comparison", f"+recipe={recipe}", "data.path=x", "perceptual.weights=y")
-    config = composed(*given)
+    config = composed("train_vqgan", *given)
     vqgan = build(config.model)
     assert (vqgan.codebook_size, vqgan.grid_size) == (1024, (8, 8))
     assert build(config.adversary).start == 0.25

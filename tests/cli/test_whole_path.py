@@ -2,8 +2,11 @@
 
 import csv
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import numpy as np
 import torch
 from PIL import Image
@@ -66,6 +69,25 @@ def test_resuming_trains_on(run: Run, vqgan_run: Path, transformer_run: Path) ->
         outcome = run(name, f"resume={run_dir}")
         assert outcome.status == 2
         assert "trainer.max_steps=8" in outcome.err
+
+
+class CtrlC(L.Callback):
+    """A user who interrupts the third step."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_run_goes_on(run: Run, folder_overrides: tuple[str, ...]) -> None:
+    more = ("run_dir=run", "trainer.max_steps=100", f"+callbacks.user._target_={__name__}.CtrlC")
+    first = run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *more)
+    assert first.status == 130, first.err
+    assert "train_vqgan.py resume=run" in first.out.splitlines()[-1]
+    assert json.loads(Path("run", "result.json").read_text())["step"] == 3
+    taming.VQGAN.from_pretrained("run")
+    second = run("train_vqgan", "resume=run", "trainer.max_steps=5", *more[2:])
+    assert "5 steps done" in succeeds(second).out
 
 
 def test_stage_2_resumes_without_its_stage_1_run(

@@ -4,11 +4,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
+from taming.cli import app
 from taming.importers.compvis_vqgan import SCHEME
 from taming.importers.layouts import autoencoder_names
 from taming.vqgan import VQGAN
@@ -57,6 +63,21 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+def composed(name: str, *overrides: str, **options: bool) -> DictConfig:
+    """The settings that a command is given."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(app.config_directory()), version_base="1.3"):
+        return compose(name, list(overrides), **options)
+
+
+def resumed(run_dir: Path, *overrides: str) -> DictConfig:
+    """What a training is built from that resumes a run with these overrides."""
+    with pytest.MonkeyPatch.context() as patch:
+        job = SimpleNamespace(overrides=SimpleNamespace(task=list(overrides)))
+        patch.setattr(app.HydraConfig, "get", lambda: job)
+        return app.resume_config(OmegaConf.from_dotlist([f"resume={run_dir}", *overrides]))
 
 
 def succeeds(outcome: Outcome) -> Outcome:
