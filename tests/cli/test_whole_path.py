@@ -59,16 +59,16 @@ def test_sampling_writes_pixels_labels_and_pictures(run: Run, transformer_run: P
         assert grid.width > 16
 
 
-def test_resuming_trains_on(run: Run, vqgan_run: Path, transformer_run: Path) -> None:
+def test_resuming_trains_on(
+    run: Run, vqgan_run: Path, transformer_run: Path, tmp_path: Path
+) -> None:
     for name, run_dir in (("train_vqgan", vqgan_run), ("train_transformer", transformer_run)):
         succeeds(run(name, f"resume={run_dir}", "trainer.max_steps=4"))
         assert json.loads((run_dir / "result.json").read_text())["step"] == 4
         steps = [int(row["step"]) for row in rows(run_dir)]
         assert steps == sorted(steps)
         assert steps[-1] == 4
-        outcome = run(name, f"resume={run_dir}")
-        assert outcome.status == 2
-        assert "trainer.max_steps=8" in outcome.err
+        run_dir.rename(tmp_path / f"{name}_gone")  # stage 2 needs it no longer
 
 
 class CtrlC(L.Callback):
@@ -90,13 +90,6 @@ def test_an_interrupted_run_goes_on(run: Run, folder_overrides: tuple[str, ...])
     assert "5 steps done" in succeeds(second).out
 
 
-def test_stage_2_resumes_without_its_stage_1_run(
-    run: Run, vqgan_run: Path, transformer_run: Path
-) -> None:
-    vqgan_run.rename(vqgan_run.with_name("gone"))
-    succeeds(run("train_transformer", f"resume={transformer_run}", "trainer.max_steps=3"))
-
-
 def test_without_conditions(run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]) -> None:
     """Trained without, or with dropout, which allows both."""
     for override, name in (("conditioning=none", "free"), ("condition_dropout=0.5", "dropped")):
@@ -110,6 +103,8 @@ def test_without_conditions(run: Run, vqgan_run: Path, folder_overrides: tuple[s
 def test_resume_keeps_what_the_run_was_begun_with(
     run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
+    (tmp_path / "run").mkdir()  # of a run that died before its first checkpoint
+    (tmp_path / "run" / "config_composed.yaml").write_text("seed: 1\n")
     settings = ("adversary.start=0.5", "trainer.val_check_interval=1", "run_dir=run")
     succeeds(run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *settings))
     more = ("trainer=auto", "logger=none", "trainer.max_steps=6")
@@ -119,12 +114,3 @@ def test_resume_keeps_what_the_run_was_begun_with(
     # half of two steps, not half of six: the discriminator had started
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["adversary_start"] == 1
-
-
-def test_a_run_that_died_before_its_first_checkpoint_can_start_again(
-    run: Run, folder_overrides: tuple[str, ...], tmp_path: Path
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config_composed.yaml").write_text("seed: 0\n")
-    overrides = (*TINY_VQGAN, "perceptual=none", "run_dir=run")
-    succeeds(run("train_vqgan", *folder_overrides, *overrides))
