@@ -138,10 +138,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
                 continue
             number = int(self._indices[candidate])
             try:
-                image = self.source.load(number)
-                if self.conditions is None:
-                    return image, None, candidate
-                return image, self.conditions.load(number), candidate
+                condition = None if self.conditions is None else self.conditions.load(number)
+                return self.source.load(number), condition, candidate
             except BrokenImageError as error:
                 self._note_broken(candidate, error)
         raise UserError(f"{self.source.description}: none of its {len(self)} images can be loaded.")

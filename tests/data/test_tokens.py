@@ -1,5 +1,4 @@
 import dataclasses
-import json
 from itertools import islice
 from pathlib import Path
 
@@ -41,15 +40,10 @@ def made(directory: Path, description: CacheDescription = PAIRED) -> TokenDatase
     return TokenDataset(directory, description)
 
 
-@pytest.mark.parametrize(
-    ("codebook_size", "dtype"),
-    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")],
-)
+@pytest.mark.parametrize(("codebook_size", "dtype"), [(256, "uint8"), (257, "uint16")])
 def test_the_smallest_type_that_holds_every_index(codebook_size: int, dtype: str) -> None:
     description = dataclasses.replace(PLAIN, indices=TokenGrid("t", (1, 1), codebook_size))
-    found, shape = description.arrays["indices"]
-    assert (found, shape) == (np.dtype(dtype), (4, 3, 1, 1))
-    assert np.iinfo(found).max >= codebook_size - 1
+    assert description.arrays["indices"] == (np.dtype(dtype), (4, 3, 1, 1))
 
 
 def test_batches(tmp_path: Path) -> None:
@@ -141,16 +135,11 @@ def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.Mon
     assert TokenDataset(tmp_path / "done", PLAIN)[[3]]["indices"].unique().tolist() == [30]
 
 
-@pytest.mark.parametrize("damage", ["record", "file", "none"])
-def test_what_cannot_be_gone_on_with_begins_anew(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_record_is_begun_anew(tmp_path: Path) -> None:
     begun = TokenWriter(tmp_path / "a", PAIRED)
     begun.write(codes(0, 5))
     begun.record()
     record = tmp_path / "a" / "progress.json"
-    assert json.loads(record.read_text())["done"] == 5
-    if damage == "record":
-        record.write_text(record.read_text()[:10])
-    else:
-        (record if damage == "none" else tmp_path / "a" / "condition_indices.npy").unlink()
+    record.write_text(record.read_text()[:10])
     assert TokenWriter(tmp_path / "a", PAIRED).done == 0
     assert not record.exists()

@@ -25,12 +25,8 @@ def test_shorter_side_takes_the_middle_and_keeps_the_aspect() -> None:
     # columns 6 to 13 in pairs: 6.5, 8.5, ... away from the window's edges
     assert np.allclose(columns[1:3], [8.5, 10.5], atol=0.6)
     assert np.array_equal(columns, levels(transform(ramp(8, 20).crop((6, 0, 14, 8))))[0, 0])
-
-
-def test_an_image_of_the_right_size_is_not_resampled() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    transform = ImageTransform(resolution=16, resize="shorter_side", crop="center")
-    assert np.array_equal(levels(transform(Image.fromarray(noise))).transpose(1, 2, 0), noise)
+    noise = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    assert np.array_equal(np.asarray(transform(Image.fromarray(noise))), noise)  # of that size
 
 
 def test_resizing_down_is_antialiased() -> None:
@@ -89,21 +85,6 @@ def test_random_crops_stay_within_crop_scale_and_move() -> None:
     assert levels(transform(ramp(64, 64)))[0, 0, 8] == 34
 
 
-def test_augmentation_depends_on_the_random_numbers_alone() -> None:
-    transform = ImageTransform(
-        resolution=8, resize="shorter_side", crop="random", crop_scale=(0.5, 1),
-        horizontal_flip=True, random_shift=2,
-    )  # fmt: skip
-    image = ramp(20, 20)
-    first, again = (
-        [transform(image, np.random.default_rng(seed)).tobytes() for seed in range(20)]
-        for _ in range(2)
-    )
-    assert first == again
-    assert len(set(first)) == 20
-    assert transform(image) == transform(image)
-
-
 def test_flip_is_even() -> None:
     transform = ImageTransform(resolution=8, resize="none", crop="none", horizontal_flip=True)
     rng = np.random.default_rng(0)
@@ -130,15 +111,13 @@ def test_shift_moves_and_fills() -> None:
         ({"crop": "random"}, True),
         ({"horizontal_flip": True}, True),
         ({"random_shift": 1}, True),
-        ({"crop": "center", "pad": 2, "crop_scale": (0.5, 0.9)}, False),
+        ({"pad": 2, "crop_scale": (0.5, 0.9)}, False),
     ],
 )
 def test_whether_there_is_more_than_one_view(settings: dict[str, Any], augments: bool) -> None:
-    transform = ImageTransform(**{"resolution": 8, "resize": "none", "crop": "none", **settings})
+    transform = ImageTransform(**{"resolution": 8, "resize": "none", "crop": "center", **settings})
     assert transform.augments is augments
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8))
-    if settings.get("crop") == "random":
-        image = image.resize((16, 16))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8))
     views = {transform(image, np.random.default_rng(seed)).tobytes() for seed in range(16)}
     assert (len(views) > 1) is augments
 
