@@ -36,11 +36,8 @@ class ImageFolder:
 
     Args:
         path: searched recursively, hidden files and `__MACOSX` left out.
-        reader: decodes the files.
-        labels: see `folder_labels`.
         known_classes: for validation data: the training data's class names.
-        subfolder: take only the images below this folder of `path`; None for all.
-        max_broken_fraction: a larger share of broken files is an error.
+        reader, labels, subfolder, max_broken_fraction: see `ImageFiles`.
 
     Attributes:
         class_names: empty if there are no classes.

@@ -24,7 +24,7 @@ class LabelMapReader:
     Args:
         num_classes: with the class of unlabelled pixels.
         unlabelled: pixel value of unlabelled pixels; None if there are none.
-        unlabelled_class: the class they are given; None for one of their own, the last.
+        unlabelled_class: their class; None for one of their own, the last.
         palette: red, green and blue, 0 to 255, by class, to show label maps in; None for a
             generated one.
     """

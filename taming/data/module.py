@@ -58,7 +58,7 @@ class EndlessDataModule(L.LightningDataModule):
         return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on with that batch."""
+        """Makes training go on with the batch recorded by `state_dict`."""
         self.start_batch = state_dict["next_batch"]
 
     def train_dataloader(self) -> Batches:

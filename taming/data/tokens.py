@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """What one tokenizer makes of an image."""
+    """The codes that one tokenizer makes of an image."""
 
     tokenizer: str  # fingerprint of its configuration and weights
     grid_size: tuple[int, int]  # (height, width) in codes
@@ -33,9 +33,9 @@ class TokenGrid:
 
 @dataclass(frozen=True)
 class CacheDescription:
-    """What a token cache is of; a cache is valid for exactly this description."""
+    """Everything that the content of a token cache depends on."""
 
-    data: str  # fingerprint of the images, their split and transform; with conditions, theirs
+    data: str  # fingerprint of the images, their conditions, split and transform
     seed: int  # of the augmentation; 0 where nothing is augmented, with one view
     num_images: int
     # encodings of each image: the first unaugmented, the others each with its own crop and flip,

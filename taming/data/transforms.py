@@ -49,7 +49,7 @@ class ImageTransform:
     3. Training only: a mirror image every other time, if `horizontal_flip`.
     4. Training only: a move by up to `random_shift` result pixels along each axis; black follows.
 
-    Of a label map, an image of mode `P`, pixels are picked and never mixed.
+    Label maps, images of mode `P`, are resized by picking pixels, never by mixing them.
 
     Args:
         resolution: pixels of the result, a number (square) or (height, width).
@@ -199,7 +199,7 @@ class ImageTransform:
         return image
 
     def _window(self, size: tuple[int, int], rng: np.random.Generator | None) -> Window:
-        """The part of a padded image of this size that becomes the result."""
+        """Chooses the part of a padded image of this size that becomes the result."""
         if self.crop == "none":
             return 0, 0, size[1], size[0]
         height, width = self.size
