@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Len, Lt, MinLen
 from torch import nn
 
 from taming.autoencoder import Decoder, Encoder
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.quantizers import QuantizerOutput, build_quantizer
+from taming.quantizers import QuantizerOutput, Size, build_quantizer
 from taming.serialization import PretrainedModel
 
 __all__ = ["VQGAN", "VQGANOutput"]
@@ -44,9 +45,6 @@ class VQGAN(PretrainedModel):
         dropout: inside residual blocks.
         label_maps: whether the images are one-hot label maps, of which `decode` gives logits.
             Images of other than 1 or 3 channels always are.
-
-    Raises:
-        UserError: for sizes that no model has.
     """
 
     kind = "vqgan"
@@ -56,23 +54,18 @@ class VQGAN(PretrainedModel):
         self,
         *,
         quantizer: Mapping[str, Any],
-        image_channels: int = 3,
-        resolution: int | Sequence[int] = 256,
-        base_channels: int = 128,
-        channel_multipliers: Sequence[int] = (1, 1, 2, 2, 4),
-        num_residual_blocks: int = 2,
+        image_channels: Size = 3,
+        resolution: Size | Annotated[Sequence[Size], Len(2, 2)] = 256,
+        base_channels: Size = 128,
+        channel_multipliers: Annotated[Sequence[Size], MinLen(1)] = (1, 1, 2, 2, 4),
+        num_residual_blocks: Size = 2,
         attention_resolutions: Sequence[int] = (16,),
-        latent_channels: int = 256,
-        dropout: float = 0.0,
+        latent_channels: Size = 256,
+        dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
         label_maps: bool = False,
     ) -> None:
         super().__init__()
         height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-        channels = [image_channels, base_channels, latent_channels]
-        if not channel_multipliers or min(height, width, *channels, *channel_multipliers) < 1:
-            raise UserError(
-                "the VQGAN's resolution, channels and channel_multipliers must be at least 1."
-            )
         self.resolution = (height, width)
         self.image_channels = image_channels
         self.label_maps = label_maps or image_channels not in (1, 3)

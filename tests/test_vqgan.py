@@ -116,15 +116,6 @@ def test_models_of_label_maps_say_so(tmp_path: Path) -> None:
         assert VQGAN.from_saved(older).label_maps is (channels == 12)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("channel_multipliers", []), ("channel_multipliers", [1, 0]), ("resolution", [16, -32])],
-)
-def test_sizes_that_no_model_has_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match="must be at least 1"):
-        make(**{name: value})
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_of_another_float_type(dtype: torch.dtype) -> None:
     vqgan = make().eval().to(dtype)

@@ -86,7 +86,7 @@ class KeyValueCache:
             layer.length = 0
 
     def mask(self, positions: Tensor) -> Tensor | None:
-        """`(n span)`, True where a query at a position may look; None if causal order says it."""
+        """Returns `(n span)`, True where a query may attend; None if causal order says it."""
         if self.span is None:
             return None
         return torch.arange(self.span, device=positions.device) <= positions[:, None]

@@ -20,7 +20,7 @@ __all__ = ["attention", "attention_weights"]
 def attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None = None, *, causal: bool = False
 ) -> Tensor:
-    """The weights softmax(Q Kᵀ / √d_k + mask).
+    """Returns the weights softmax(Q Kᵀ / √d_k + mask).
 
     Args:
         query: `(… n_q d_k)`.
@@ -53,7 +53,7 @@ def attention(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V.
+    """Computes Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V.
 
     Args:
         query: `(… n_q d_k)`.

@@ -22,7 +22,7 @@ def fused_attention(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """The same as `taming.attention.equation.attention`, argument by argument."""
+    """Computes `taming.attention.equation.attention`, with the same arguments."""
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if causal and num_queries == 1:
         causal = False  # the last token sees all the others

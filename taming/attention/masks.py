@@ -9,7 +9,7 @@ __all__ = ["causal_mask", "padding_mask", "prefix_causal_mask"]
 def causal_mask(
     num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Each token attends to itself and to those before it.
+    """Lets each token attend to itself and to those before it.
 
     Returns:
         `(num_queries num_keys)`. With more keys than queries the queries are the last of the keys,
@@ -25,7 +25,7 @@ def causal_mask(
 def prefix_causal_mask(
     length: int, num_prefix: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Causal, except that the first `num_prefix` tokens see each other in both directions.
+    """Lets the first `num_prefix` tokens see each other in both directions; causal otherwise.
 
     Returns:
         `(length length)`.
@@ -36,7 +36,7 @@ def prefix_causal_mask(
 
 
 def padding_mask(lengths: Tensor, num_keys: int) -> Tensor:
-    """Nothing attends to the padding behind the first `lengths[b]` keys.
+    """Hides the padding behind the first `lengths[b]` keys.
 
     Args:
         lengths: `(b,)` integers.

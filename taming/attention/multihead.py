@@ -21,7 +21,7 @@ class HeadNorm(nn.RMSNorm):
     """RMSNorm of each head's queries or keys, which keep their dtype: under autocast that of V."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(… d)` to the same."""
+        """Normalises `(… d)`."""
         assert self.weight is not None
         normed = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         return normed.to(x.dtype)  # on GPUs autocast computes it in float32, and leaves it there
@@ -99,7 +99,7 @@ class MultiHeadAttention(nn.Module):
         rotate_queries: Rotation | None = None,
         rotate_keys: Rotation | None = None,
     ) -> Tensor:
-        """Each token of x takes from the tokens of the source.
+        """Lets each token of x attend to the tokens of the source.
 
         Args:
             x: `(b n_q embed_dim)`.
@@ -167,5 +167,5 @@ class MultiHeadAttention(nn.Module):
         return queries if rotate_queries is None else rotate_queries(queries)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """`(b n heads·d)` to `(b heads n d)`."""
+        """Reshapes `(b n heads·d)` to `(b heads n d)`."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

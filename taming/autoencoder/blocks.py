@@ -1,4 +1,4 @@
-"""The layers encoder and decoder are built from (Esser et al. 2021, appendix, table 7)."""
+"""Layers of encoder and decoder (Esser et al. 2021, appendix, table 7)."""
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Group normalisation with 32 groups, or as many as divide a smaller or odd channel count."""
+    """Makes a group normalisation with 32 groups, or the most that divide the channels."""
     num_groups = next(
         groups for groups in range(min(32, channels), 0, -1) if channels % groups == 0
     )
@@ -101,7 +101,7 @@ class Upsample(nn.Module):
 
 
 def run_level(level: nn.Module, x: torch.Tensor, checkpointing: bool) -> torch.Tensor:
-    """`level(x)`; with `checkpointing` its activations are computed again when they are needed.
+    """Calls a level; with `checkpointing` its activations are computed again in the backward pass.
 
     Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
     """

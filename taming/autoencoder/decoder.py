@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         return self.conv_out(self.features(quantized))
 
     def features(self, quantized: torch.Tensor) -> torch.Tensor:
-        """All but the last convolution: `(b latent_channels h w) -> (b base_channels H W)`."""
+        """Computes all but the last convolution: `(b latent_channels h w) -> (b width H W)`."""
         x = self.conv_in(quantized)
         x = self.middle(x)
         for level in self.levels:

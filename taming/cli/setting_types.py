@@ -15,12 +15,13 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from taming.errors import UserError
+from taming.quantizers import KINDS
 
 __all__ = ["check_types"]
 
 
 def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -> None:
-    """Compares the settings of every `_target_` in a configuration with its signature.
+    """Compares the settings of every `_target_` and quantizer with its signature.
 
     Args:
         config: the configuration, or a part of one.
@@ -35,7 +36,7 @@ def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -
 
 
 def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator[str]:
-    annotations = _annotations(config.get("_target_"))
+    annotations = _annotations(config.get("_target_") or KINDS.get(config.get("kind")))
     for key in map(str, config):
         try:
             value, annotation = config[key], annotations.get(key)
@@ -48,12 +49,12 @@ def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator
             yield from _wrong_settings(value, expected)
 
 
-def _annotations(target: str | None) -> dict[str, Any]:
+def _annotations(target: str | type | None) -> dict[str, Any]:
     """Returns the types of a target's arguments; none if it cannot be imported."""
     if target is None:
         return {}
     try:
-        found = get_object(target)
+        found: Any = get_object(target) if isinstance(target, str) else target
         is_call = is_dataclass(found) or not inspect.isclass(found)
         call = found if is_call else found.__init__
         return typing.get_type_hints(call, include_extras=True)  # ranges, too

@@ -1,11 +1,12 @@
-"""Discriminators: images to scores; and what changes the images on their way there."""
+"""Discriminators, which score images, and the augmentation of what they see."""
 
 from taming.discriminators.actnorm import ActNorm
-from taming.discriminators.augmentation import DifferentiableAugmentation
+from taming.discriminators.augmentation import Augmentation, DifferentiableAugmentation
 from taming.discriminators.patch import BlurPool, PatchDiscriminator, frozen_statistics
 
 __all__ = [
     "ActNorm",
+    "Augmentation",
     "BlurPool",
     "DifferentiableAugmentation",
     "PatchDiscriminator",

@@ -51,7 +51,7 @@ class ActNorm(nn.Module):
 
     @torch.no_grad()
     def _normalising(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(b c h w)` to the scale and shift `(c,)` that normalise it."""
+        """Returns the scale and shift `(c,)` that normalise `(b c h w)`."""
         x = x.float()
         mean = mean_over_ranks(x.mean((0, 2, 3)))
         variance = mean_over_ranks((x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)))

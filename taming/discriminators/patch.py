@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +37,10 @@ class PatchDiscriminator(PretrainedModel):
         image_channels: int = 3,
         base_channels: int = 64,
         num_layers: int = 3,
-        norm: str = "group",
+        norm: Literal["batch", "group", "actnorm"] = "group",
         blur: bool = False,
     ) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise UserError(f"discriminator: norm is one of {', '.join(NORMS)}, not {norm!r}.")
         self.config: dict[str, Any] = {
             "image_channels": image_channels,
             "base_channels": base_channels,
@@ -129,7 +127,7 @@ def _initialise(module: nn.Module) -> None:
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Within it, normalisation works as in training but changes no state.
+    """Makes normalisation work as in training but change no state, within the block.
 
     Batch normalisation updates no running statistics, and `ActNorm` is not initialised.
     """

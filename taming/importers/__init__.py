@@ -18,7 +18,7 @@ __all__ = ["SOURCES", "Imported", "Source", "import_checkpoint"]
 class Source:
     """A kind of checkpoint of another program."""
 
-    converter: Callable[..., Imported]  # of its content and the other program's arguments
+    converter: Callable[..., Imported]  # takes the content and the other program's arguments
     published: Mapping[str, Mapping[str, Any]]  # arguments of models by their authors' names
     settings: tuple[str, ...] = ()  # what else `converter` takes, by keyword, all optional
 
@@ -48,7 +48,7 @@ SOURCES: dict[str, Source] = {
 def import_checkpoint(
     source: str, checkpoint: str | Path, config: Mapping[str, Any] | str, **settings: Any
 ) -> Imported:
-    """Reads a checkpoint of another program as a model of this one; nothing in the file is run.
+    """Converts a checkpoint of another program to a model of this one; runs nothing in the file.
 
     Args:
         source: a name in `SOURCES`.

@@ -229,7 +229,7 @@ def _gpt(arguments: Mapping[str, Any], codebook_size: int, condition: Condition)
 def _state(
     weights: ForeignWeights, gpt: GPT, vocab_size: int, condition_ids: range
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Returns our GPT's weights, and notes on what was cut off."""
+    """Returns the weights of the GPT, and notes on what was cut off."""
     num_codes, width = gpt.token_embedding.weight.shape
     table = weights.take("transformer.tok_emb.weight", (vocab_size, width))
     head = weights.take("transformer.head.weight", (vocab_size, width))
@@ -278,7 +278,7 @@ def _drop_order(params: Mapping[str, Any], weights: ForeignWeights) -> None:
 
 
 def _drop_masks(weights: ForeignWeights, arguments: Mapping[str, Any]) -> None:
-    """Drops the causal masks, one a layer in the file, if they are what ours will be."""
+    """Drops the causal masks, one a layer in the file, after comparing them with ours."""
     size, unmasked = arguments["block_size"], arguments["n_unmasked"]
     own = torch.ones(size, size, dtype=torch.bool).tril()
     own[:unmasked, :unmasked] = True

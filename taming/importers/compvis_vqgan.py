@@ -27,7 +27,7 @@ QUANTIZER_NAMES = {
         "quantizer.codebook": "quantize.embed.weight",
     },
 }
-# classes of theirs by the quantizer they have
+# quantizers by the class that has them
 TARGETS = {"VQModel": "vector", "VQNoDiscModel": "vector", "VQSegmentationModel": "vector",
     "GumbelVQ": "gumbel"}  # fmt: skip
 # arguments that change what a model computes without changing its weights, and our values
@@ -86,9 +86,9 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
     vqgan = VQGAN(**arguments)
     made: dict[str, torch.Tensor] = {}
     if used is not None:
-        for ours, theirs in names.items():
-            rows = vqgan.get_parameter(ours).shape[1:]
-            made[ours] = weights.take(theirs, (size, *rows))[used]
+        for name, foreign in names.items():
+            rows = vqgan.get_parameter(name).shape[1:]
+            made[name] = weights.take(foreign, (size, *rows))[used]
     state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names}, made)
     discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
     weights.drop("loss.perceptual_loss.", "LPIPS brings its own network")
@@ -99,19 +99,19 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
 
 
 def model_and_params(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns their `model` (target and params), and the params, from any level of project.yaml."""
+    """Returns `model` (target and params), and the params, from any level of a project.yaml."""
     model = config.get("model", config)
     return model, model.get("params", model)
 
 
 def target_of(config: Any) -> str:
-    """Returns the class a part of their configuration names, without its module; "" if none."""
+    """Returns the class that a part of the config names, without its module; "" if none."""
     target = config.get("target", "") if isinstance(config, Mapping) else ""
     return str(target).rsplit(".", 1)[-1]
 
 
 def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any]:
-    """Returns our VQGAN's arguments."""
+    """Returns the arguments of the VQGAN."""
     model, params = model_and_params(config)
     target = target_of(model) or ("GumbelVQ" if has_projection else "VQModel")
     if target not in TARGETS:

@@ -24,7 +24,7 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class NameScheme:
-    """How a program names what encoder and decoder consist of."""
+    """A program's names of the parts of encoder and decoder."""
 
     levels: tuple[str, str]  # the lists of levels of encoder and decoder
     residual: str  # list of residual blocks inside a level
@@ -34,7 +34,7 @@ class NameScheme:
 
 
 def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
-    """Returns our names of all weights but the quantizer's, to theirs.
+    """Maps our names of all weights but the quantizer's to the other program's.
 
     Their 1×1 convolutions q, k, v and proj_out are our attention's linear layers.
     """
@@ -52,25 +52,25 @@ def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
                     kind = scheme.residual if isinstance(block, ResidualBlock) else "attn"
                     name = f"{number}.{kind}.{counts[kind]}"
                     counts[kind] += 1
-                elif isinstance(block, Downsample):  # theirs is the last of the level above
+                elif isinstance(block, Downsample):  # there the last of the level above
                     name = f"{number - 1}.downsample"
                 else:
                     name = f"{number}.upsample"
                 blocks[f"{part}.levels.{index}.{position}"] = f"{part}.{levels}.{name}"
     names = {name: name for name in vqgan.state_dict() if not name.startswith("quantizer.")}
-    for ours in names:
-        place = next((place for place in blocks if ours.startswith(f"{place}.")), "")
-        theirs = blocks.get(place, "") + ours.removeprefix(place)
+    for name in names:
+        place = next((place for place in blocks if name.startswith(f"{place}.")), "")
+        foreign = blocks.get(place, "") + name.removeprefix(place)
         for layer, renamed in RENAMED.items():
-            theirs = theirs.replace(layer, renamed)
-        names[ours] = theirs
+            foreign = foreign.replace(layer, renamed)
+        names[name] = foreign
     return names
 
 
 def patch_discriminator(
     weights: ForeignWeights, prefix: str, image_channels: int
 ) -> SavedModel | None:
-    """Takes the discriminator under `prefix`; None where there is none. Its weights say its shape.
+    """Converts the discriminator under `prefix`, shaped by its weights; None if there is none.
 
     Layer N is `main.N` there and `layers.N` here. ActNorm, s ⊙ (x + loc) there, is s ⊙ x + shift
     here with shift = s ⊙ (loc + b): the convolution before it has a bias b there and none here.
@@ -95,13 +95,13 @@ def patch_discriminator(
     made: dict[str, torch.Tensor] = {}
     for index, layer in enumerate(discriminator.layers):
         if isinstance(layer, ActNorm):
-            ours, theirs = f"layers.{index}", f"{prefix}main.{index}"
-            scale = weights.take(f"{theirs}.scale", layer.scale.shape)
-            loc = weights.take(f"{theirs}.loc", layer.scale.shape)
+            name, foreign = f"layers.{index}", f"{prefix}main.{index}"
+            scale = weights.take(f"{foreign}.scale", layer.scale.shape)
+            loc = weights.take(f"{foreign}.loc", layer.scale.shape)
             bias = weights.take(f"{prefix}main.{index - 1}.bias", layer.scale.shape)
-            made[f"{ours}.scale"] = scale
-            made[f"{ours}.shift"] = scale * (loc + bias)
-            made[f"{ours}.initialised"] = weights.take(f"{theirs}.initialized", ())
+            made[f"{name}.scale"] = scale
+            made[f"{name}.shift"] = scale * (loc + bias)
+            made[f"{name}.initialised"] = weights.take(f"{foreign}.initialized", ())
     names = {n: n.replace("layers.", f"{prefix}main.", 1) for n in discriminator.state_dict()}
     state = weights.fill(discriminator, names, made)
     return SavedModel(discriminator.kind, discriminator.config, state)

@@ -76,11 +76,11 @@ def convert(
             "it is a text-conditional model (t2i): it reads features of a language model, which "
             "this program does not have. The class-conditional ones (c2i) can be imported."
         )
-    theirs = _arguments(config)
-    side = math.isqrt(theirs["block_size"])
-    conditioning = ClassLabel(theirs["num_classes"], dropout=theirs["class_dropout_prob"])
-    gpt = _gpt(theirs, conditioning.num_prefix_ids, side)
-    state = _state(weights, gpt, theirs)
+    arguments = _arguments(config)
+    side = math.isqrt(arguments["block_size"])
+    conditioning = ClassLabel(arguments["num_classes"], dropout=arguments["class_dropout_prob"])
+    gpt = _gpt(arguments, conditioning.num_prefix_ids, side)
+    state = _state(weights, gpt, arguments)
     weights.drop("freqs_cis", "the rotary positions, which are computed")
     notes = [*weights.finish(), f"the grid is {side} × {side}, by block_size {side * side}"]
     notes += note_ignored(config, {*DEFAULTS, *NOT_SHAPE, *OF_SCRIPTS})
@@ -94,7 +94,7 @@ def convert(
 
 
 def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns their arguments with their defaults, for a model that we have."""
+    """Completes the arguments by their defaults, and checks that we have such a model."""
     size = config.get("gpt_model")
     if size is not None and size not in SIZES:
         raise UserError(f"gpt_model {size} is unknown; known: {', '.join(SIZES)}.")
@@ -114,21 +114,21 @@ def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
+def _gpt(arguments: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
     """Returns the GPT's shape, without memory for its weights."""
-    hidden = int(2 * 4 * theirs["dim"] / 3)
-    if theirs["ffn_dim_multiplier"] is not None:
-        hidden = int(theirs["ffn_dim_multiplier"] * hidden)
-    multiple = theirs["multiple_of"]
+    hidden = int(2 * 4 * arguments["dim"] / 3)
+    if arguments["ffn_dim_multiplier"] is not None:
+        hidden = int(arguments["ffn_dim_multiplier"] * hidden)
+    multiple = arguments["multiple_of"]
     with torch.device("meta"):
         return GPT(
             GPTConfig(
-                codebook_size=theirs["vocab_size"],
+                codebook_size=arguments["vocab_size"],
                 num_prefix_ids=num_prefix_ids,
                 context_length=1 + side * side,
-                num_layers=theirs["n_layer"],
-                num_heads=theirs["n_head"],
-                embed_dim=theirs["dim"],
+                num_layers=arguments["n_layer"],
+                num_heads=arguments["n_head"],
+                embed_dim=arguments["dim"],
                 positions="rotary_2d",
                 grid_size=(side, side),
                 zero_prefix_rotation=True,
@@ -136,21 +136,23 @@ def _gpt(theirs: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
                 feed_forward="swiglu",
                 feed_forward_dim=-(-hidden // multiple) * multiple,
                 bias=False,
-                dropout=theirs["resid_dropout_p"],
-                attention_dropout=theirs["attn_dropout_p"],
-                embedding_dropout=theirs["token_dropout_p"],
+                dropout=arguments["resid_dropout_p"],
+                attention_dropout=arguments["attn_dropout_p"],
+                embedding_dropout=arguments["token_dropout_p"],
             )
         )
 
 
-def _state(weights: ForeignWeights, gpt: GPT, theirs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    width = theirs["dim"]
-    has_no_class = theirs["class_dropout_prob"] > 0  # only then is there a row for it
-    num_rows = theirs["num_classes"] + has_no_class
+def _state(
+    weights: ForeignWeights, gpt: GPT, arguments: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    width = arguments["dim"]
+    has_no_class = arguments["class_dropout_prob"] > 0  # only then is there a row for it
+    num_rows = arguments["num_classes"] + has_no_class
     classes = weights.take("cls_embedding.embedding_table.weight", (num_rows, width))
     zeros = classes.new_zeros(gpt.config.num_prefix_ids - num_rows, width)
     made = {"prefix_embedding.weight": torch.cat([classes, zeros])}
-    for index in range(theirs["n_layer"]):
+    for index in range(arguments["n_layer"]):
         thirds = weights.take(f"layers.{index}.attention.wqkv.weight", (3 * width, width)).chunk(3)
         for projection, third in zip(("query", "key", "value"), thirds, strict=True):
             made[f"blocks.{index}.attention.{projection}.weight"] = third

@@ -44,11 +44,11 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
     size = config.get("vq_model", "VQ-16")
     if size not in PUBLISHED:
         raise UserError(f"vq_model {size} is unknown; known: {', '.join(PUBLISHED)}.")
-    theirs = {**DEFAULTS, **PUBLISHED[size], **config}
-    multipliers = list(theirs["encoder_ch_mult"])
-    if multipliers != list(theirs["decoder_ch_mult"]):
+    arguments = {**DEFAULTS, **PUBLISHED[size], **config}
+    multipliers = list(arguments["encoder_ch_mult"])
+    if multipliers != list(arguments["decoder_ch_mult"]):
         raise UserError(
-            f"encoder_ch_mult {multipliers} is not decoder_ch_mult {theirs['decoder_ch_mult']}: "
+            f"encoder_ch_mult {multipliers} is not decoder_ch_mult {arguments['decoder_ch_mult']}: "
             "this program's decoder mirrors its encoder, and such a tokenizer cannot be imported."
         )
     vqgan = VQGAN(
@@ -57,14 +57,14 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
         channel_multipliers=multipliers,
         num_residual_blocks=2,
         attention_resolutions=[RESOLUTION >> (len(multipliers) - 1)],
-        latent_channels=theirs["z_channels"],
-        dropout=theirs["dropout_p"],
+        latent_channels=arguments["z_channels"],
+        dropout=arguments["dropout_p"],
         quantizer={
             "kind": "vector",
-            "codebook_size": theirs["codebook_size"],
-            "codebook_dim": theirs["codebook_embed_dim"],
-            "commitment_weight": theirs["commit_loss_beta"],
-            "cosine": theirs["codebook_l2_norm"],
+            "codebook_size": arguments["codebook_size"],
+            "codebook_dim": arguments["codebook_embed_dim"],
+            "commitment_weight": arguments["commit_loss_beta"],
+            "cosine": arguments["codebook_l2_norm"],
         },
     )
     names = {"quantizer.codebook": "quantize.embedding.weight"}

@@ -33,13 +33,13 @@ def is_weights(value: Any) -> bool:
 
 
 def note_ignored(config: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Returns a line that names the arguments no importer reads, such as mistyped ones."""
+    """Returns a line that names arguments that no importer reads, such as mistyped ones."""
     ignored = sorted((name for name in config if name not in known), key=shown)
     return [f"not arguments of the model, ignored: {shown_names(ignored)}"] if ignored else []
 
 
 class ForeignWeights:
-    """A state dictionary that is emptied key by key; `finish` reports all that does not fit.
+    """State dictionary that is emptied key by key; `finish` reports all that does not fit.
 
     Args:
         weights: by the other program's names; not changed.
@@ -77,11 +77,11 @@ class ForeignWeights:
         return self
 
     def names(self, prefix: str) -> list[str]:
-        """Returns the names of the weights not yet used or dropped that begin so."""
+        """Returns the names with this prefix that are not yet used or dropped."""
         return [name for name in self._left if name.startswith(prefix)]
 
     def peek(self, name: str) -> torch.Tensor | None:
-        """Returns a weight that stays to be used, or None."""
+        """Returns a weight without using it, or None."""
         return self._left.get(name)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -102,7 +102,7 @@ class ForeignWeights:
         return weight.reshape(shape)
 
     def hand_over(self, prefix: str) -> dict[str, torch.Tensor]:
-        """Removes and returns the weights that begin so, without the prefix."""
+        """Removes the weights with this prefix, and returns them without it."""
         return {name.removeprefix(prefix): self._left.pop(name) for name in self.names(prefix)}
 
     def fill(
@@ -117,7 +117,7 @@ class ForeignWeights:
             module: gives names, shapes and dtypes, and the values of buffers the other program does
                 not have.
             names: the module's names to the other program's.
-            made: weights that are not one of theirs as it is, by the module's names.
+            made: weights that no foreign one is as it stands, by the module's names.
         """
         made = made or {}
         state: dict[str, torch.Tensor] = {}
@@ -133,7 +133,7 @@ class ForeignWeights:
         return state
 
     def drop(self, prefix: str, reason: str, *, ending: str = "") -> None:
-        """Leaves out the weights that begin and end so, if there are any."""
+        """Drops the weights with this prefix and ending, if there are any."""
         names = [name for name in self.names(prefix) if name.endswith(ending)]
         for name in names:
             del self._left[name]

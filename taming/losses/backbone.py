@@ -13,7 +13,7 @@ from torch import nn
 
 from taming.errors import MissingPathError, UserError
 
-__all__ = ["Backbone", "FrozenNetwork", "three_channels"]
+__all__ = ["Backbone", "FrozenNetwork"]
 
 WAYS_OUT = "do without: perceptual=none in training, frechet.weights=null in reconstruct"
 
@@ -81,7 +81,7 @@ class Backbone(nn.Module):
             )
         self.layers = self.LAYERS[name]
         network = getattr(torchvision.models, name)(weights=None).features
-        network.load_state_dict(_read(Path(weights).expanduser(), network.state_dict()))
+        _load(network, Path(weights).expanduser())
         self.frozen = FrozenNetwork(network[: max(self.layers) + 1])
         self.mean: torch.Tensor
         self.std: torch.Tensor
@@ -96,8 +96,8 @@ class Backbone(nn.Module):
         return self.frozen.network
 
     def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """`(b c H W)` in [-1, 1], c of 3 or 1, to each stage's features `(b f h w)`."""
-        x = ((three_channels(images) + 1) / 2 - self.mean) / self.std
+        """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to each stage's features `(b f h w)`."""
+        x = ((images.expand(-1, 3, -1, -1) + 1) / 2 - self.mean) / self.std
         features = []
         for index, layer in enumerate(self.network.children()):
             x = layer(x)
@@ -106,12 +106,8 @@ class Backbone(nn.Module):
         return features
 
 
-def three_channels(images: torch.Tensor) -> torch.Tensor:
-    """Grey images `(b 1 H W)` as RGB; RGB as it is."""
-    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-
-
-def _read(path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _load(network: nn.Module, path: Path) -> None:
+    """Loads the `features` of a weights file into the network."""
     if not path.is_file():
         raise MissingPathError(
             f"the feature network's weights file {path} does not exist. Give a file in "
@@ -122,24 +118,11 @@ def _read(path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tens
             weights = load_file(path)
         else:
             weights = torch.load(path, map_location="cpu", weights_only=True)
+        prefix = "features."
+        features = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        network.load_state_dict(features)
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        first_line = str(error).strip().split("\n")[0]
+        why = " ".join(str(error).split())[:300]
         raise UserError(
-            f"the feature network's {path} is no weights file, or damaged ({first_line})."
+            f"the feature network's {path} is damaged, or of another network: {why}"
         ) from error
-    found = {
-        name.removeprefix("features."): tensor
-        for name, tensor in weights.items()
-        if name.startswith("features.")
-    }
-    differing = sorted(
-        name
-        for name in expected.keys() | found.keys()
-        if name not in expected or name not in found or expected[name].shape != found[name].shape
-    )
-    if differing:
-        raise UserError(
-            f"the feature network's {path} does not fit the backbone; differing keys: "
-            f"{', '.join(differing[:4])}{' …' if len(differing) > 4 else ''}."
-        )
-    return found

@@ -39,7 +39,7 @@ class LeCAM(nn.Module):
         self.register_buffer("num_batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, scores_real: torch.Tensor, scores_fake: torch.Tensor) -> torch.Tensor:
-        """Two score maps to the unweighted regularisation, a scalar; in training counts them in."""
+        """Returns the unweighted regularisation, a scalar; in training first updates the means."""
         if self.training:
             self._update(scores_real, scores_fake)
         to_fake = (scores_real - self.mean_fake).square().mean()

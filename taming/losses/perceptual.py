@@ -14,7 +14,7 @@ import torchvision
 from torch import nn
 
 from taming.errors import UserError
-from taming.losses.backbone import Backbone, FrozenNetwork, three_channels
+from taming.losses.backbone import Backbone, FrozenNetwork
 
 __all__ = ["FeatureLoss", "LPIPSLoss"]
 
@@ -25,7 +25,7 @@ WAYS_OUT = (
 
 
 class LPIPSLoss(nn.Module):
-    """LPIPS: how different two images look.
+    """Measures by LPIPS how different two images look.
 
     Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric".
 
@@ -54,7 +54,6 @@ class LPIPSLoss(nn.Module):
         super().__init__()
         if backbone not in self.WEIGHTS:
             raise UserError(f"perceptual loss: backbone is 'vgg' or 'alex', not {backbone!r}.")
-        self.backbone = backbone
         self.min_side = self.MIN_SIDES[backbone]
         if pretrained:
             path = self._require_weights(self.WEIGHTS[backbone].url)
@@ -77,8 +76,9 @@ class LPIPSLoss(nn.Module):
         self.lpips = FrozenNetwork(network)
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Two `(b c H W)` in [-1, 1] to their mean LPIPS distance, a scalar; c is 3 or 1."""
-        return self.lpips(three_channels(reconstructions), three_channels(images)).mean()
+        """Returns the mean LPIPS distance of two `(b c H W)` in [-1, 1], a scalar; c is 3 or 1."""
+        pictures = (pixels.expand(-1, 3, -1, -1) for pixels in (reconstructions, images))
+        return self.lpips(*pictures).mean()
 
     @staticmethod
     def _require_weights(url: str) -> Path:
@@ -121,7 +121,7 @@ class FeatureLoss(nn.Module):
         self.min_side = Backbone.MIN_SIDES[backbone]
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Two `(b c H W)` in [-1, 1] to their mean feature distance, a scalar; c is 3 or 1."""
+        """Returns the mean feature distance of two `(b c H W)` in [-1, 1]; c is 3 or 1."""
         with torch.no_grad():
             targets = self._features(images)
         loss = reconstructions.new_zeros((), dtype=torch.float32)

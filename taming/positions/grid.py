@@ -1,4 +1,4 @@
-"""Where the cells of a code grid lie: the coordinates that 2-D positions are made of."""
+"""Coordinates of the cells of a code grid, which 2-D positions are made of."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ __all__ = ["grid_coordinates"]
 def grid_coordinates(
     grid_size: tuple[int, int], reference: tuple[int, int] | None = None
 ) -> Tensor:
-    """(row, column) of each cell of a grid, in raster order (that of `taming.sequence`).
+    """Returns (row, column) of each cell of a grid, in raster order (that of `taming.sequence`).
 
     Args:
         grid_size: (height, width) h, w.

@@ -18,5 +18,5 @@ class LearnedPositions(nn.Module):
         self.embedding = nn.Embedding(max_length, dim)
 
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """`(b n dim)` to the same, for positions `(n,)` int64 less than `max_length`."""
+        """Adds to `(b n dim)`, for positions `(n,)` int64 less than `max_length`."""
         return embeddings + self.embedding(positions)

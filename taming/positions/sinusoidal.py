@@ -14,7 +14,7 @@ __all__ = ["SinusoidalPositions", "SinusoidalPositions2D", "sinusoidal_encoding"
 
 
 def sinusoidal_encoding(positions: Tensor | int, dim: int) -> Tensor:
-    """The encoding of some positions.
+    """Returns the encoding of some positions.
 
     Args:
         positions: `(n,)`, fractions and negative numbers too; or a number n: 0 to n - 1.
@@ -51,7 +51,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", scale * sinusoidal_encoding(length, dim), persistent=False)
 
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """`(b n dim)` to the same, for positions `(n,)` int64; see `length`."""
+        """Adds to `(b n dim)`, for positions `(n,)` int64; see `length`."""
         if positions.device.type == "cpu" and not torch.compiler.is_compiling():
             end = int(positions.max()) + 1
             if end > len(self.table):
@@ -86,5 +86,5 @@ class SinusoidalPositions2D(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """`(b n dim)` to the same, for positions `(n,)` int64 less than L."""
+        """Adds to `(b n dim)`, for positions `(n,)` int64 less than L."""
         return embeddings + self.table[positions].to(embeddings.dtype)

@@ -6,14 +6,16 @@ from typing import Any
 from taming.errors import UserError
 from taming.quantizers.finite_scalar import FiniteScalarQuantizer
 from taming.quantizers.gumbel import GumbelQuantizer
-from taming.quantizers.interface import Quantizer, QuantizerOutput
+from taming.quantizers.interface import Quantizer, QuantizerOutput, Size
 from taming.quantizers.vector import VectorQuantizer
 
 __all__ = [
+    "KINDS",
     "FiniteScalarQuantizer",
     "GumbelQuantizer",
     "Quantizer",
     "QuantizerOutput",
+    "Size",
     "VectorQuantizer",
     "build_quantizer",
 ]

@@ -32,7 +32,7 @@ def random_rows(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
 def kmeans(
     rows: torch.Tensor, centres: torch.Tensor, *, spherical: bool = False, num_iterations: int = 10
 ) -> torch.Tensor:
-    """Lloyd's algorithm: each centre moves to the mean of the rows nearest to it.
+    """Runs Lloyd's algorithm: each centre moves to the mean of the rows nearest to it.
 
     On several ranks the rows are those of all, and every rank has the same result.
 
@@ -88,7 +88,7 @@ class CodebookAverage(nn.Module):
     def update(
         self, rows: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor
     ) -> torch.Tensor:
-        """Adds a batch.
+        """Adds a batch to the averages.
 
         Args:
             rows: this rank's latents `(n d)`.

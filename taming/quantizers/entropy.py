@@ -12,7 +12,7 @@ __all__ = ["entropy_penalty"]
 def entropy_penalty(
     distances: Iterable[torch.Tensor], temperature: float, *, over_ranks: bool
 ) -> torch.Tensor:
-    """E[H(p)] − H(E[p]) of the soft assignments p = softmax(−distances / temperature).
+    """Computes E[H(p)] − H(E[p]) of the soft assignments p = softmax(−distances / temperature).
 
     Chang et al. 2022, "MaskGIT" (its code) and Yu et al. 2023, "Language Model Beats Diffusion:
     Tokenizer is Key to Visual Generation", eq. 6. Between −log v (each latent sure, all codes

@@ -5,10 +5,11 @@ Mentzer et al. 2023, "Finite Scalar Quantization: VQ-VAE Made Simple".
 
 from collections.abc import Sequence
 from math import prod
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, MinLen
 
-from taming.errors import UserError
 from taming.quantizers.gradient import straight_through
 from taming.quantizers.interface import Quantizer
 
@@ -27,13 +28,8 @@ class FiniteScalarQuantizer(Quantizer):
             is the `codebook_dim`, their product the `codebook_size`.
     """
 
-    def __init__(self, *, levels: Sequence[int]) -> None:
+    def __init__(self, *, levels: Annotated[Sequence[Annotated[int, Ge(3)]], MinLen(1)]) -> None:
         super().__init__()
-        if not levels or any(not isinstance(count, int) or count < 3 for count in levels):
-            raise UserError(
-                "quantizer: levels must be whole numbers of 3 or more, one per channel, such as "
-                f"[8, 5, 5, 5], not {list(levels)}."
-            )
         self.codebook_dim = len(levels)
         self.codebook_size = prod(levels)
         self.levels: torch.Tensor
@@ -45,7 +41,7 @@ class FiniteScalarQuantizer(Quantizer):
     def quantize_rows(
         self, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """`(n d)` latents to quantized and indices; no losses."""
+        """Rounds `(n d)` latents; there are no losses."""
         bounded = self._bound(rows)  # (n d), in levels
         half = self.levels // 2
         digits = bounded.detach().round().long() + half  # (n d), 0 to L − 1
@@ -54,7 +50,7 @@ class FiniteScalarQuantizer(Quantizer):
         return quantized, (digits * self.place_values).sum(1), {}
 
     def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(...)` int64 to `(... d)` float32 in [−1, 1]."""
+        """Returns the codes `(... d)`, float32 in [−1, 1], of indices `(...)`."""
         return self._codes(indices[..., None] // self.place_values % self.levels)
 
     def _bound(self, rows: torch.Tensor) -> torch.Tensor:

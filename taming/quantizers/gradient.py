@@ -1,4 +1,4 @@
-"""Which gradient the latents receive through the lookup, which itself has none.
+"""Gradients of the latents through the lookup, which itself has none.
 
 Both functions return the codes' values exactly and differ in the backward pass only.
 """
@@ -14,7 +14,7 @@ MAX_GAIN = 10.0  # of the rotation trick
 
 
 def straight_through(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """The gradient at the code `(n d)`, unchanged, at the latent `(n d)`.
+    """Passes the gradient at the code `(n d)` unchanged to the latent `(n d)`.
 
     Bengio et al. 2013, "Estimating or Propagating Gradients Through Stochastic Neurons"; van den
     Oord et al. 2017, §3.2.
@@ -23,7 +23,7 @@ def straight_through(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def rotation(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """The gradient at the code, turned and scaled as the code is turned and scaled to the latent.
+    """Turns and scales the gradient at the code as the code is turned and scaled to the latent.
 
     With unit vectors ê and q̂ of latent e and code q, the code is (‖q‖ / ‖e‖) R e with the rotation
     R = I − 2 r rᵀ + 2 q̂ êᵀ, r = (ê + q̂) / ‖ê + q̂‖; both are constants to the gradient (Fifty et

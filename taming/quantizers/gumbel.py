@@ -5,18 +5,17 @@ Jang et al. 2017, "Categorical Reparameterization with Gumbel-Softmax"; for imag
 """
 
 import math
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt
 from torch import nn
 
 from taming.contexts import full_precision
-from taming.errors import UserError
-from taming.quantizers.interface import Quantizer, check_choice, check_sizes
+from taming.quantizers.interface import Quantizer, Size
 
 __all__ = ["GumbelQuantizer"]
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 class GumbelQuantizer(Quantizer):
@@ -48,23 +47,16 @@ class GumbelQuantizer(Quantizer):
     def __init__(
         self,
         *,
-        codebook_size: int,
-        codebook_dim: int,
-        kl_weight: float = 5e-4,
+        codebook_size: Size,
+        codebook_dim: Size,
+        kl_weight: Annotated[float, Ge(0)] = 5e-4,
         hard: bool = True,
-        temperature_start: float = 1.0,
-        temperature_end: float = 1 / 16,
-        temperature_steps: int = 150_000,
-        temperature_schedule: str = "cosine",
+        temperature_start: Annotated[float, Gt(0)] = 1.0,
+        temperature_end: Annotated[float, Gt(0)] = 1 / 16,
+        temperature_steps: Size = 150_000,
+        temperature_schedule: Literal["cosine", "linear", "constant"] = "cosine",
     ) -> None:
         super().__init__()
-        check_sizes(codebook_size, codebook_dim)
-        if temperature_start <= 0 or temperature_end <= 0 or temperature_steps < 1:
-            raise UserError(
-                "quantizer: temperature_start and temperature_end must be positive and "
-                "temperature_steps at least 1."
-            )
-        check_choice("temperature_schedule", temperature_schedule, SCHEDULES)
         self.codebook_size = codebook_size
         self.codebook_dim = codebook_dim
         self.kl_weight = kl_weight
@@ -83,7 +75,7 @@ class GumbelQuantizer(Quantizer):
         self.temperature.fill_(self.temperature_at(step))
 
     def temperature_at(self, step: int) -> float:
-        """The schedule: τ after `step` finished steps."""
+        """Returns τ after `step` finished steps."""
         start, end = self.temperature_start, self.temperature_end
         progress = min(1.0, step / self.temperature_steps)
         if self.temperature_schedule == "constant":
@@ -93,14 +85,14 @@ class GumbelQuantizer(Quantizer):
         return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def code_logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """`(n d)` latents to `(n v)` logits, in float32."""
+        """Projects `(n d)` latents to `(n v)` logits, in float32."""
         with full_precision():
             return F.linear(rows, self.projection.weight.float(), self.projection.bias.float())
 
     def quantize_rows(
         self, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """`(n d)` latents to quantized, indices and the KL loss; training is random."""
+        """Draws codes for `(n d)` latents in training; evaluation takes the likeliest."""
         logits = self.code_logits(rows)  # (n v)
         log_probabilities = logits.log_softmax(1)
         divergence = log_probabilities.exp() * (log_probabilities + math.log(self.codebook_size))
@@ -117,7 +109,7 @@ class GumbelQuantizer(Quantizer):
         return quantized, indices, losses
 
     def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(...)` int64 to `(... d)` float32."""
+        """Returns the codes `(... d)`, float32, of indices `(...)`."""
         return F.embedding(indices, self.codebook.float())
 
 

@@ -1,19 +1,20 @@
-"""What every quantizer takes and returns."""
+"""The interface of every quantizer."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import nn
 
-from taming.errors import UserError
+__all__ = ["Quantizer", "QuantizerOutput", "Size", "count_codes"]
 
-__all__ = ["Quantizer", "QuantizerOutput", "check_choice", "check_sizes", "count_codes"]
+Size = Annotated[int, Ge(1)]
 
 
 @dataclass
 class QuantizerOutput:
-    """The same fields and shapes in training and evaluation.
+    """What a quantizer returns, in the same shapes in training and evaluation.
 
     Attributes:
         quantized: `(b d h w)`; carries the gradient to the encoder.
@@ -29,7 +30,7 @@ class QuantizerOutput:
 
     @property
     def loss(self) -> torch.Tensor:
-        """The quantizer's loss: the sum of `losses`, 0 if there are none."""
+        """The sum of `losses`, 0 if there are none."""
         return sum(self.losses.values(), start=self.quantized.new_zeros(()))
 
 
@@ -47,7 +48,7 @@ class Quantizer(nn.Module):
     codebook_dim: int
 
     def forward(self, latents: torch.Tensor) -> QuantizerOutput:
-        """`(b d h w)` latents of any float type; all that follows is in float32.
+        """Quantizes `(b d h w)` latents of any float type, in float32.
 
         In evaluation mode it is deterministic and has no side effects, and ranks do not
         communicate: each may call it as often as it needs.
@@ -69,11 +70,11 @@ class Quantizer(nn.Module):
         )
 
     def lookup(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 to `(b d h w)` float32: the `quantized` of evaluation mode."""
+        """Returns the codes `(b d h w)` of indices `(b h w)`: `quantized` in evaluation mode."""
         return self.codes_of(indices).permute(0, 3, 1, 2).contiguous()
 
     def set_step(self, step: int) -> None:
-        """Tells a quantizer that follows the steps how many are finished; others ignore it.
+        """Tells how many steps are finished to a quantizer that follows them; others ignore it.
 
         The training calls it before each batch, so a resumed run does what an uninterrupted one
         would.
@@ -82,28 +83,15 @@ class Quantizer(nn.Module):
     def quantize_rows(
         self, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """`(n d)` float32 latents to `(n d)` quantized, `(n,)` indices and the losses by name."""
+        """Returns `(n d)` quantized, `(n,)` indices and losses of `(n d)` float32 latents."""
         raise NotImplementedError
 
     def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(...)` int64 to their codes `(... d)`, float32."""
+        """Returns the codes `(... d)`, float32, of indices `(...)`."""
         raise NotImplementedError
 
 
-def check_sizes(codebook_size: int, codebook_dim: int) -> None:
-    """Raises a `UserError` unless both are at least 1."""
-    for name, size in (("codebook_size", codebook_size), ("codebook_dim", codebook_dim)):
-        if size < 1:
-            raise UserError(f"quantizer: {name} must be at least 1, not {size}.")
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raises a `UserError` unless the value of this setting is one of the choices."""
-    if value not in choices:
-        raise UserError(f"quantizer: {name} is one of {', '.join(choices)}, not {value!r}.")
-
-
 def count_codes(indices: torch.Tensor, codebook_size: int) -> torch.Tensor:
-    """`(n,)` to `(codebook_size,)` int64; unlike `torch.bincount` it does not wait for the GPU."""
+    """Counts each code: `torch.bincount` without its wait for the GPU."""
     counts = indices.new_zeros(codebook_size)
     return counts.scatter_add_(0, indices, torch.ones_like(indices))

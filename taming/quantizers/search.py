@@ -12,7 +12,7 @@ CHUNK_DISTANCES = 2**26  # 256 MiB in float32
 
 
 def relative_distances(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """`(n d)` latents and `(v d)` codes to `(n v)`: ‖z − e‖² − ‖z‖² = ‖e‖² − 2 z·e.
+    """Returns ‖z − e‖² − ‖z‖² = ‖e‖² − 2 z·e, `(n v)`, of latents `(n d)` and codes `(v d)`.
 
     What is left out is the same for all codes of a latent: neither argmin nor softmax sees it.
     """
@@ -21,7 +21,7 @@ def relative_distances(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tens
 
 
 def distance_chunks(rows: torch.Tensor, codebook: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The `relative_distances` of some latents after the other, `(n' v)` at a time, in order.
+    """Yields the `relative_distances` of some latents after the other, `(n' v)` at a time.
 
     A chunk has at most `CHUNK_DISTANCES` elements (but at least one latent), so that the memory of
     a search does not grow with the image.
@@ -32,5 +32,5 @@ def distance_chunks(rows: torch.Tensor, codebook: torch.Tensor) -> Iterator[torc
 
 @torch.no_grad()
 def nearest(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
-    """`(n d)` latents and `(v d)` codes to the index `(n,)` int64 of each latent's nearest code."""
+    """Returns the index `(n,)` of the code `(v d)` nearest to each latent `(n d)`."""
     return torch.cat([chunk.argmin(1) for chunk in distance_chunks(rows, codebook)])

@@ -4,27 +4,25 @@ van den Oord et al. 2017, "Neural Discrete Representation Learning".
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt, Lt
 from torch import nn
 
-from taming.errors import UserError
 from taming.quantizers.codebook import CodebookAverage, kmeans, random_rows
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
-from taming.quantizers.interface import Quantizer, check_choice, check_sizes, count_codes
+from taming.quantizers.interface import Quantizer, Size, count_codes
 from taming.quantizers.search import distance_chunks, nearest, relative_distances
 from taming.ranks import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]
 
-STARTS = ("uniform", "data", "kmeans")
-
 
 class VectorQuantizer(Quantizer):
-    """The nearest code.
+    """Replaces each latent by the nearest code.
 
     The loss is ‖sg[z] − e‖² + β‖z − sg[e]‖² (eq. 3 of the paper), each a mean over all elements:
     the first term moves the codes, the second, with β, commits the encoder to them. An EMA codebook
@@ -59,28 +57,19 @@ class VectorQuantizer(Quantizer):
     def __init__(
         self,
         *,
-        codebook_size: int,
-        codebook_dim: int,
-        commitment_weight: float = 0.25,
+        codebook_size: Size,
+        codebook_dim: Size,
+        commitment_weight: Annotated[float, Ge(0)] = 0.25,
         cosine: bool = False,
-        revive_after: int | None = None,
-        init: str | None = None,
-        ema_decay: float | None = None,
-        entropy_weight: float = 0.0,
-        entropy_temperature: float = 0.01,
-        gradient: str = "straight_through",
+        revive_after: Size | None = None,
+        init: Literal["uniform", "data", "kmeans"] | None = None,
+        ema_decay: Annotated[float, Gt(0), Lt(1)] | None = None,
+        entropy_weight: Annotated[float, Ge(0)] = 0.0,
+        entropy_temperature: Annotated[float, Gt(0)] = 0.01,
+        gradient: Literal["straight_through", "rotation"] = "straight_through",
     ) -> None:
         super().__init__()
-        check_sizes(codebook_size, codebook_dim)
-        if revive_after is not None and revive_after < 1:
-            raise UserError(f"quantizer: revive_after must be 1 or more or null: {revive_after}.")
-        if ema_decay is not None and not 0 < ema_decay < 1:
-            raise UserError(
-                f"quantizer: ema_decay must be between 0 and 1 or null, not {ema_decay}."
-            )
         init = init or ("uniform" if revive_after is None else "data")
-        check_choice("init", init, STARTS)
-        check_choice("gradient", gradient, GRADIENTS)
         self.codebook_size = codebook_size
         self.codebook_dim = codebook_dim
         self.commitment_weight = commitment_weight
@@ -104,13 +93,13 @@ class VectorQuantizer(Quantizer):
         self._all_started = init == "uniform"  # on the host: reading the buffer waits for the GPU
 
     def set_step(self, step: int) -> None:
-        """Remembers the step: unused codes are looked for in some steps only."""
+        """Remembers the step: only some steps look for unused codes."""
         self._step = step
 
     def quantize_rows(
         self, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """`(n d)` latents to quantized, indices and losses; training also updates the codebook."""
+        """Finds the codes nearest to `(n d)` latents; training also updates the codebook."""
         rows = self._comparable(rows)
         if self.training and (self._starts_now() or self._revives_now()):
             self._move_unused_codes(rows.detach())
@@ -135,7 +124,7 @@ class VectorQuantizer(Quantizer):
         return self.through_lookup(rows, codes), indices, losses
 
     def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(...)` int64 to `(... d)` float32, normalised if `cosine`."""
+        """Returns the codes `(... d)`, float32, normalised if `cosine`, of indices `(...)`."""
         return F.embedding(indices, self._comparable(self.codebook.float()))
 
     def _comparable(self, rows: torch.Tensor) -> torch.Tensor:

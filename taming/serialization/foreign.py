@@ -1,8 +1,8 @@
-"""Checkpoints of other programs, read without running or building anything of theirs.
+"""Checkpoints of other programs, read without running or building anything in them.
 
 Such files pickle the other program's objects (Lightning callbacks, configurations) beside the
 weights. `torch.load(weights_only=True)` builds plain containers and tensors, and calls nothing but
-what it is told is safe; here that is an empty class in place of each name the file mentions.
+what is declared safe: here an empty class in place of each name the file mentions.
 """
 
 from collections import OrderedDict
@@ -42,7 +42,7 @@ class _Dictionary(Placeholder):
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """What a foreign checkpoint holds.
+    """The content of a foreign checkpoint.
 
     Attributes:
         content: plain containers, numbers, strings and tensors on the CPU, else `Placeholder`s.
@@ -91,7 +91,7 @@ def read_foreign_checkpoint(path: str | Path) -> ForeignCheckpoint:
 
 
 def shown(name: Any, at_most: int = 80) -> str:
-    """Returns a name from a file fit to be printed: short, unprintable characters escaped."""
+    """Returns a name from a file in a printable form, shortened and escaped."""
     text = (name if isinstance(name, str) else f"<{type(name).__name__}>")[: at_most + 1]
     text = text if text.isprintable() else repr(text)
     return text if len(text) <= at_most else text[: at_most - 1] + "…"

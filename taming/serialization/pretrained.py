@@ -1,4 +1,4 @@
-"""From a path to a model: model directory, run directory, `.ckpt` or name on the hub."""
+"""Models that save and load themselves, and the paths and hub names they load from."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Self

@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import nn
 
 from taming.discriminators import (
+    Augmentation,
     DifferentiableAugmentation,
     PatchDiscriminator,
     frozen_statistics,
@@ -55,7 +56,7 @@ class Adversary(nn.Module):
         loss: Literal["hinge", "vanilla", "non_saturating"] = "hinge",
         lecam_weight: Annotated[float, Ge(0)] = 0.0,
         lecam_decay: Annotated[float, Ge(0), Lt(1)] = 0.99,
-        augmentation: Sequence[str] | None = None,
+        augmentation: Sequence[Augmentation] | None = None,
     ) -> None:
         super().__init__()
         self.discriminator = discriminator

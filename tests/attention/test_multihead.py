@@ -165,21 +165,6 @@ def test_keys_and_values_can_be_computed_in_advance(fused: bool) -> None:
     assert torch.equal(output, expected)
 
 
-@FUSED
-def test_cross_attention_with_widths_of_its_own(fused: bool) -> None:
-    module = MultiHeadAttention(8, 2, source_dim=5, key_dim=6, value_dim=4, fused=fused)
-    x, source = torch.randn(2, 3, 8), torch.randn(2, 7, 5)
-    mask = padding_mask(torch.tensor([7, 4]), 7)
-    output = module(x, source, mask=mask)
-    assert output.shape == (2, 3, 8)
-    assert module.weights(x, source).shape == (2, 2, 3, 7)
-    changed = source.clone()
-    changed[1, 4:] += 1.0  # padding
-    torch.testing.assert_close(module(x, changed, mask=mask), output)
-    changed[1, 3] += 1.0
-    assert not torch.allclose(module(x, changed, mask=mask)[1], output[1])
-
-
 def test_dropout_is_of_training_only() -> None:
     module = MultiHeadAttention(8, 2, dropout=0.5)
     x = torch.randn(1, 6, 8)

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from taming.discriminators import DifferentiableAugmentation
-from taming.errors import UserError
 
 ALL = ("color", "translation", "cutout")
 
@@ -49,7 +48,7 @@ def test_the_policy_is_applied_in_turn() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("policy", [*((name,) for name in ALL), ALL])
 def test_gradients_are_the_numeric_ones(channels: int, policy: tuple[str, ...]) -> None:
-    images = photos(2, channels, 8, 8).double().requires_grad_()
+    images = photos(1, channels, 8, 8).double().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: augment(x, *policy), (images,))
 
 
@@ -111,10 +110,3 @@ def test_cutout_is_half_of_each_side_with_its_centre_in_the_image(side: int) -> 
     mean_rows = {8: (2 + 3 + 5 * 4 + 3 + 2) / 9, 9: (2 + 3 + 6 * 4 + 3 + 2) / 10}
     mean_columns = (3 + 4 + 5 + 7 * 6 + 5 + 4 + 3) / 13
     assert area.double().mean().item() == pytest.approx(mean_rows[side] * mean_columns, rel=0.03)
-
-
-def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match="'rotate' is unknown; known: color, translation, cutout"):
-        DifferentiableAugmentation(["color", "rotate"])
-    with pytest.raises(UserError, match=r"a list of names: \[color\], not color"):
-        DifferentiableAugmentation("color")

@@ -111,8 +111,3 @@ def test_it_survives_a_model_directory(norm: str, tmp_path: Path) -> None:
     assert loaded.config == arguments
     assert not loaded.training
     assert torch.equal(loaded(images), network.eval()(images))
-
-
-def test_mistakes_are_named() -> None:
-    with pytest.raises(UserError, match="one of batch, group, actnorm, not 'layer'"):
-        PatchDiscriminator(norm="layer")

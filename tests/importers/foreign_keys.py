@@ -47,20 +47,6 @@ def patch_discriminator(num_layers: int, base: int = 64, prefix: str = "") -> Sh
     return shapes | conv(f"{prefix}main.{index}", width, 1, 4)
 
 
-def lpips(prefix: str) -> Shapes:
-    shapes: Shapes = {f"{prefix}scaling_layer.shift": (1, 3, 1, 1)}
-    shapes |= {f"{prefix}scaling_layer.scale": (1, 3, 1, 1)}
-    width = 3
-    slices = [(1, (0, 2), 64), (2, (5, 7), 128), (3, (10, 12, 14), 256)]
-    slices += [(4, (17, 19, 21), 512), (5, (24, 26, 28), 512)]
-    for number, layers, outputs in slices:
-        for layer in layers:
-            shapes |= conv(f"{prefix}net.slice{number}.{layer}", width, outputs, 3)
-            width = outputs
-        shapes |= conv(f"{prefix}lin{number - 1}.model.1", outputs, 1, 1, bias=False)
-    return shapes
-
-
 def autoencoder(
     multipliers: list[int],
     attention_levels: list[int],
@@ -109,10 +95,10 @@ def autoencoder(
 def compvis_vqgan(
     multipliers: list[int], attention_levels: list[int], num_layers: int, quantizer: Shapes
 ) -> Shapes:
-    """With codes of width 256, LPIPS, and a discriminator."""
+    """With codes of width 256, a weight of LPIPS, and a discriminator."""
     names, mid = ("down", "up", "block"), ("block_1", "attn_1", "block_2")
     shapes = autoencoder(multipliers, attention_levels, names, mid, 256)
-    shapes |= lpips("loss.perceptual_loss.")
+    shapes |= conv("loss.perceptual_loss.net.slice1.0", 3, 64, 3)
     return shapes | patch_discriminator(num_layers, prefix="loss.discriminator.") | quantizer
 
 

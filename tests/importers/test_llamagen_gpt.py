@@ -129,20 +129,6 @@ def test_positions_in_the_file_are_dropped_by_name() -> None:
     assert "left out beside the weights: optimizer, steps" in notes
 
 
-def test_each_weight_goes_where_it_belongs() -> None:
-    """Query, key and value are the thirds of wqkv; w1 is gated by SiLU."""
-    generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.randn(shape, generator=generator) for name, shape in TINY_SHAPES.items()}
-    state = convert({"module": weights}, TINY).model.parts["transformer"].state
-    query, key, value = weights["layers.1.attention.wqkv.weight"].chunk(3)
-    attention = "blocks.1.attention"
-    for name, part in (("query", query), ("key", key), ("value", value)):
-        assert torch.equal(state[f"{attention}.{name}.weight"], part)
-    for ours, theirs in (("gate", "w1"), ("expand", "w3"), ("contract", "w2")):
-        foreign = weights[f"layers.1.feed_forward.{theirs}.weight"]
-        assert torch.equal(state[f"blocks.1.feed_forward.{ours}.weight"], foreign)
-
-
 def test_without_label_dropout_there_is_no_row_for_no_class() -> None:
     config = {**TINY, "class_dropout_prob": 0.0}
     table = "cls_embedding.embedding_table.weight"

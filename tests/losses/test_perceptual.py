@@ -129,7 +129,6 @@ def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
     torch.manual_seed(0)
     loss = LPIPSLoss(backbone="alex", pretrained=False).train()
     first, second = images(side=64)
-    assert list(loss.state_dict()) == []
     assert not any(module.training for module in loss.lpips.network.modules())  # dropout off
     different = loss(first.requires_grad_(), second)
     assert different.shape == ()
@@ -243,12 +242,9 @@ def test_wrong_feature_weights_are_named(random_weights: Path, tmp_path: Path) -
     state = load_file(random_weights)
     path = tmp_path / "misfit.safetensors"
     save_file({k: v for k, v in state.items() if k != "features.0.weight"}, path)
-    with pytest.raises(UserError, match=r"does not fit the backbone; differing keys: 0\.weight\."):
-        build(path)
-    save_file({**state, "features.0.weight": torch.zeros(1)}, path)
-    with pytest.raises(UserError, match=r"does not fit the backbone; differing keys: 0\.weight\."):
+    with pytest.raises(UserError, match=r"of another network: .*0\.weight"):
         build(path)
     for name in ("broken.safetensors", "broken.pth"):
         (tmp_path / name).write_bytes(b"not weights at all")
-        with pytest.raises(UserError, match="is no weights file, or damaged"):
+        with pytest.raises(UserError, match="is damaged, or of"):
             build(tmp_path / name)

@@ -192,17 +192,8 @@ def test_one_latent_and_equal_latents_are_enough(name: str) -> None:
     [
         ({"kind": "nearest"}, "'nearest' is unknown; known: vector"),
         ({**VECTOR, "codes": 8}, "quantizer 'vector': .*codes"),
-        ({**VECTOR, "revive_after": 0}, "revive_after must be 1 or more or null: 0"),
-        ({**VECTOR, "init": "random"}, "init is one of uniform, data, kmeans, not 'random'"),
-        ({**VECTOR, "ema_decay": 1.0}, "ema_decay must be between 0 and 1 or null, not 1.0"),
-        ({**VECTOR, "gradient": "rotate"}, "one of straight_through, rotation, not 'rotate'"),
-        ({**GUMBEL, "codebook_size": 0}, "at least 1"),
-        ({**GUMBEL, "temperature_end": 0.0}, "temperature_end must be positive"),
-        ({**GUMBEL, "temperature_schedule": "exp"}, "temperature_schedule is one of"),
-        ({"kind": "finite_scalar", "levels": [8, 2]}, r"3 or more.*not \[8, 2\]"),
-        ({"kind": "finite_scalar", "levels": [8, 5.5]}, "whole numbers"),
     ],
 )
-def test_wrong_settings_are_named(config: dict[str, Any], message: str) -> None:
+def test_unknown_settings_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_quantizer(config)
