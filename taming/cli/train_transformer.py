@@ -1,7 +1,7 @@
 """`train_transformer`: stage 2, a tokenizer and images to a generator."""
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
 from omegaconf import DictConfig
@@ -22,7 +22,11 @@ __all__ = ["main"]
 
 log = logging.getLogger("taming")
 
-TYPES = {**ENCODING_TYPES, "condition_dropout": Annotated[float, Ge(0), Lt(1)]}
+TYPES = {
+    **ENCODING_TYPES,
+    "condition_dropout": Annotated[float, Ge(0), Lt(1)],
+    "condition_as": Literal["prefix", "context"],
+}
 
 
 def main(config: DictConfig) -> float | None:

@@ -43,21 +43,28 @@ def begin_run(
         checkpoint to resume from.
 
     Raises:
-        UserError: if the run's directory holds another run already.
+        UserError: if the run's directory holds another run already, or the run to resume has done
+            all its steps.
     """
-    resumed = config.resume is not None
-    if resumed:
+    checkpoint, step = None, 0
+    if config.resume is not None:
+        checkpoint, step = check_resume(Path(config.resume).expanduser(), kind)
         config = resume_config(config)
     check_types(config, {**types, **TYPES})
     trainer = _trainer(config)
     run_dir = Path(config.run_dir)
     begun = (run_dir / "checkpoints" / "last.ckpt").exists() or (run_dir / "model").exists()
-    if begun and not resumed and trainer.is_global_zero:
+    if begun and checkpoint is None and trainer.is_global_zero:
         raise UserError(
             f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
         )
-    checkpoint = check_resume(run_dir, trainer.max_steps, kind) if resumed else None
+    if step >= trainer.max_steps:
+        raise UserError(
+            f"the run in {run_dir} has done {step} steps, and trainer.max_steps is "
+            f"{trainer.max_steps}; to train on, give a larger number, such as "
+            f"trainer.max_steps={2 * step}."
+        )
     return config, trainer, checkpoint
 
 
@@ -115,16 +122,16 @@ def finish_run(
         on_start=partial(write_config, config),
     )
     if trainer.is_global_zero:
-        _report(config, result, run_dir, next_step)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            print("\nfast_dev_run: it runs, and has written nothing")
+        else:
+            _report(config, result, run_dir, next_step)
     if result.interrupted:
         raise KeyboardInterrupt
     return result.metrics.get(OmegaConf.select(config, "callbacks.best.monitor"))
 
 
 def _report(config: DictConfig, result: TrainingResult, run_dir: Path, next_step: str) -> None:
-    if not (run_dir / "result.json").exists():
-        print("\nfast_dev_run: it runs, and has written nothing")
-        return
     found = result.metrics.items()
     numbers = ", ".join(f"{name.removeprefix('val/')} {value:.4g}" for name, value in found)
     print(f"\n{run_dir}: {result.step} steps done")

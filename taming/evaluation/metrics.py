@@ -30,7 +30,7 @@ class ReconstructionMetrics(Metric):
     Reconstructions are clamped to [-1, 1] first and not rounded to 8 bit.
     """
 
-    MIN_SIDE = 11  # of the images: SSIM's window
+    min_side = 11  # of the images: SSIM's window
 
     names = ("psnr", "ssim")  # of the numbers that `compute` returns
     higher_is_better = True
@@ -56,7 +56,7 @@ class ReconstructionMetrics(Metric):
                 reconstructions, images, data_range=(-1.0, 1.0), reduction="none",
                 return_full_image=True,
             )  # fmt: skip
-            border = self.MIN_SIDE // 2
+            border = self.min_side // 2
             self.ssim_sum += ssim[..., border:-border, border:-border].mean((1, 2, 3)).sum()
             self.num_images += len(images)
 

@@ -26,7 +26,7 @@ class EndAfterStep(L.Callback):
         self._previous: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listens to Ctrl-C."""
+        """Takes over Ctrl-C."""
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._request)
 
@@ -64,5 +64,5 @@ class EndAfterStep(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Gives it back too: Lightning tears callbacks down only after a good end."""
+        """Gives the signal back: Lightning tears callbacks down only after a good end."""
         self.teardown(trainer, pl_module, "fit")

@@ -14,32 +14,21 @@ __all__ = ["FinetuningMode", "finetuned_adversary", "finetuned_vqgan", "unused_s
 log = logging.getLogger("taming")
 
 FinetuningMode = Literal["whole", "decoder", "new_codebook"]
-HOW_TRAINED = (  # settings of quantizers that change no code
-    "commitment_weight",
-    "revive_after",
-    "entropy_weight",
-    "entropy_temperature",
-    "gradient",
-    "kl_weight",
-    "hard",
-    "temperature_start",
-    "temperature_end",
-    "temperature_steps",
-    "temperature_schedule",
-)
+# settings of quantizers that make their codes; all others are of the training
+OF_THE_CODES = ("codebook_size", "codebook_dim", "cosine", "levels", "init", "ema_decay")
 
 
 def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) -> VQGAN:
     """Builds a VQGAN that begins with the weights of a saved one.
 
     Args:
-        saved: where to begin.
+        saved: the model to begin with.
         mode: `"whole"`; `"decoder"`, which builds the same model (its training then leaves encoder
             and codebook alone); or `"new_codebook"`: another quantizer, which begins anew, and with
             it the 1×1 convolutions around it if the width of the codes changes.
         configured: the model of the configuration. It gives the resolution of the new images
             (attention stays in the levels it was in), the new quantizer, and without
-            `"new_codebook"` how the quantizer is trained from now on.
+            `"new_codebook"` the settings of the quantizer's training.
 
     Raises:
         UserError: for images of another number of channels, or label maps for pictures.
@@ -63,7 +52,7 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
     if mode == "new_codebook":
         config["quantizer"] = dict(new["quantizer"])
     elif new["quantizer"]["kind"] == config["quantizer"]["kind"]:
-        training = {n: value for n, value in new["quantizer"].items() if n in HOW_TRAINED}
+        training = {n: v for n, v in new["quantizer"].items() if n not in OF_THE_CODES}
         config["quantizer"] = {**config["quantizer"], **training}
     state = saved.state
     if mode == "new_codebook":

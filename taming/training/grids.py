@@ -1,7 +1,6 @@
 """Pictures of a validation, in the run directory and with the loggers."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +39,7 @@ class _Grids(L.Callback):
         self.num_images = num_images
 
     def picture(self, pl_module: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Image.Image:
-        """Draws the picture; the module's weights are the averaged ones, where there are any."""
+        """Returns the picture; the module's weights are the averaged ones, where there are any."""
         raise NotImplementedError
 
     def on_validation_batch_end(
@@ -52,11 +51,12 @@ class _Grids(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Writes it; a full disk stops no training."""
-        wanted = batch_idx == 0 and self.num_images > 0 and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if not wanted:
+        """Writes the picture; a full disk stops no training."""
+        if batch_idx > 0 or self.num_images == 0 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        with _whole_weights(trainer.model):  # of every rank
+        model: Any = trainer.model
+        # where FSDP splits weights among the ranks, every rank needs all; elsewhere it does nothing
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             if trainer.is_global_zero:
                 self._write(trainer, self.picture(pl_module, outputs, batch))
 
@@ -74,13 +74,6 @@ class _Grids(L.Callback):
             elif isinstance(logger, TensorBoardLogger):
                 pixels = np.asarray(picture.convert("RGB"))
                 logger.experiment.add_image(f"val/{self.name}", pixels, step, dataformats="HWC")
-
-
-def _whole_weights(model: Any) -> AbstractContextManager[None]:
-    """Where weights are split among ranks, every rank has all of them inside this context."""
-    if isinstance(model, FullyShardedDataParallel):
-        return FullyShardedDataParallel.summon_full_params(model, writeback=False)
-    return nullcontext()
 
 
 class ReconstructionGrids(_Grids):
@@ -105,7 +98,7 @@ class ReconstructionGrids(_Grids):
     def picture(
         self, pl_module: VQGANTraining, outputs: torch.Tensor, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
-        """The first images of the batch, left, and their reconstructions, right."""
+        """Returns the first images of the batch, left, and their reconstructions, right."""
         vqgan = pl_module.vqgan
         palette = as_palette(self.palette, vqgan.image_channels) if vqgan.label_maps else None
         count = self.num_images
@@ -120,17 +113,16 @@ class SampleGrids(_Grids):
     def picture(
         self, pl_module: TransformerTraining, outputs: Any, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
-        """Samples drawn with the same random numbers at each validation."""
+        """Returns samples drawn with the same random numbers at each validation."""
         generator = pl_module.generator
         if generator.conditioning.takes_images:
             return self._beside_conditions(generator, batch)
-        condition, captions = None, None
-        num_classes = generator.conditioning.num_classes
-        if num_classes is not None:
-            condition = torch.arange(self.num_images) % num_classes
-            names = generator.class_names or [str(c) for c in range(num_classes)]
-            captions = [names[label] for label in condition.tolist()]
-        return image_grid(generator.sample(self.num_images, condition, seed=0), captions=captions)
+        if generator.conditioning.num_classes is None:
+            return image_grid(generator.sample(self.num_images, seed=0))
+        labels = torch.arange(self.num_images) % generator.conditioning.num_classes
+        names = generator.class_names
+        captions = [names[label] if names else str(label) for label in labels.tolist()]
+        return image_grid(generator.sample(self.num_images, labels, seed=0), captions=captions)
 
     def _beside_conditions(
         self, generator: ImageGenerator, batch: dict[str, torch.Tensor]

@@ -27,20 +27,13 @@ class MetricsFile(Logger):
         path: the file.
     """
 
+    name = "metrics"
+    version = ""
+
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
         self.columns: list[str] | None = None  # None: nothing written in this session
-
-    @property
-    def name(self) -> str:
-        """Name of the logger."""
-        return "metrics"
-
-    @property
-    def version(self) -> str:
-        """There is one file."""
-        return ""
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
@@ -75,7 +68,7 @@ class MetricsFile(Logger):
         self.columns = columns
 
     def _rows(self) -> list[dict[str, str]]:
-        """The rows that are whole; a full disk or a power cut leaves others."""
+        """Returns the whole rows; a full disk or a power cut leaves others."""
         if not self.path.is_file():
             return []
         with self.path.open(newline="", errors="replace") as file:

@@ -43,9 +43,11 @@ class TrainingModule(L.LightningModule):
     Attributes:
         report: the training numbers logged at this step; empty at steps without a report.
         val_metrics: the numbers of the latest validation.
+        val_modes: whether `"min"` or `"max"` is best, for each number that validation logs.
     """
 
     IN_PROGRESS_BAR: ClassVar[tuple[str, ...]] = ()
+    val_modes: dict[str, str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +69,6 @@ class TrainingModule(L.LightningModule):
     def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
         """Returns the model to export, with the weights of a module's or checkpoint's state."""
 
-    @property
-    @abstractmethod
-    def val_modes(self) -> dict[str, str]:
-        """Of each number that validation logs, whether its `"min"` or its `"max"` is best."""
-
     def training_metrics(self) -> dict[str, float]:
         """Returns more numbers to report beside the means; none unless overridden."""
         return {}
@@ -84,7 +81,7 @@ class TrainingModule(L.LightningModule):
             parameter.is_matrix = parameter.ndim > 1  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> Any:
-        """One AdamW over all networks, and a schedule for each of its parameter groups."""
+        """Returns one AdamW over all networks, and a schedule for each parameter group."""
         groups, factors = [], []
         for trained in self.trained_networks():
             own = trained.optimizer.parameter_groups(trained.network, prefix=trained.prefix)
@@ -153,10 +150,7 @@ class TrainingModule(L.LightningModule):
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def recent(self, name: str) -> float:
-        """Returns the mean of a number since the last report, else that report's.
-
-        It waits for the GPU, and every rank must call it.
-        """
+        """Returns the mean of a number since the last report, else that report's, on all ranks."""
         if name not in self._sums:
             return self._latest.get(name, math.nan)
         return float(mean_over_ranks(self._sums[name] / self._counts[name]))
@@ -201,10 +195,9 @@ class TrainingModule(L.LightningModule):
         checkpoint["val_metrics"] = self.val_metrics
         checkpoint["since_report"] = {"sums": self._sums, "counts": self._counts}
         checkpoint["latest_report"] = self._latest
-        checkpoint["random_state"] = {
-            "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
-        }
+        checkpoint["random_state"] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Notes where to go on; see `on_train_start`."""
@@ -221,36 +214,27 @@ class TrainingModule(L.LightningModule):
         Lightning's loops start afresh there: their own restart skips or repeats validations
         depending on the moment of the save.
         """
-        step = 0
-        if self._resumed is not None:
-            step = self._resumed["global_step"]
-            report = self._resumed["since_report"]
-            self._sums = {name: value.to(self.device) for name, value in report["sums"].items()}
-            self._counts = dict(report["counts"])
+        resumed, self._resumed = self._resumed, None
+        step = 0 if resumed is None else resumed["global_step"]
+        if resumed is not None:
+            sums, self._counts = resumed["since_report"]["sums"], resumed["since_report"]["counts"]
+            self._sums = {name: value.to(self.device) for name, value in sums.items()}
             loop = self.trainer.fit_loop.epoch_loop
             loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
             loop.batch_progress.total.ready = step * self.trainer.accumulate_grad_batches
             loop._batches_that_stepped = step
-            for config in self.trainer.lr_scheduler_configs:  # with the rates of this session
-                schedule: Any = config.scheduler
-                for group, factor in zip(
-                    schedule.optimizer.param_groups, schedule.lr_lambdas, strict=True
-                ):
-                    group["lr"] = group["initial_lr"] * factor(step)
-                schedule.base_lrs = [g["initial_lr"] for g in schedule.optimizer.param_groups]
+            schedule: Any = self.lr_schedulers()  # with the rates of this session
+            groups = schedule.optimizer.param_groups
+            schedule.base_lrs = [group["initial_lr"] for group in groups]
+            for group, factor in zip(groups, schedule.lr_lambdas, strict=True):
+                group["lr"] = group["initial_lr"] * factor(step)
         if self.trainer.world_size > 1:
             words = (torch.initial_seed(), self.global_rank, step)
             torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
-        elif self._resumed is not None:
-            torch.set_rng_state(self._resumed["random_state"]["cpu"])
-            of_gpu = self._resumed["random_state"]["cuda"]
-            if self._on_gpu and of_gpu is not None:
-                torch.cuda.set_rng_state(of_gpu, self.device)
-        self._resumed = None
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.device.type == "cuda"
+        elif resumed is not None:
+            torch.set_rng_state(resumed["random_state"]["cpu"])
+            if self.device.type == "cuda" and resumed["random_state"].get("cuda") is not None:
+                torch.cuda.set_rng_state(resumed["random_state"]["cuda"], self.device)
 
 
 def prefixed(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: peak learning rate.
-        betas: of Adam.
+        betas: decay rates of Adam's two moments.
         weight_decay: applied to matrices and convolutions, not to biases, norms and other 1-D
             parameters.
         warmup_steps: length of the linear rise from 0 at the start.
@@ -39,19 +39,19 @@ class OptimizerConfig:
 
     def parameter_groups(self, network: nn.Module, **more: Any) -> list[dict[str, Any]]:
         """Returns the network's trained parameters with and without weight decay, for AdamW."""
-        trained = [p for p in network.parameters() if p.requires_grad]
-        matrices = [p for p in trained if getattr(p, "is_matrix", p.ndim > 1)]
-        others = [p for p in trained if not getattr(p, "is_matrix", p.ndim > 1)]
-        groups = ((matrices, self.weight_decay), (others, 0.0))
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                groups[getattr(parameter, "is_matrix", parameter.ndim > 1)].append(parameter)
         return [
             {
                 "params": parameters,
                 "lr": self.learning_rate,
                 "betas": tuple(self.betas),
-                "weight_decay": weight_decay,
+                "weight_decay": self.weight_decay if are_matrices else 0.0,
                 **more,
             }
-            for parameters, weight_decay in groups
+            for are_matrices, parameters in groups.items()
             if parameters
         ]
 

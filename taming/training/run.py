@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
 from taming.errors import MissingPathError, UserError
@@ -43,17 +43,16 @@ class TrainingResult:
     metrics: dict[str, float]
 
 
-def check_resume(run_dir: Path, max_steps: int, kind: str) -> Path:
-    """Returns the checkpoint to resume the run in `run_dir` from.
+def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
+    """Returns the checkpoint to resume the run in `run_dir` from, and its finished steps.
 
     Args:
         run_dir: directory of the run.
-        max_steps: of the whole training, finished steps included.
-        kind: of the model that is trained, `"vqgan"` or `"generator"`.
+        kind: what is trained, `"vqgan"` or `"generator"`.
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
-        UserError: if the checkpoint is damaged or another stage's, or the run has done `max_steps`.
+        UserError: if the checkpoint is damaged, another stage's, or of an older version.
     """
     path = run_dir / "checkpoints" / "last.ckpt"
     if not path.is_file():
@@ -65,15 +64,9 @@ def check_resume(run_dir: Path, max_steps: int, kind: str) -> Path:
     found = checkpoint["model"]["kind"]
     if found != kind:
         raise UserError(f"{path} holds a {found}, where a {kind} is needed: use the other command.")
-    if "global_step" not in checkpoint or "random_state" not in checkpoint:
+    if "random_state" not in checkpoint:
         raise UserError(f"{path} is of an older version of this program, which must finish it.")
-    step = checkpoint["global_step"]
-    if step >= max_steps:
-        raise UserError(
-            f"the run in {run_dir} has done {step} steps, and trainer.max_steps is {max_steps}; to "
-            f"train on, give a larger number, such as trainer.max_steps={2 * step}."
-        )
-    return path
+    return path, checkpoint["global_step"]
 
 
 def train(
@@ -103,10 +96,10 @@ def train(
             a checkpoint or the model cannot be written.
     """
     check_monitors(module, trainer)
+    writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
-    def begin(trainer: L.Trainer, _: L.LightningModule) -> None:
-        # what a resumed run has written is outdated, and in its checkpoint
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+    def begin(*_: Any) -> None:
+        if writes:  # what a resumed run has written is outdated, and in its checkpoint
             shutil.rmtree(run_dir / "model", ignore_errors=True)
             (run_dir / "result.json").unlink(missing_ok=True)
             on_start()
@@ -119,33 +112,30 @@ def train(
         with warnings.catch_warnings():
             # Lightning's advice on data loaders does not fit endless ones
             warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
-            trainer.fit(
-                module,
-                datamodule=data,
-                ckpt_path=None if resume_from is None else str(resume_from),
-                weights_only=True,
-            )
+            trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
     except TrainingInterrupted:
         interrupted = True
     finally:
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
                 logger.experiment.finish()
-    best = best_checkpoint(trainer) if export == "best" else None
-    # resolved as ModelCheckpoint does: a relative run directory must find its failures, too
-    exported = best or (run_dir / "checkpoints" / "last.ckpt").resolve()
+    best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
+    path = Path(getattr(best, "best_model_path", ""))
+    best_is_there = export == "best" and path.is_file()
+    if not best_is_there:  # resolved as ModelCheckpoint does
+        path = (run_dir / "checkpoints" / "last.ckpt").resolve()
     checkpoints = trainer.strategy.checkpoint_io
-    if isinstance(checkpoints, WholeFileCheckpointIO) and exported in checkpoints.failures:
-        raise UserError(checkpoints.failures[exported])
+    if isinstance(checkpoints, WholeFileCheckpointIO) and path in checkpoints.failures:
+        raise UserError(checkpoints.failures[path])
     step = trainer.global_step
     result = TrainingResult(step, interrupted, step, module.val_metrics)
-    if best is not None:
-        checkpoint = read_training_checkpoint(best)
+    if best_is_there:
+        checkpoint = read_training_checkpoint(path)
         result = TrainingResult(
             step, interrupted, checkpoint["global_step"], checkpoint["val_metrics"]
         )
-    if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        _export(exported, module, run_dir, result)
+    if writes:
+        _export(path, module, run_dir, result)
     return result
 
 
@@ -156,28 +146,19 @@ def check_monitors(module: TrainingModule, trainer: L.Trainer) -> None:
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
-        if not isinstance(monitor, str) or not monitor.startswith("val/"):
+        if not str(monitor).startswith("val/"):
             continue
-        name = type(callback).__name__
-        if monitor not in module.val_modes:
+        name, best = type(callback).__name__, module.val_modes.get(str(monitor))
+        if best is None:
             raise UserError(
                 f"{name} monitors {monitor!r}, which validation does not report; it reports "
                 f"{', '.join(module.val_modes)}."
             )
-        if mode != module.val_modes[monitor]:
+        if mode != best:
             raise UserError(
-                f"{name} takes mode={mode} of {monitor}, of which the best is the "
-                f"{module.val_modes[monitor]}: set callbacks.best.mode={module.val_modes[monitor]}."
+                f"{name} takes mode={mode} of {monitor}, of which the best is the {best}: set "
+                f"callbacks.best.mode={best}."
             )
-
-
-def best_checkpoint(trainer: L.Trainer) -> Path | None:
-    """Returns the best checkpoint by the number that the run monitors, if there is one."""
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
-            path = Path(callback.best_model_path)
-            return path if path.is_file() else None
-    return None
 
 
 def _export(checkpoint: Path, module: Any, run_dir: Path, result: TrainingResult) -> None:

@@ -9,13 +9,7 @@ import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import nn
 
-from taming.conditioning import (
-    ClassLabel,
-    Conditioning,
-    ImageCondition,
-    Tokenizer,
-    Unconditional,
-)
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Tokenizer, Unconditional
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import TokenLikelihood
@@ -76,6 +70,8 @@ class TransformerTraining(TrainingModule):
         if compile:
             self._token_logits = torch.compile(self.transformer.token_logits)
         self.likelihood = TokenLikelihood()
+        numbers = ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
+        self.val_modes = dict.fromkeys(numbers, "min")
 
     @property
     def generator(self) -> ImageGenerator:
@@ -83,7 +79,7 @@ class TransformerTraining(TrainingModule):
         return self._generator[0]
 
     def trained_networks(self) -> list[TrainedNetwork]:
-        """The transformer."""
+        """Returns the transformer."""
         return [TrainedNetwork(self.transformer, self.optimizer)]
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> dict[str, Any]:
@@ -110,26 +106,20 @@ class TransformerTraining(TrainingModule):
         return batch
 
     def _disturbed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The tokens as input: each replaced by a random one with probability 1 - `pkeep`."""
+        """Returns the tokens, each replaced by a random one with probability 1 - `pkeep`."""
         if self.pkeep == 1:
             return tokens
         kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
-        return torch.where(
-            kept, tokens, torch.randint_like(tokens, high=self.transformer.config.codebook_size)
-        )
+        others = torch.randint_like(tokens, high=self.transformer.config.codebook_size)
+        return torch.where(kept, tokens, others)
 
     def _condition(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """The part of a batch that the model is conditioned on; the data may have more."""
+        """Returns what the model is conditioned on; the batch may have more."""
         if self.conditioning.takes_images:
             return to_tokens(batch["condition_indices"])  # (b p)
         return None if self.conditioning.num_classes is None else batch["labels"]
 
     # --- validation -----------------------------------------------------------------------------
-
-    @property
-    def val_modes(self) -> dict[str, str]:
-        """Nats and bits per token, perplexity, and the distance from the training loss."""
-        return dict.fromkeys(("val/loss", "val/bits_per_token", "val/perplexity", "val/gap"), "min")
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
@@ -151,7 +141,7 @@ class TransformerTraining(TrainingModule):
     # --- checkpoints ----------------------------------------------------------------------------
 
     def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
-        """The generator, with its tokenizers."""
+        """Returns the generator, with its tokenizers."""
         saved = self.generator.to_saved()
         weights = prefixed(state, "transformer")
         saved.parts["transformer"] = replace(saved.parts["transformer"], state=weights)
@@ -166,12 +156,12 @@ def build_conditioning(
     dropout: float,
     condition_as: Literal["prefix", "context"],
 ) -> Conditioning:
-    """Returns what the images let a generator be asked for.
+    """Returns the conditioning that the images allow.
 
     Args:
         images: the training data.
-        condition_tokenizer: of their condition images, if there are any.
-        kind: `"auto"`: condition images, else classes, else nothing, whichever there is.
+        condition_tokenizer: tokenizer of their condition images, if there are any.
+        kind: with `"auto"` condition images, else classes, else nothing, whichever there is.
         dropout: share of the conditions left out in training.
         condition_as: whether a condition image is a prefix or a context.
 
@@ -179,8 +169,6 @@ def build_conditioning(
         UserError: for classes that the images do not have, or settings of a condition where there
             is none.
     """
-    if condition_as not in ("prefix", "context"):
-        raise UserError(f"condition_as is prefix or context, not {condition_as!r}.")
     if condition_tokenizer is not None:
         reader = images.condition_reader
         return ImageCondition(

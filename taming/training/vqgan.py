@@ -9,13 +9,15 @@ from annotated_types import Ge
 from torch import nn
 from torchmetrics import Metric
 
+from taming.errors import UserError
+from taming.evaluation import CodebookUsage
 from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
 from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.training.module import TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
-from taming.training.validation import CodebookWindow, Validation, check_images
+from taming.training.validation import Validation
 from taming.vqgan import VQGAN
 
 __all__ = ["VQGANTraining"]
@@ -68,14 +70,22 @@ class VQGANTraining(TrainingModule):
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        of_label_maps = reconstruction == "cross_entropy"
-        check_images(
-            vqgan,
-            of_label_maps=of_label_maps,
-            metrics=metrics,
-            perceptual=perceptual,
-            judged_as_pictures=perceptual is not None or adversary is not None,
-        )
+        if vqgan.label_maps and (perceptual is not None or adversary is not None or metrics):
+            raise UserError(
+                "label maps are no pictures: training.reconstruction=cross_entropy needs "
+                "perceptual=none, adversary=none and no metrics."
+            )
+        losses = ["pixel_loss", "reconstruction_loss"]
+        losses += [] if perceptual is None else ["perceptual_loss"]
+        self.validation = Validation(vqgan, losses, metrics)
+        self.val_modes = self.validation.modes
+        for judge in (*self.validation.images, perceptual):
+            smallest = getattr(judge, "min_side", 0)
+            if min(vqgan.resolution) < smallest:
+                raise UserError(
+                    f"{type(judge).__name__} needs images of {smallest} pixels or more, and these "
+                    "are {}×{}: use larger images, or leave it out.".format(*vqgan.resolution)
+                )
         if adversary is not None:
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
@@ -89,7 +99,7 @@ class VQGANTraining(TrainingModule):
         self.pixel_loss = RECONSTRUCTION_LOSSES[reconstruction]
         self.reconstruction_weight = reconstruction_weight
         self.perceptual_weight = perceptual_weight
-        self.codebook_window = CodebookWindow(vqgan.codebook_size)
+        self.codebook_window = CodebookUsage(vqgan.codebook_size)
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
         vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
@@ -98,11 +108,6 @@ class VQGANTraining(TrainingModule):
             self.to(memory_format=torch.channels_last)
         if compile:
             self._compile()
-        losses = ["pixel_loss", "reconstruction_loss"]
-        losses += [] if perceptual is None else ["perceptual_loss"]
-        self.validation = Validation(
-            vqgan, losses=losses, of_label_maps=of_label_maps, metrics=metrics
-        )
 
     def _compile(self) -> None:
         """Compiles in place: names of weights, and so checkpoints, stay as they are.
@@ -127,7 +132,7 @@ class VQGANTraining(TrainingModule):
         return self
 
     def trained_networks(self) -> list[TrainedNetwork]:
-        """The VQGAN, and the discriminator if there is one."""
+        """Returns the VQGAN, and the discriminator if there is one."""
         networks = [TrainedNetwork(self.vqgan, self.optimizer)]
         if self.adversary is not None:
             self.adversary.settle_start(self.trainer.max_steps)
@@ -154,7 +159,7 @@ class VQGANTraining(TrainingModule):
             images = images.contiguous(memory_format=torch.channels_last)
         self.vqgan.quantizer.set_step(self.global_step)
         output = self.vqgan(images)
-        self.codebook_window.update(output.quantizer)
+        self.codebook_window.update(output.quantizer.code_counts)
         reconstructions = output.reconstructions.float()
         leaf = reconstructions.detach().requires_grad_()
         losses = self.reconstruction_losses(leaf, images)
@@ -188,7 +193,7 @@ class VQGANTraining(TrainingModule):
     def reconstruction_losses(
         self, reconstructions: torch.Tensor, images: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Two `(b c H W)` to the terms by name and their weighted sum, `reconstruction_loss`."""
+        """Returns the loss terms by name, and their weighted sum as `reconstruction_loss`."""
         pixel = self.pixel_loss(reconstructions, images)
         losses = {"pixel_loss": pixel, "reconstruction_loss": self.reconstruction_weight * pixel}
         if self.perceptual is not None:
@@ -205,10 +210,7 @@ class VQGANTraining(TrainingModule):
         return torch.autograd.grad(loss * scale, leaf)[0] / scale
 
     def _at_last_layer(self, reconstructions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient at the reconstructions, carried back to the decoder's last layer.
-
-        Averaged over ranks: the weight is the same on all of them.
-        """
+        """Carries a gradient back to the decoder's last layer; the mean over ranks."""
         scale = self._scale(gradient)
         (at_last_layer,) = torch.autograd.grad(
             reconstructions, self.vqgan.last_layer, grad_outputs=gradient * scale, retain_graph=True
@@ -216,19 +218,23 @@ class VQGANTraining(TrainingModule):
         return mean_over_ranks(at_last_layer / scale)
 
     def _scale(self, like: torch.Tensor) -> torch.Tensor | float:
-        """What keeps gradients inside float16 from becoming 0; 1 in other precisions."""
+        """Returns the factor that keeps float16 gradients from becoming 0; 1 otherwise."""
         return 1.0 if self.scaler is None else self.scaler.scale(torch.ones((), device=like.device))
 
     def training_metrics(self) -> dict[str, float]:
-        """Codebook usage and perplexity in training, when enough latents have been seen."""
-        return self.codebook_window.compute_if_full()
+        """Returns codebook usage and perplexity whenever enough latents have been seen.
+
+        Were all codes equally likely, 1 − e⁻⁸ = 99.97 % of them would be among eight latents a
+        code. Usage over a single batch would be small for any codebook.
+        """
+        window = self.codebook_window
+        if window.counts.sum() < 8 * self.vqgan.codebook_size:
+            return {}
+        metrics = {name: float(value) for name, value in window.compute().items()}
+        window.reset()
+        return metrics
 
     # --- validation -----------------------------------------------------------------------------
-
-    @property
-    def val_modes(self) -> dict[str, str]:
-        """Losses, image metrics and codebook usage."""
-        return self.validation.modes
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
@@ -249,7 +255,7 @@ class VQGANTraining(TrainingModule):
     # --- checkpoints ----------------------------------------------------------------------------
 
     def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
-        """The VQGAN, with the discriminator for a later fine-tuning."""
+        """Returns the VQGAN, with the discriminator for a later fine-tuning."""
         saved = replace(self.vqgan.to_saved(), state=prefixed(state, "vqgan"))
         if self.adversary is not None:
             saved.parts["discriminator"] = replace(
@@ -259,15 +265,15 @@ class VQGANTraining(TrainingModule):
         return saved
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the step of the discriminator's start, and the codes used of late."""
+        """Adds the discriminator's start, and the codes counted for the next report."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["codebook_window"] = self.codebook_window.state_dict()
+        checkpoint["codebook_window"] = {"counts": self.codebook_window.counts}
         checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores them; a discriminator that has begun goes on, whatever share its start is."""
         super().on_load_checkpoint(checkpoint)
-        self.codebook_window.load_state_dict(checkpoint["codebook_window"])
+        self.codebook_window.counts = checkpoint["codebook_window"]["counts"].clone()
         start = checkpoint["adversary_start"]
         if self.adversary is not None and start is not None and start <= checkpoint["global_step"]:
             self.adversary.start = start

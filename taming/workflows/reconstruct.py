@@ -85,7 +85,7 @@ def reconstruct_images(
         ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
         factor=factor,
         resolution=resolution,
-        min_side=max(ReconstructionMetrics.MIN_SIDE, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0),
+        min_side=max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0),
         max_images=max_images,
     )
     device = vqgan.last_layer.device

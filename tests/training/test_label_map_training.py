@@ -95,8 +95,6 @@ def test_its_gradient_is_that_of_the_cross_entropy() -> None:
     [
         ({"perceptual": Gradients()}, "needs perceptual=none, adversary=none"),
         ({"adversary": tiny_adversary()}, "needs perceptual=none, adversary=none"),
-        ({"reconstruction": "l1"}, "go together, and only one"),
-        ({"label_maps": False}, "go together, and only one"),
     ],
 )
 def test_what_does_not_go_with_label_maps(changes: dict[str, Any], message: str) -> None:
