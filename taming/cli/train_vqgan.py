@@ -39,7 +39,8 @@ def main(config: DictConfig) -> float | None:
         trained="decoder" if config.finetune.mode == "decoder" else "all",
     )
     data = build_data(config, conditions=False)
-    if vqgan.label_maps != data.of_label_maps:
+    of_label_maps = config.training.reconstruction == "cross_entropy"
+    if not of_label_maps == vqgan.label_maps == data.of_label_maps:
         raise UserError(
             "training.reconstruction=cross_entropy and data=label_maps go together, and only one "
             "of them is given (experiment=label_map sets both)."

@@ -93,17 +93,6 @@ def built(fused: bool, **settings: Any) -> tuple[nn.Linear, torch.optim.Optimize
     return layer, build_optimizer(config.parameter_groups(layer), fused=fused)
 
 
-def test_a_fused_step_is_the_plain_one() -> None:
-    results = []
-    for fused in (True, False):
-        layer, optimizer = built(fused, weight_decay=0.01)
-        for _ in range(3):
-            layer(torch.ones(1, 3)).square().sum().backward()
-            optimizer.step()
-        results.append(layer.weight.detach())
-    torch.testing.assert_close(*results)
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: bool) -> None:
     first, saved = built(not fused)

@@ -98,9 +98,10 @@ def test_a_leap_of_the_gradient_is_told_at_once() -> None:
 def test_a_collapse_reaches_the_user(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trained: str, cure: str
 ) -> None:
-    module = vqgan_training(trained=trained)
     watch = HealthWatch(min_codebook_usage=1.01, patience=2)
-    _, recorder = run_training(tmp_path, module, image_data(), max_steps=4, callbacks=[watch])
+    changes: dict[str, Any] = {"max_steps": 4, "callbacks": [watch]}
+    module = vqgan_training(trained=trained)
+    recorder = run_training(tmp_path, module, image_data(), **changes).recorder
     (message,) = [text for text in caplog.messages if "collapsing" in text]
     assert message.startswith("warning, step 2: the codebook is collapsing") and cure in message
     assert [value for _, value in recorder.column("train/warnings")] == [0, 1, 1, 1]
@@ -158,9 +159,9 @@ def test_overfitting_reaches_the_user_of_a_resumed_run(
     for max_steps in (2, 6):
         torch.manual_seed(0)
         data = token_data()  # what is learned by heart makes validation worse
-        data.items.tensors["indices"] = torch.full((10, 8, 8), 3)
-        data.val_items.tensors["indices"] = torch.full((7, 8, 8), 5)
-        _, recorder = run_training(
+        data.train_dataset.tensors["indices"] = torch.full((10, 8, 8), 3)
+        data.val_dataset.tensors["indices"] = torch.full((7, 8, 8), 5)
+        run = run_training(
             tmp_path,
             transformer_training(),
             data,
@@ -170,7 +171,7 @@ def test_overfitting_reaches_the_user_of_a_resumed_run(
             val_check_interval=1,
             callbacks=[OverfittingWatch(patience=2)],
         )
-        losses += [value for _, value in recorder.column("val/loss")]
+        losses += [value for _, value in run.recorder.column("val/loss")]
     assert losses == sorted(losses)  # the first is the best
     (message,) = [text for text in caplog.messages if "overfitting: since" in text]
     assert message.startswith("warning, step 3: overfitting: since step 1 the validation loss has")

@@ -4,6 +4,7 @@ import math
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +12,46 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from tiny_training import (
     STAGES,
-    FakeData,
-    Gradients,
+    Run,
+    TinyData,
     image_data,
     optimizer_config,
     run_training,
     stage,
     tiny_adversary,
-    tiny_trainer,
     tiny_vqgan,
     token_data,
     transformer_training,
+    vqgan_training,
 )
 from torch import distributed as dist
 from torch import multiprocessing
 from torch.distributed import fsdp
 
 from taming.conditioning import ClassLabel
-from taming.discriminators import PatchDiscriminator
 from taming.serialization import load_saved_model
-from taming.training import VQGANTraining, WholeFileCheckpointIO, train
+from taming.training import WholeFileCheckpointIO
 from taming.vqgan import VQGAN
+
+Finished = Callable[..., Run]
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_fast_dev_run_writes_nothing_and_breaks_nothing(tmp_path: Path, kind: str) -> None:
-    run_training(tmp_path, *stage(kind), max_steps=1)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    result, recorder = run_training(tmp_path, *stage(kind), fast_dev_run=True)
-    assert result.step == 1 and result.metrics and recorder.rows == []
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+def test_fast_dev_run_writes_nothing_and_breaks_nothing(finished: Finished, kind: str) -> None:
+    directory = finished(kind).directory
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    run = run_training(directory, *stage(kind), fast_dev_run=True)
+    assert run.result.step == 1 and run.result.metrics and run.recorder.rows == []
+    after = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     assert after == before
 
 
-def test_a_profiler_writes_what_took_how_long(tmp_path: Path) -> None:
-    profiler = SimpleProfiler(dirpath=tmp_path, filename="profile")
-    run_training(tmp_path, *stage("vqgan"), max_steps=2, profiler=profiler)
-    text = (tmp_path / "fit-profile.txt").read_text()
+def test_a_profiler_writes_what_took_how_long(finished: Finished) -> None:
+    text = (finished("vqgan").directory / "fit-profile.txt").read_text()
     for part in ("VQGANTraining.configure_gradient_clipping", "run_training_batch", "WarmEMA"):
         assert part in text
 
@@ -61,39 +59,36 @@ def test_a_profiler_writes_what_took_how_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [0, 1])
 def test_limit_val_batches(tmp_path: Path, limit: int) -> None:
     module, data = stage("vqgan")
-    result, _ = run_training(tmp_path, module, data, max_steps=3, limit_val_batches=limit)
+    result = run_training(tmp_path, module, data, max_steps=2, limit_val_batches=limit).result
     vqgan = VQGAN.from_pretrained(tmp_path / "model")
     assert torch.equal(vqgan.last_layer, module.vqgan.last_layer)  # Lightning ends with averages
-    assert result.exported_step == 3
+    assert result.exported_step == 2
     if limit == 0:
         assert result.metrics == {} and not (tmp_path / "checkpoints").exists()
         return
-    images = data.val_items.tensors["images"][:3]
+    images = data.val_dataset.tensors["images"][:3]
     with torch.no_grad():
         loss = (vqgan(images).reconstructions - images).abs().mean().item()
     assert result.metrics["val/pixel_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_bf16_and_float16_train_much_as_float32(tmp_path: Path, kind: str) -> None:
-    losses = {}
-    for precision in ("32-true", "bf16-mixed", "16-mixed"):
-        changes: dict[str, Any] = {"precision": precision}
-        if precision == "16-mixed":  # Lightning itself allows it on GPUs alone
-            scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-            plugins = [WholeFileCheckpointIO(), MixedPrecision("16-mixed", "cpu", scaler)]
-            changes = {"plugins": plugins, "max_steps": 50}
-        module, data = stage(kind)
-        result, recorder = run_training(tmp_path / precision, module, data, **changes)
-        assert all(math.isfinite(x) for _, row in recorder.rows for x in row.values())
-        name = "val/pixel_loss" if kind == "vqgan" else "val/loss"
-        losses[precision] = result.metrics[name]
-        if precision == "16-mixed":  # the first steps overflowed, and were skipped
-            assert 2.0 < scaler.get_scale() < 2.0**30
-            norms = [norm for _, norm in recorder.column("train/gradient_norm")]
-            assert norms[0] == 0 and norms[-1] > 0
-    assert losses["bf16-mixed"] == pytest.approx(losses["32-true"], rel=0.05)
-    assert losses["16-mixed"] == pytest.approx(losses["32-true"], rel=0.15)
+def test_bf16_and_float16_train_much_as_float32(
+    tmp_path: Path, finished: Finished, kind: str
+) -> None:
+    # Lightning itself allows float16 on GPUs alone
+    scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0**32)
+    plugins = [WholeFileCheckpointIO(), MixedPrecision("16-mixed", "cpu", scaler)]
+    bf16 = run_training(tmp_path / "bf16", *stage(kind), precision="bf16-mixed")
+    half = run_training(tmp_path / "half", *stage(kind), plugins=plugins, max_steps=24)
+    assert all(math.isfinite(x) for _, row in half.recorder.rows for x in row.values())
+    assert 2.0 < scaler.get_scale() < 2.0**24  # the first steps overflowed, and were skipped
+    norms = [norm for _, norm in half.recorder.column("train/gradient_norm")]
+    assert norms[0] == 0 and norms[-1] > 0
+    name = "val/pixel_loss" if kind == "vqgan" else "val/loss"
+    expected = finished(kind).result.metrics[name]
+    assert bf16.result.metrics[name] == pytest.approx(expected, rel=0.05)
+    assert half.result.metrics[name] == pytest.approx(expected, rel=0.15)
 
 
 class Users(L.Callback):
@@ -113,54 +108,48 @@ class Users(L.Callback):
 def test_callbacks_of_a_users_own(tmp_path: Path) -> None:
     users = Users()
     # nothing gets better by so much: the second validation ends the training
-    stopping = EarlyStopping("val/loss", min_delta=100.0, patience=1)
-    result, _ = run_training(tmp_path, *stage("transformer"), callbacks=[users, stopping])
-    assert (result.step, result.exported_step, result.interrupted) == (6, 6, False)
-    assert users.seen == [(step, 0.0) for step in range(1, 7)]
+    callbacks = [users, EarlyStopping("val/loss", min_delta=100.0, patience=1)]
+    run = run_training(tmp_path, *stage("transformer"), callbacks=callbacks, val_check_interval=2)
+    assert (run.result.step, run.result.exported_step, run.result.interrupted) == (4, 4, False)
+    assert users.seen == [(step, 0.0) for step in range(1, 5)]
     load_saved_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", STAGES)
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's reader
-def test_tensorboard_and_csv_at_once(tmp_path: Path, kind: str) -> None:
-    event_accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    )
-    module, data = stage(kind)
-    loggers: list[Any] = [TensorBoardLogger(tmp_path, "board", ""), CSVLogger(tmp_path, "csv", "")]
-    trainer = tiny_trainer(tmp_path, module, loggers=loggers)
-    result = train(module, data, trainer, run_dir=tmp_path, export="last")
-    events = event_accumulator.EventAccumulator(str(tmp_path / "board")).Reload()
+def test_tensorboard_and_csv_at_once(finished: Finished, kind: str) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = finished(kind)
+    events = EventAccumulator(str(run.directory / "board")).Reload()
     name = "val/pixel_loss" if kind == "vqgan" else "val/loss"
     assert [event.step for event in events.Scalars(name)] == [3, 6, 8]
-    assert events.Scalars(name)[-1].value == pytest.approx(result.metrics[name])
+    assert events.Scalars(name)[-1].value == pytest.approx(run.result.metrics[name])
     assert [event.step for event in events.Scalars("train/gradient_norm")] == list(range(1, 9))
     pictures = events.Images("val/reconstructions" if kind == "vqgan" else "val/samples")
     assert [picture.step for picture in pictures] == [3, 6, 8]
     assert pictures[0].encoded_image_string.startswith(b"\x89PNG")
-    assert (tmp_path / "csv" / "metrics.csv").read_text().count("\n") > 8
+    assert (run.directory / "csv" / "metrics.csv").read_text().count("\n") > 8
 
 
 def test_max_time_ends_the_run_whole(tmp_path: Path) -> None:
-    result, _ = run_training(tmp_path, *stage("transformer"), max_time={"microseconds": 1})
-    assert (result.step, result.exported_step, result.interrupted) == (1, 1, False)
-    assert result.metrics
+    run = run_training(tmp_path, *stage("transformer"), max_time={"microseconds": 1})
+    assert (run.result.step, run.result.exported_step, run.result.interrupted) == (1, 1, False)
+    assert run.result.metrics
     load_saved_model(tmp_path / "model")
 
 
 # --- two processes ------------------------------------------------------------------------------
 
 
-def exact(kind: str, batch_size: int) -> tuple[Any, FakeData]:
+def exact(kind: str, batch_size: int) -> tuple[Any, TinyData]:
     """A training without random numbers, and with nothing that depends on how a batch is cut."""
     torch.manual_seed(0)
     optimizer = optimizer_config(schedule="constant", weight_decay=0.3)
     if kind == "vqgan":
-        adversary = tiny_adversary(loss="vanilla", adaptive=False, optimizer=optimizer)
-        adversary.discriminator = PatchDiscriminator(base_channels=4, num_layers=1, norm="group")
         vqgan = tiny_vqgan(init="uniform")
-        module: Any = VQGANTraining(vqgan, Gradients(), adversary, optimizer=optimizer)
-        return module, image_data(batch_size)
+        adversary = tiny_adversary("group", loss="vanilla", adaptive=False, optimizer=optimizer)
+        return vqgan_training(adversary, vqgan, optimizer=optimizer), image_data(batch_size)
     module = transformer_training(ClassLabel(3), optimizer=optimizer)
     for part in module.modules():
         if isinstance(part, torch.nn.Dropout):
@@ -208,7 +197,7 @@ def on_rank(rank: int, folder: str, port: int) -> None:
     results = {}
     for kind in STAGES:
         counting = CountReductions()
-        _, recorder = run_training(
+        run = run_training(
             Path(folder, kind),
             *exact(kind, 1),
             max_steps=5,
@@ -218,14 +207,13 @@ def on_rank(rank: int, folder: str, port: int) -> None:
             strategy=DDPStrategy(find_unused_parameters=kind == "vqgan"),
             callbacks=[counting],
         )
-        results[kind] = (recorder.rows, set(counting.buckets.values()))
+        results[kind] = (run.recorder.rows, set(counting.buckets.values()))
     fsdp.FullyShardedDataParallel = OnCPU
     changes = {"ema_decay": None, "max_steps": 5, "devices": 2}
     strategy = CPUStrategy(process_group_backend="gloo", state_dict_type="full")
-    _, recorder = run_training(
-        Path(folder, "fsdp"), *exact("transformer", 2), strategy=strategy, **changes
-    )
-    results["fsdp"] = (recorder.rows, None)
+    directory = Path(folder, "fsdp")
+    run = run_training(directory, *exact("transformer", 2), strategy=strategy, **changes)
+    results["fsdp"] = (run.recorder.rows, None)
     torch.save(results, f"{folder}/{rank}.pt")
 
 
@@ -241,7 +229,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         alone = tmp_path / f"{name}_alone"
         stage_2 = "transformer" if name == "fsdp" else name
         changes = {"max_steps": 5, "ema_decay": None if name == "fsdp" else 0.9}
-        _, recorder = run_training(alone, *exact(stage_2, 4), **changes)
+        recorder = run_training(alone, *exact(stage_2, 4), **changes).recorder
         rows, reductions = ranks[0][name]
         assert reductions == ranks[1][name][1] == (None if name == "fsdp" else {5})
         assert [step for step, _ in rows] == [step for step, _ in recorder.rows]

@@ -68,10 +68,8 @@ def test_a_full_disk_stops_no_training_and_costs_its_row_alone(
 @pytest.mark.parametrize(
     ("damaged", "steps"),
     [
-        (b"2,0.25,30\r\n3,0.223,0.2,31\r\n4,0.2,32\r\n", "124"),  # 4 reports glued to half of 3
-        (b"2,0.25\r\n3,0.2,31\r\n", "13"),
+        (b"2,0.25\r\n3,0.223,0.2,31\r\n4,0.2,32\r\n", "14"),  # too few, and glued to half a row
         (b"2,0.25,30\r\n3,0.2,3", "12"),  # 3 of 31: a number too, and the wrong one
-        (b"2,0.25,30\r\n" + bytes(300), "12"),
         (b"2,0.25,30\r\n" + bytes(200_000) + b"3,0.2,31\r\n\xff\xfe,1,1\r\n", "12"),
     ],
 )
@@ -87,8 +85,6 @@ def test_a_damaged_file_is_gone_on_with(tmp_path: Path, damaged: bytes, steps: s
 def test_wandb_is_offline_unless_requested_and_an_account_is_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
-
     def mode(**settings: Any) -> str:
         return wandb_logger(tmp_path, **settings)._wandb_init["mode"]
 
@@ -101,7 +97,6 @@ def test_wandb_is_offline_unless_requested_and_an_account_is_there(
 
 
 def test_a_resumed_run_is_the_same_one_in_wandb(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
     starts = [wandb_logger(tmp_path / name)._wandb_init for name in ("a", "a", "b")]
     ids = [start["id"] for start in starts]
     assert ids[0] == ids[1] != ids[2]

@@ -74,9 +74,9 @@ def test_a_run_of_a_few_steps(stage: int, precision: Any, tmp_path: Path) -> Non
         for name, p in module.named_parameters()
         if p.requires_grad and p.ndim > 1  # biases before a normalisation do nothing
     }
-    result, _ = run_training(
+    result = run_training(
         tmp_path, module, data, val_check_interval=8, accelerator="gpu", precision=precision
-    )
+    ).result
     assert result.step == 8 and (tmp_path / "model" / "config.json").is_file()
     assert all(math.isfinite(value) for value in result.metrics.values())
     unchanged = [name for name, (now, then) in weights.items() if torch.equal(now.cpu(), then)]

@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import pytest
@@ -6,16 +7,14 @@ from tiny_training import (
     Gradients,
     alone,
     backward,
-    optimizer_config,
     tiny_adversary,
     tiny_vqgan,
     vqgan_training,
 )
 from torch.nn.utils import get_total_norm
 
-from taming.losses import LPIPSLoss, hinge_generator_loss
+from taming.losses import hinge_generator_loss
 from taming.training import VQGANTraining
-from taming.vqgan import VQGAN
 
 Tensors = dict[str, torch.Tensor]
 
@@ -152,38 +151,28 @@ def test_each_network_is_clipped_to_the_norm_by_itself(limit: float | None, fact
     assert module._sums.keys() == {"gradient_norm"}
 
 
-def test_the_perceptual_network_is_in_no_checkpoint_and_no_optimizer() -> None:
-    vqgan = VQGAN(**{**tiny_vqgan().config, "resolution": 32})
-    perceptual = LPIPSLoss(backbone="alex", pretrained=False)
-    module = alone(VQGANTraining(vqgan, perceptual, None, optimizer=optimizer_config()))
-    assert not any("lpips" in name or "perceptual" in name for name in module.state_dict())
-    groups = module.configure_optimizers()["optimizer"].param_groups
-    optimized = {id(p) for group in groups for p in group["params"]}
-    assert optimized == {id(p) for p in vqgan.parameters()}
-    assert not any(m.training for m in perceptual.lpips.network.modules())
-
-
-def settings_of_speed() -> list[Any]:
-    slow = pytest.mark.compile, pytest.mark.slow
-    return [
-        {"checkpointing": True},
-        {"channels_last": True},
-        pytest.param({"compile": True}, marks=slow),
-        pytest.param({"compile": True, "checkpointing": True, "channels_last": True}, marks=slow),
-    ]
-
-
+@pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.compile itself
-@pytest.mark.parametrize("settings", settings_of_speed())
-def test_switches_of_speed_and_memory_change_no_gradient(settings: dict[str, bool]) -> None:
-    def run(**settings: bool) -> tuple[Tensors, Tensors, set[str]]:
+@pytest.mark.parametrize(
+    "switches",
+    [["checkpointing"], ["channels_last"], ["compile", "checkpointing", "channels_last"]],
+    ids="+".join,
+)
+def test_switches_of_speed_and_memory_change_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, switches: list[str]
+) -> None:
+    # all of the compiler but its code generator, which takes minutes
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+    def run(switches: list[str]) -> tuple[Tensors, Tensors, set[str]]:
         torch.manual_seed(0)
+        settings = dict.fromkeys(switches, True)
         module = alone(vqgan_training(tiny_adversary(), **settings), 4)
         names = set(module.state_dict())  # checkpoints do not depend on the switches
         module.vqgan(batch()["images"])
         return backward(module, batch()), gradients(module), names
 
-    (losses, expected, names), (other_losses, found, other_names) = run(), run(**settings)
+    (losses, expected, names), (other_losses, found, other_names) = run([]), run(switches)
     assert other_names == names and found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
@@ -281,3 +270,28 @@ def test_small_gradients_survive_float16_with_a_scaler() -> None:
     right, without, scaled = found
     assert (scaled - right).norm() < 0.01 * right.norm()
     assert (without - right).norm() > 0.3 * right.norm()
+
+
+def test_a_quantizer_without_losses_trains() -> None:
+    module = alone(vqgan_training(vqgan=tiny_vqgan("finite_scalar", levels=[5, 4, 3])))
+    backward(module, batch())
+    found = gradients(module.vqgan.encoder)
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    assert any(gradient.abs().sum() > 0 for gradient in found.values())
+
+
+def test_the_quantizer_hears_of_the_step() -> None:
+    schedule = {"temperature_end": 0.5, "temperature_steps": 4, "temperature_schedule": "linear"}
+    module = vqgan_training(vqgan=tiny_vqgan("gumbel", **schedule))
+    for step, temperature in ((0, 1.0), (2, 0.75), (9, 0.5)):  # of a resumed run just as well
+        assert backward(alone(module, step), batch())["kl_loss"] > 0
+        assert module.vqgan.quantizer.temperature.item() == pytest.approx(temperature)
+
+
+def test_an_averaged_codebook_is_not_given_to_the_optimizer() -> None:
+    module = alone(vqgan_training(vqgan=tiny_vqgan(ema_decay=0.9, init="kmeans")))
+    backward(module, batch())
+    optimizer = module.configure_optimizers()["optimizer"]
+    optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    names = {name for name, p in module.vqgan.named_parameters() if id(p) not in optimized}
+    assert names == {"quantizer.codebook"}

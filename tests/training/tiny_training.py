@@ -5,17 +5,17 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning
-from taming.data import EndlessBatches
+from taming.data import EndlessDataModule, LoaderOptions
 from taming.discriminators import PatchDiscriminator
 from taming.generation import ImageGenerator
 from taming.training import (
@@ -36,9 +36,24 @@ from taming.training import (
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
+STAGES = ["vqgan", "transformer"]
+MAX_STEPS = 8
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {
+        "accumulate_grad_batches": 2,
+        "val_check_interval": 6,  # Lightning counts batches
+        "log_every_n_steps": 2,
+        "ema_decay": None,
+    },
+}
+
+
+# --- data ---------------------------------------------------------------------------------------
+
 
 class Items(Dataset[dict[str, Any]]):
-    """Items from memory; a training item is requested as (index, draw) and counted."""
+    """Items in memory; a training item is requested as (index, draw) and counted."""
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors
@@ -53,46 +68,137 @@ class Items(Dataset[dict[str, Any]]):
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 
 
-class FakeData(L.LightningDataModule):
-    """The order of `taming.data`'s modules, over items in memory."""
+class TinyData(EndlessDataModule):
+    """10 items to train and 7 to validate, in batches of 3, 3 and 1."""
 
-    def __init__(self, items: Items, val_items: Items, batch_size: int) -> None:
-        super().__init__()
-        self.items = items
-        self.val_items = val_items
-        self.batch_size = batch_size
-        self.start_batch = 0
-
-    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
-        trainer = self.trainer
-        assert trainer is not None
-        batches = EndlessBatches(
-            len(self.items),
-            self.batch_size,
-            seed=0,
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
-            start_batch=self.start_batch,
-        )
-        return DataLoader(self.items, batch_sampler=batches, generator=torch.Generator())
-
-    def val_dataloader(self) -> DataLoader[dict[str, Any]]:
-        assert self.trainer is not None
-        part = range(self.trainer.global_rank, len(self.val_items), self.trainer.world_size)
-        return DataLoader(self.val_items, 3, sampler=part, generator=torch.Generator())
-
-    def state_dict(self) -> dict[str, Any]:
-        assert self.trainer is not None
-        return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.start_batch = state_dict["next_batch"]
+    def __init__(self, batch_size: int = 4, **tensors: torch.Tensor) -> None:
+        super().__init__(LoaderOptions(batch_size, val_batch_size=3, num_workers=0))
+        self.train_dataset = Items(**{name: tensor[:10] for name, tensor in tensors.items()})
+        self.val_dataset = Items(**{name: tensor[10:] for name, tensor in tensors.items()})
 
     def trained_on(self, num_batches: int) -> list[int]:
         """The items of the training's batches; the trainer fetches one or two more."""
-        ahead = len(self.items.requested) - num_batches * self.batch_size
+        requested = self.train_dataset.requested
+        ahead = len(requested) - num_batches * self.batch_size
         assert 0 <= ahead <= 2 * self.batch_size
-        return self.items.requested[: num_batches * self.batch_size]
+        return requested[: num_batches * self.batch_size]
+
+
+def image_data(batch_size: int = 4) -> TinyData:
+    generator = torch.Generator().manual_seed(5)
+    return TinyData(batch_size, images=torch.rand(17, 3, 16, 16, generator=generator) * 2 - 1)
+
+
+def token_data(batch_size: int = 4) -> TinyData:
+    generator = torch.Generator().manual_seed(5)
+    indices = torch.randint(0, 8, (17, 8, 8), generator=generator)
+    return TinyData(batch_size, indices=indices, labels=torch.arange(17) % 3)
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def tiny_vqgan(kind: str = "vector", **quantizer: Any) -> VQGAN:
+    sizes = {} if kind == "finite_scalar" else {"codebook_size": 8, "codebook_dim": 4}
+    return VQGAN(
+        quantizer={"kind": kind, **sizes, **quantizer},
+        resolution=16,
+        base_channels=4,
+        channel_multipliers=[1, 2],
+        num_residual_blocks=1,
+        attention_resolutions=[],
+        latent_channels=4,
+    )
+
+
+class Gradients(nn.Module):
+    """A perceptual loss: differences of neighbouring pixels."""
+
+    def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return (reconstructions - images).diff(dim=3).square().mean()
+
+
+def tiny_adversary(
+    norm: str = "batch", network: type[PatchDiscriminator] = PatchDiscriminator, **changes: Any
+) -> Adversary:
+    settings: dict[str, Any] = {
+        "start": 2,
+        "warmup": 1,
+        "ramp": 2,
+        "weight": 0.8,
+        "adaptive": True,
+        "optimizer": OptimizerConfig(learning_rate=1e-3),
+    }
+    discriminator = network(base_channels=4, num_layers=1, norm=norm)
+    return Adversary(discriminator, **{**settings, **changes})
+
+
+def optimizer_config(**changes: Any) -> OptimizerConfig:
+    settings = {"learning_rate": 1e-2, "warmup_steps": 2, "schedule": "cosine"}
+    return OptimizerConfig(**{**settings, **changes})
+
+
+def vqgan_training(
+    adversary: Adversary | None = None, vqgan: VQGAN | None = None, **changes: Any
+) -> VQGANTraining:
+    settings = {"optimizer": optimizer_config(), **changes}
+    vqgan = vqgan or tiny_vqgan(revive_after=3)
+    return VQGANTraining(vqgan, Gradients(), adversary, **settings)
+
+
+def transformer_training(
+    condition: Conditioning | None = None, positions: str = "sinusoidal", **changes: Any
+) -> TransformerTraining:
+    condition = condition or ClassLabel(3, dropout=0.3)
+    config = GPTConfig(
+        codebook_size=8,
+        **condition.transformer_config((8, 8)),
+        num_layers=1,
+        num_heads=2,
+        embed_dim=8,
+        positions=positions,
+        dropout=0.2,
+    )
+    cells = CellClasses(4, 2, 16) if condition.takes_images else None
+    generator = ImageGenerator(tiny_vqgan().eval(), GPT(config), condition, (8, 8), cells)
+    return TransformerTraining(generator, **{"optimizer": optimizer_config(), **changes})
+
+
+def stage(kind: str, **changes: Any) -> tuple[Any, TinyData]:
+    """The module and the data of a stage, the same at each call."""
+    torch.manual_seed(0)
+    if kind == "vqgan":  # the discriminator starts at 2, warmup 1, ramp 2
+        return vqgan_training(tiny_adversary(), **changes), image_data()
+    return transformer_training(**changes), token_data()
+
+
+# --- single steps -------------------------------------------------------------------------------
+
+
+def alone(module: Any, step: int = 0, scaler: Any = None) -> Any:
+    """The module as after `step` steps of a training, without a trainer."""
+    module.trainer = SimpleNamespace(
+        global_step=step,
+        max_steps=MAX_STEPS,
+        world_size=1,
+        log_every_n_steps=100,
+        model=module,
+        precision_plugin=SimpleNamespace(scaler=scaler),
+    )
+    return module.train()
+
+
+def backward(
+    module: TrainingModule, batch: dict[str, torch.Tensor], factor: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """Adds the gradients of one batch; returns its numbers."""
+    loss = module.training_step(batch, 0)["loss"] * factor
+    (loss if module.scaler is None else module.scaler.scale(loss)).backward()
+    numbers, module._sums, module._counts = module._sums, {}, {}
+    return numbers
+
+
+# --- runs ---------------------------------------------------------------------------------------
 
 
 class Recorder(Logger):
@@ -120,167 +226,41 @@ class Recorder(Logger):
         return [(step, row[name]) for step, row in self.rows if name in row]
 
 
-def tiny_vqgan(**quantizer: Any) -> VQGAN:
-    return VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4, **quantizer},
-        resolution=16,
-        base_channels=4,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[],
-        latent_channels=4,
-    )
+class Run(NamedTuple):
+    directory: Path
+    module: Any
+    data: TinyData
+    result: TrainingResult
+    recorder: Recorder
 
 
-class Gradients(nn.Module):
-    """A perceptual loss: differences of neighbouring pixels."""
-
-    def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        return (reconstructions - images).diff(dim=3).square().mean()
-
-
-def tiny_adversary(**changes: Any) -> Adversary:
-    settings: dict[str, Any] = {
-        "start": 2,
-        "warmup": 1,
-        "ramp": 2,
-        "weight": 0.8,
-        "adaptive": True,
-        "optimizer": OptimizerConfig(learning_rate=1e-3),
-    }
-    network = PatchDiscriminator(base_channels=4, num_layers=1, norm="batch")
-    return Adversary(network, **{**settings, **changes})
-
-
-def optimizer_config(**changes: Any) -> OptimizerConfig:
-    settings = {"learning_rate": 1e-2, "warmup_steps": 2, "schedule": "cosine"}
-    return OptimizerConfig(**{**settings, **changes})
-
-
-def vqgan_training(adversary: Adversary | None = None, **changes: Any) -> VQGANTraining:
-    settings = {"optimizer": optimizer_config(), **changes}
-    return VQGANTraining(tiny_vqgan(revive_after=3), Gradients(), adversary, **settings)
-
-
-def image_data(batch_size: int = 4) -> FakeData:
-    generator = torch.Generator().manual_seed(5)
-    images = torch.rand(17, 3, 16, 16, generator=generator) * 2 - 1
-    return FakeData(Items(images=images[:10]), Items(images=images[10:]), batch_size)
-
-
-def transformer_training(
-    condition: Conditioning | None = None, positions: str = "sinusoidal", **changes: Any
-) -> TransformerTraining:
-    condition = condition or ClassLabel(3, dropout=0.3)
-    transformer = GPT(
-        GPTConfig(
-            codebook_size=8,
-            **condition.transformer_config((8, 8)),
-            num_layers=1,
-            num_heads=2,
-            embed_dim=8,
-            positions=positions,
-            dropout=0.2,
-        )
-    )
-    generator = ImageGenerator(
-        tiny_vqgan().eval(),
-        transformer,
-        condition,
-        (8, 8),
-        CellClasses(4, 2, 16) if condition.takes_images else None,
-    )
-    return TransformerTraining(generator, **{"optimizer": optimizer_config(), **changes})
-
-
-def token_data(batch_size: int = 4) -> FakeData:
-    generator = torch.Generator().manual_seed(5)
-    indices = torch.randint(0, 8, (17, 8, 8), generator=generator)
-    labels = torch.arange(17) % 3
-    return FakeData(
-        Items(indices=indices[:10], labels=labels[:10]),
-        Items(indices=indices[10:], labels=labels[10:]),
-        batch_size,
-    )
-
-
-STAGES = ["vqgan", "transformer"]
-
-
-def stage(kind: str, **changes: Any) -> tuple[Any, FakeData]:
-    """The module and the data of a stage, the same at each call."""
-    torch.manual_seed(0)
-    if kind == "vqgan":  # the discriminator starts at 2, warmup 1, ramp 2
-        return vqgan_training(tiny_adversary(), **changes), image_data()
-    return transformer_training(**changes), token_data()
-
-
-def alone(module: Any, step: int = 0, scaler: Any = None) -> Any:
-    """The module as after `step` steps of a training, without a trainer."""
-    module.trainer = SimpleNamespace(
-        global_step=step,
-        max_steps=8,
-        world_size=1,
-        log_every_n_steps=100,
-        model=module,
-        precision_plugin=SimpleNamespace(scaler=scaler),
-    )
-    return module.train()
-
-
-def backward(
-    module: TrainingModule, batch: dict[str, torch.Tensor], factor: float = 1.0
-) -> dict[str, torch.Tensor]:
-    """Adds the gradients of one batch; returns its numbers."""
-    loss = module.training_step(batch, 0)["loss"] * factor
-    (loss if module.scaler is None else module.scaler.scale(loss)).backward()
-    numbers, module._sums, module._counts = module._sums, {}, {}
-    return numbers
-
-
-def tiny_trainer(
+def run_training(
     directory: Path,
     module: TrainingModule,
+    data: TinyData,
     *,
-    save_every: int | None = None,
+    resume: bool = False,
+    export: Any = "last",
+    interrupt_at: int | None = None,
+    save_every: int = 100,
     monitor: str | None = None,
-    mode: str = "min",
     ema_decay: float | None = 0.9,
     palette: list[list[int]] | None = None,
     callbacks: list[L.Callback] | None = None,
     loggers: list[Logger] | None = None,
     **changes: Any,
-) -> L.Trainer:
-    """A trainer as `configs/` makes it."""
+) -> Run:
+    """Trains in a run directory as `configs/` would have it, and with a `Recorder`."""
     stage_1 = isinstance(module, VQGANTraining)
     grids: L.Callback = SampleGrids(directory / "grids", num_images=3)
     if stage_1:
         grids = ReconstructionGrids(directory / "grids", num_images=3, palette=palette)
+    monitor = monitor or ("val/reconstruction_loss" if stage_1 else "val/loss")
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
-    between = (
-        [ModelCheckpoint(**files, filename="last", every_n_train_steps=save_every)]
-        if save_every
-        else []
-    )
-    best = ModelCheckpoint(
-        **files,
-        filename="best",
-        monitor=monitor or ("val/reconstruction_loss" if stage_1 else "val/loss"),
-        mode=mode,
-        auto_insert_metric_name=False,
-    )
-    last = ModelCheckpoint(**files, filename="last", save_on_exception=True)
-    everything = [
-        average_weights(ema_decay),
-        grids,
-        *(callbacks or []),
-        EndAfterStep(),
-        best,
-        last,
-        *between,
-    ]
+    average = average_weights(ema_decay)
+    recorder = Recorder(interrupt_at)
     settings: dict[str, Any] = {
-        "max_steps": 8,
+        "max_steps": MAX_STEPS,
         "max_epochs": -1,
         "accelerator": "cpu",
         "devices": 1,
@@ -294,27 +274,22 @@ def tiny_trainer(
         "enable_progress_bar": False,
         "plugins": [WholeFileCheckpointIO()],
     }
-    return L.Trainer(
-        callbacks=[callback for callback in everything if callback is not None],
-        logger=[MetricsFile(directory / "metrics.csv"), *(loggers or [])],
+    trainer = L.Trainer(
+        callbacks=[
+            *([] if average is None else [average]),
+            grids,
+            *(callbacks or []),
+            EndAfterStep(),
+            ModelCheckpoint(
+                **files, filename="best", monitor=monitor, auto_insert_metric_name=False
+            ),
+            ModelCheckpoint(**files, filename="last", save_on_exception=True),
+            ModelCheckpoint(**files, filename="last", every_n_train_steps=save_every),
+        ],
+        logger=[MetricsFile(directory / "metrics.csv"), recorder, *(loggers or [])],
         **{**settings, **changes},
     )
-
-
-def run_training(
-    directory: Path,
-    module: TrainingModule,
-    data: FakeData,
-    *,
-    resume: bool = False,
-    export: Any = "last",
-    interrupt_at: int | None = None,
-    **changes: Any,
-) -> tuple[TrainingResult, Recorder]:
-    """Trains a module in a run directory, with metrics.csv and a `Recorder`."""
     directory.mkdir(exist_ok=True)
-    recorder = Recorder(interrupt_at)
-    trainer = tiny_trainer(directory, module, loggers=[recorder], **changes)
     result = train(
         module,
         data,
@@ -323,4 +298,4 @@ def run_training(
         export=export,
         resume_from=directory / "checkpoints" / "last.ckpt" if resume else None,
     )
-    return result, recorder
+    return Run(directory, module, data, result, recorder)
