@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning
-from taming.data import EndlessDataModule, LoaderOptions
+from taming.data import LoaderOptions
+from taming.data.module import EndlessDataModule
 from taming.discriminators import PatchDiscriminator
 from taming.generation import ImageGenerator
 from taming.training import (
