@@ -70,10 +70,6 @@ class MultiHeadAttention(nn.Module):
                     f"a width of {width} cannot be split into {num_heads} attention heads: choose "
                     "a width that is a multiple of the number of heads."
                 )
-        if not 0 <= dropout < 1:
-            raise UserError(
-                f"attention_dropout is {dropout}: it must be at least 0 and less than 1."
-            )
         self.num_heads = num_heads
         self.dropout = dropout
         self.attention = fused_attention if fused else attention

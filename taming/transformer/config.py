@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 __all__ = ["GPTConfig"]
 
 Count = Annotated[int, Ge(1)]
+Probability = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -43,7 +44,7 @@ class GPTConfig:
     feed_forward_dim: Count | None = None  # width inside; None: 4 d, for swiglu 8/3 d
     bias: bool = True  # of the blocks' linear maps and LayerNorms
     qk_norm: bool = False  # normalise queries and keys, see `MultiHeadAttention`
-    dropout: float = 0.0  # of what the blocks add
-    attention_dropout: float = 0.0  # of attention weights; slow on CPUs, whose fast kernel has none
-    embedding_dropout: float = 0.0
+    dropout: Probability = 0.0  # of what the blocks add
+    attention_dropout: Probability = 0.0  # of attention weights; slow on CPUs
+    embedding_dropout: Probability = 0.0
     tie_head: bool = False  # the head's matrix is the token embedding's (Press and Wolf 2017)
