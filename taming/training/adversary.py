@@ -31,13 +31,13 @@ class Adversary(nn.Module):
         start: a step (whole number), or a share of the training (fraction from 0 to 1).
         warmup: steps in which only the discriminator learns.
         ramp: steps in which its weight rises from 0 to `weight`.
-        weight: of the generator's adversarial loss.
+        weight: weight of the generator's adversarial loss.
         adaptive: whether to multiply the weight by ‖∇L_rec‖ / ‖∇L_GAN‖ at the decoder's last layer.
         adaptive_every: steps from one measurement of that quotient to the next.
         adaptive_max: upper bound of that quotient.
         loss: see `taming.losses.adversarial`.
-        lecam_weight: of the LeCAM regularisation in the discriminator's loss; 0: none.
-        lecam_decay: of LeCAM's averages, per batch.
+        lecam_weight: weight of the LeCAM regularisation in the discriminator's loss; 0 for none.
+        lecam_decay: decay of LeCAM's averages, per batch.
         augmentation: names of `DifferentiableAugmentation`, for all that the discriminator sees.
     """
 
@@ -80,22 +80,22 @@ class Adversary(nn.Module):
             self.start = round(self.start * max_steps)
 
     def trains_at(self, step: int) -> bool:
-        """Whether the discriminator learns in the step after `step` finished ones."""
+        """Returns whether the discriminator learns in the step after `step` finished ones."""
         return step >= self.start
 
     def generator_factor(self, step: int) -> float:
-        """The adversarial weight in the step after `step` finished ones, before adaptation."""
+        """Returns the adversarial weight in that step, before adaptation."""
         since = step - self.start - self.warmup
         if since < 0:
             return 0.0
         return self.weight * min(1.0, (since + 1) / max(1, self.ramp))
 
     def adapts_at(self, step: int) -> bool:
-        """Whether the adaptive weight is computed in the step after `step` finished ones."""
+        """Returns whether the adaptive weight is measured in that step."""
         return (step - self.start - self.warmup) % self.adaptive_every == 0
 
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:
-        """`(b c H W)` to a scalar; changes no state of the discriminator."""
+        """Returns the generator's loss; changes no state of the discriminator."""
         with frozen_statistics(self.discriminator):
             scores = self.discriminator(self.augmentation(reconstructions))
         return self.loss.generator(scores.float())
@@ -103,7 +103,7 @@ class Adversary(nn.Module):
     def discriminator_loss(
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Two `(b c H W)` to the discriminator's loss and what to watch; no gradient reaches them.
+        """Returns the discriminator's loss and what to watch; no gradient reaches the images.
 
         Returns:
             `discriminator_loss`, LeCAM included; `scores_real` and `scores_fake`, their means;

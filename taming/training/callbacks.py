@@ -12,7 +12,7 @@ __all__ = ["EndAfterStep", "TrainingInterrupted"]
 
 
 class TrainingInterrupted(Exception):  # noqa: N818
-    """The user asked the training to end; it ended between two steps."""
+    """Raised between two steps when the user wants the training to end."""
 
 
 class EndAfterStep(L.Callback):

@@ -49,13 +49,9 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
         if old_height >> level in config["attention_resolutions"]
     ]
     config["resolution"] = list(new["resolution"])
-    if mode == "new_codebook":
-        config["quantizer"] = dict(new["quantizer"])
-    elif new["quantizer"]["kind"] == config["quantizer"]["kind"]:
-        training = {n: v for n, v in new["quantizer"].items() if n not in OF_THE_CODES}
-        config["quantizer"] = {**config["quantizer"], **training}
     state = saved.state
     if mode == "new_codebook":
+        config["quantizer"] = dict(new["quantizer"])
         fresh = VQGAN(**config).state_dict()
         kept = {
             name: tensor
@@ -63,11 +59,14 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
             if not name.startswith("quantizer.") and tensor.shape == fresh[name].shape
         }
         state = {**fresh, **kept}
+    elif new["quantizer"]["kind"] == config["quantizer"]["kind"]:
+        training = {n: v for n, v in new["quantizer"].items() if n not in OF_THE_CODES}
+        config["quantizer"] = {**config["quantizer"], **training}
     return VQGAN.from_saved(SavedModel("vqgan", config, state)).train()
 
 
 def unused_settings(configured: VQGAN, begun: VQGAN) -> dict[str, Any]:
-    """Returns what of the configured `model` the fine-tuned one does not have, by name."""
+    """Returns the configured settings of the model that the fine-tuned one does not have."""
     new, old = _flat(configured), _flat(begun)
     if new["quantizer.kind"] != old["quantizer.kind"]:
         new = {n: v for n, v in new.items() if n == "quantizer.kind" or "quantizer" not in n}

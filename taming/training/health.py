@@ -56,7 +56,7 @@ class HealthWatch(L.Callback):
         min_adaptive_weight, max_adaptive_weight: outside them one of the two gradients that the
             adaptive weight balances has vanished.
         max_gradient_leap: how many times the median of the last twenty gradient norms is a leap.
-        patience: reports in a row before it speaks; leaps of the gradient are told at once.
+        patience: reports in a row before it speaks; of a leaping gradient it warns at once.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class HealthWatch(L.Callback):
         return due
 
     def _troubles(self, numbers: Mapping[str, float], cure: str) -> Iterator[tuple[str, bool, str]]:
-        """Yields the troubles that the numbers tell of: name, whether it is there, warning."""
+        """Yields every trouble that the numbers can show: name, whether it is there, warning."""
         if "codebook_usage" in numbers:
             usage, perplexity = numbers["codebook_usage"], numbers["codebook_perplexity"]
             yield (

@@ -89,9 +89,9 @@ def wandb_logger(
     mode: Literal["online", "offline", "disabled"] | None = None,
     **settings: Any,
 ) -> WandbLogger:
-    """Returns Lightning's logger for Weights & Biases, offline unless asked.
+    """Returns Lightning's logger for Weights & Biases, offline by default.
 
-    A resumed run goes on in the same run there. Lightning's own default is online, and asks for an
+    A resumed run goes on in the same run there. Lightning's own default is online, and needs an
     account.
 
     Args:

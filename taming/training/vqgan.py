@@ -39,8 +39,8 @@ class VQGANTraining(TrainingModule):
         optimizer: settings of the VQGAN's optimizer.
         reconstruction: loss of the pixels; `"cross_entropy"` for one-hot label maps, whose
             reconstructions are logits.
-        reconstruction_weight: of that loss.
-        perceptual_weight: of the perceptual loss.
+        reconstruction_weight: weight of that loss.
+        perceptual_weight: weight of the perceptual loss.
         trained: with `"decoder"`, encoder and codebook stay as they are, and so do the tokens of
             any image.
         metrics: more numbers for validation, such as `FrechetDistance` and `LPIPSMetric`.

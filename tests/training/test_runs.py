@@ -294,6 +294,11 @@ def test_what_cannot_be_resumed(tmp_path: Path, finished: Finished) -> None:
     shutil.copytree(finished("transformer").directory, tmp_path, dirs_exist_ok=True)
     with pytest.raises(UserError, match="holds a generator, where a vqgan is needed"):
         check_resume(tmp_path, "vqgan")
+    older = content(last(tmp_path))
+    del older["random_state"]
+    torch.save(older, last(tmp_path))
+    with pytest.raises(UserError, match="of an older version of this program"):
+        check_resume(tmp_path, "generator")
     half = last(tmp_path).read_bytes()
     last(tmp_path).write_bytes(half[: len(half) // 2])
     with pytest.raises(UserError, match=r"last\.ckpt .*incomplete"):
