@@ -50,15 +50,7 @@ def test_codes_of_another_width_need_new_convolutions_around_them() -> None:
 
 
 def test_attention_stays_in_its_level_at_another_resolution() -> None:
-    first = VQGAN(
-        quantizer=NEW,
-        resolution=16,
-        base_channels=4,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[8],
-        latent_channels=4,
-    )
+    first = configured(attention_resolutions=[8])
     second = finetuned(first.to_saved(), "whole", resolution=(32, 24))
     assert second.resolution == (32, 24)
     assert second.grid_size == (16, 12)
