@@ -26,8 +26,8 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 def full_precision() -> Iterator[None]:
     """Multiplies and convolves float32 in float32.
 
-    Training lets GPUs multiply with TF32's 10 bits, and PyTorch lets them convolve so in any case:
-    too few to tell codes apart, and for SSIM, a difference of two nearly equal numbers.
+    Otherwise GPUs may use TF32's 10 bits: too few to tell codes apart, and for SSIM, a difference
+    of two nearly equal numbers.
 
     PyTorch has two sets of settings for it, the older of which raises RuntimeError where the newer
     (`fp32_precision`) says otherwise. Both are set, for code in here may read either.
@@ -53,7 +53,7 @@ def full_precision() -> Iterator[None]:
 
 
 def _older() -> tuple[str, bool] | None:
-    """The older settings of products and of convolutions; None where they contradict the newer."""
+    """Returns the older settings of products and convolutions; None where the newer differ."""
     try:
         _ = torch.backends.cuda.matmul.allow_tf32  # raises in a case in which the others do not
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32

@@ -1,4 +1,4 @@
-"""What the processes of one training share; with a single process these change nothing.
+"""Values shared by the processes of one training; a single process keeps its own.
 
 Every rank must call them equally often, or all wait for ever: only training does, whose batches are
 equally many on all ranks.
@@ -11,7 +11,7 @@ __all__ = ["from_first_rank", "mean_over_ranks", "sum_over_ranks"]
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The sum of every rank's tensor, on every rank; without gradient."""
+    """Returns the sum of all ranks' tensors, on every rank; without gradient."""
     if _alone():
         return values.detach()
     total = _own_copy(values)
@@ -20,7 +20,7 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The mean of every rank's tensor, with the gradient of this rank's part.
+    """Returns the mean of all ranks' tensors, with the gradient of this rank's part.
 
     Data-parallel training averages gradients over the ranks, and the average of the parts'
     gradients is the mean's.
@@ -32,7 +32,7 @@ def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def from_first_rank(values: torch.Tensor) -> torch.Tensor:
-    """The first rank's tensor, on every rank; of one shape on all, without gradient."""
+    """Returns the first rank's tensor on every rank, all of one shape; without gradient."""
     if _alone():
         return values.detach()
     copy = _own_copy(values)

@@ -22,7 +22,7 @@ STRICT = ConfigDict(extra="forbid")
 
 
 class Prompt(NamedTuple):
-    """What the transformer reads beside the tokens."""
+    """The ids that the transformer reads beside the tokens."""
 
     prefix: Tensor  # (b p) int64 ids in front of the tokens
     context: Tensor | None = None  # (b c) int64 ids that every layer attends to, if the model does

@@ -1,9 +1,10 @@
-"""What makes tokens of images; label maps do it without training: the class of each cell."""
+"""Tokenizers as stage 2 sees them, and the one of label maps, which needs no training."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from taming.errors import UserError
 from taming.serialization import PretrainedModel, SavedModel
@@ -12,7 +13,7 @@ __all__ = ["CellClasses", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
-    """What stage 2 needs of a model of stage 1: a `VQGAN`, or `CellClasses`."""
+    """The part of a stage-1 model that stage 2 needs: a `VQGAN`, or `CellClasses`."""
 
     image_channels: int  # 3, 1, or the number of classes of one-hot label maps
     label_maps: bool  # whether the images are label maps
@@ -28,10 +29,10 @@ class Tokenizer(Protocol):
         """Returns the grid's (height, width) for images of this (height, width)."""
 
     def encode(self, images: Tensor) -> Tensor:
-        """`(b c H W) -> (b h w)` int64."""
+        """Encodes `(b c H W)` images as `(b h w)` int64 indices."""
 
     def decode(self, indices: Tensor) -> Tensor:
-        """`(b h w) -> (b c H W)`."""
+        """Decodes `(b h w)` indices to `(b c H W)` images."""
 
     def to_saved(self) -> SavedModel:
         """Returns the model as plain data."""
@@ -84,7 +85,7 @@ class CellClasses(PretrainedModel):
         return height // cell_size, width // cell_size
 
     def encode(self, label_maps: Tensor) -> Tensor:
-        """One-hot `(b c H W) -> (b h w)` int64: the most frequent class, or the lowest of them.
+        """Encodes one-hot `(b c H W)` as `(b h w)` int64, of equally frequent classes the lowest.
 
         Raises:
             UserError: if classes or size of the label maps do not fit.
@@ -94,13 +95,12 @@ class CellClasses(PretrainedModel):
                 f"label maps (b {self.codebook_size} H W) are needed, one-hot, and these are "
                 f"{tuple(label_maps.shape)}."
             )
-        height, width = self.grid_size_for(label_maps.shape[2:])
-        rows = label_maps.float().unflatten(2, (height, -1)).sum(3)  # (b c h W)
-        counts = rows.unflatten(3, (width, -1)).sum(4)  # (b c h w), whole numbers
+        self.grid_size_for(label_maps.shape[2:])
+        counts = F.avg_pool2d(label_maps.float(), self.downsample_factor, divisor_override=1)
         return counts.argmax(1)  # the first of several
 
     def decode(self, indices: Tensor) -> Tensor:
-        """`(b h w)` int64 `-> (b c H W)` float32, one-hot: each cell filled with its class."""
-        one_hot = nn.functional.one_hot(indices, self.codebook_size).movedim(-1, 1).float()
+        """Fills each cell with its class: `(b h w)` int64 to `(b c H W)` float32, one-hot."""
+        one_hot = F.one_hot(indices, self.codebook_size).movedim(-1, 1).float()  # (b c h w)
         rows = one_hot.repeat_interleave(self.downsample_factor, 2)
         return rows.repeat_interleave(self.downsample_factor, 3)

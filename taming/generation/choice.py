@@ -118,7 +118,7 @@ def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """How a token is taken from its logits: guidance, then filters, then a random number."""
+    """The way from logits to a token: guidance, then filters, then a random number."""
 
     uniforms: Tensor | None = None  # (b n) from `random_numbers`; None takes the most probable
     scales: Tensor | None = None  # (n,) guidance scale of each token; None: no guidance
@@ -163,7 +163,7 @@ class TokenChoice:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What a compiled step depends on: all but the tensors' values."""
+        """All that a compiled step depends on: everything but the tensors' values."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
 

@@ -99,17 +99,13 @@ class ImageGenerator(TokenGenerator):
         progress: bool = False,
         first_image: int = 0,
     ) -> Tensor:
-        """Keeps the first rows of images and generates the rest.
+        """Keeps the first rows of codes of images and generates the rest.
 
         Images, `(b c H W)` in [-1, 1], may be larger than the trained size, and are then completed
-        through the sliding window; at least one row of codes is kept, and not all. The other
-        arguments are those of `sample_tokens`.
+        through the sliding window. The other arguments are those of `sample_tokens`.
 
         Returns:
             `(b c H W)`, the kept rows as the tokenizer shows them.
-
-        Raises:
-            UserError: also if the images do not fit the tokenizer.
         """
         options = SamplingOptions.of(
             options, temperature, top_k, top_p, guidance_scale, greedy, seed
@@ -128,10 +124,7 @@ class ImageGenerator(TokenGenerator):
 
     @torch.no_grad()
     def first_tokens(self, images: Tensor, keep_rows: int) -> Tensor:
-        """Returns the tokens `(b m)` of images' first rows, as `sample_tokens` takes them.
-
-        Images are `(b c H W)` in [-1, 1]; of their rows of codes at least 1 is kept and not all.
-        """
+        """Returns the tokens `(b m)` of the first rows of images, `(b c H W)` in [-1, 1]."""
         indices = self.require_tokenizer().encode(images.to(self.device))  # (b h w)
         check_keep_rows(keep_rows, indices.shape[1])
         return to_tokens(indices[:, :keep_rows])

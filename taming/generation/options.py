@@ -1,4 +1,4 @@
-"""How to sample: what the commands set and `ImageGenerator` takes, declared once."""
+"""The options of sampling, which the commands set and `ImageGenerator` takes."""
 
 import math
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ class Guidance:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SamplingOptions:
-    """How tokens are drawn, whatever the model and its condition.
+    """The way tokens are drawn, whatever the model and its condition.
 
     Raises:
         ValueError: pydantic's, if a value is not of its type or out of its range.

@@ -134,7 +134,13 @@ class TokenGenerator(PretrainedModel):
         given_tokens = self._checked(given_tokens, grid_size)
         if len(given_tokens) != num_images:
             raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
-        runs = self.plan_windows(grid_size, options.stride, num_given=given_tokens.shape[1])
+        runs = plan_windows(
+            grid_size,
+            self.grid_size,
+            options.stride,
+            num_given=given_tokens.shape[1],
+            step=self.window_step,
+        )
         if options.seed is None:
             options = replace(options, seed=int(torch.randint(2**62, ())))
 
@@ -236,16 +242,13 @@ class TokenGenerator(PretrainedModel):
         height, width = (condition * size // trained for condition, size, trained in sizes)
         return height, width
 
-    def plan_windows(
-        self, grid_size: tuple[int, int], stride: int | None = None, *, num_given: int = 0
-    ) -> list[WindowRun]:
-        """Calls `plan_windows` so that no window cuts through a cell of a condition image."""
-        (height, width), (rows, columns) = self.grid_size, (1, 1)
-        if isinstance(self.conditioning, ImageCondition):
-            rows, columns = self.conditioning.grid_size
-            rows, columns = height // math.gcd(height, rows), width // math.gcd(width, columns)
-        step = rows, columns
-        return plan_windows(grid_size, self.grid_size, stride, num_given=num_given, step=step)
+    @property
+    def window_step(self) -> tuple[int, int]:
+        """Rows and columns at whose multiples a window cuts through no cell of a condition."""
+        if not isinstance(self.conditioning, ImageCondition):
+            return 1, 1
+        (height, width), (rows, columns) = self.grid_size, self.conditioning.grid_size
+        return height // math.gcd(height, rows), width // math.gcd(width, columns)
 
     def require_condition_tokenizer(self) -> Tokenizer:
         """Returns what makes tokens of condition images; raises a `UserError` if there is none."""

@@ -34,26 +34,21 @@ def plan_windows(
     num_given: int = 0,
     step: tuple[int, int] = (1, 1),
 ) -> list[WindowRun]:
-    """Returns in which window each token of the grid is drawn.
+    """Returns the window in which each token of the grid is drawn, in the grid's raster order.
 
-    The tokens are drawn in the grid's raster order, each once. All that is before a token in its
-    window has then been drawn: the window's rows above it, and in its row what is left of it.
+    All that is before a token in its window has then been drawn: the window's rows above it, and
+    what is left of it in its row. The first `num_given` tokens are there already.
 
     A token has its window's row h // 2 and column w // 2, except near a border of the grid, where
     the window stays inside. That is the paper's scheme and `stride` 1; it fills the cache anew for
-    nearly every token. With a greater stride the window's first column is the nearest multiple of
-    it instead (or the last that fits): one prefill serves `stride` tokens, and a token is at most
-    stride / 2 columns off the middle. The default, a quarter of the window, needs about a quarter
-    of the prefills at 16 columns and still leaves a token 3 / 8 of the window on either side.
+    nearly every token. With a greater stride, at most the window's width, its first column is the
+    nearest multiple of it instead (or the last that fits): one prefill serves `stride` tokens, and
+    a token is at most stride / 2 columns off the middle. The default, a quarter of the window,
+    needs about a quarter of the prefills at 16 columns and still leaves a token 3 / 8 of the window
+    on either side.
 
-    Args:
-        grid_size: (height, width) of the grid to draw.
-        window: (height, width) of the grid the transformer was trained on.
-        stride: 1 to the window's width, a multiple of the step; None is a quarter of the width,
-            rounded down to one.
-        num_given: number of first tokens that are there already; the runs begin after them.
-        step: (rows, columns), by which the window's sides divide. The window begins only at their
-            multiples, so as not to cut through cells of a condition image of several tokens.
+    The window begins only at multiples of `step`, (rows, columns), by which its sides divide, so as
+    not to cut through cells of a condition image of several tokens; the stride must be one, too.
 
     Raises:
         UserError: if the grid is smaller than the window or does not divide by the step, or the

@@ -10,7 +10,7 @@ __all__ = ["FeedForward", "GatedFeedForward", "TransformerBlock", "build_norm"]
 
 
 def build_norm(config: GPTConfig) -> nn.Module:
-    """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), which has no shift."""
+    """Builds LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), without shift."""
     if config.norm == "rms_norm":
         return nn.RMSNorm(config.embed_dim, eps=1e-5)
     return nn.LayerNorm(config.embed_dim, bias=config.bias)
@@ -135,6 +135,6 @@ class TransformerBlock(nn.Module):
     def context_keys_and_values(
         self, context: Tensor, rotate: Rotation | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the context `(b c d)`, the same for every token of x."""
+        """Returns keys and values of the context `(b c d)`, the same for every token of x."""
         assert self.context_attention is not None
         return self.context_attention.keys_and_values(context, rotate)

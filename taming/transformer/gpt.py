@@ -245,7 +245,7 @@ def build_context_positions(config: GPTConfig) -> SinusoidalPositions2D | Rotary
 
 
 def place(x: Tensor, module: Positions, positions: Tensor) -> tuple[Tensor, Rotation | None]:
-    """Adds positions to embeddings `(b n d)`, or returns how they turn queries and keys."""
+    """Adds positions to embeddings `(b n d)`, or returns the rotation of queries and keys."""
     if isinstance(module, RotaryPositions2D):
         return x, partial(module.rotate, positions=positions)
     return module(x, positions), None

@@ -47,7 +47,7 @@ def evaluate_model(
     output_dir: str | Path,
     *,
     num_samples: Annotated[int, Ge(2)] = 1000,
-    guidance_scales: Sequence[float] = (1.0,),
+    guidance_scales: Sequence[Annotated[float, Ge(0)]] = (1.0,),
     max_images: Annotated[int, Ge(2)] | None = None,
     options: SamplingOptions | None = None,
     classifier: ImageClassifier | None = None,

@@ -11,6 +11,7 @@ from taming.conditioning import CellClasses
 from taming.errors import UserError
 from taming.generation import ImageGenerator
 from taming.generation.choice import TokenChoice, random_numbers
+from taming.generation.window import plan_windows
 from taming.sequence import to_tokens
 
 every = pytest.mark.parametrize("name", KINDS)
@@ -166,7 +167,8 @@ def test_no_window_cuts_through_a_cell_of_the_condition(name: str) -> None:
         torch.randint(5, (3, 5, 4), generator=generator)
     )
     tokens = draw(model, given_condition, greedy=True, grid_size=size)
-    runs = model.plan_windows(size)
+    assert model.window_step == (1, 2)
+    runs = plan_windows(size, GRID, step=(1, 2))
     assert {run.column for run in runs} == {0, 2, 4}
     grid = tokens.unflatten(1, size)
     for run in runs:
