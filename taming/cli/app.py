@@ -32,7 +32,7 @@ RESOLVED_FILE = "config.yaml"  # in a run directory
 FIXED = ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay", "condition_*",
     "conditioning", "data", "data.channels", "data.resolution", "data.source.labels",
     "data.val_fraction", "experiment", "finetune*", "model*", "perceptual*", "quantizer*",
-    "run_dir", "size*", "vqgan")  # fmt: skip
+    "recipe", "run_dir", "size*", "vqgan")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to; a name in
 # one may be a reference itself, as in ${data.${data.condition}}
 REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
@@ -67,7 +67,7 @@ def device(name: str) -> torch.device:
 
 
 def build(config: DictConfig | None, /, **arguments: Any) -> Any:
-    """Calls a configuration's `_target_` with plain Python values; None for one without."""
+    """Builds the `_target_` of a configuration from plain Python values; None without one."""
     if config is None or config.get("_target_") is None:
         return None
     check_types(config)
@@ -179,7 +179,7 @@ def _packaged_targets() -> frozenset[str]:
 
 
 def _targets(config: DictConfig | ListConfig) -> Iterator[tuple[str, str]]:
-    """Every `_target_` in a configuration, at any depth, as (key, target)."""
+    """Yields every `_target_` in a configuration, at any depth, as (key, target)."""
     for key, value in leaves(OmegaConf.to_container(config)):
         if key.rpartition(".")[2].startswith("_target_") and value is not None:
             yield key, str(value)

@@ -119,7 +119,7 @@ def _key(override: str) -> str:
 
 
 def _names(config_name: str, overrides: list[str]) -> list[str]:
-    """The names of all settings under these overrides; of the defaults if one of those is wrong."""
+    """Returns the names of all settings under these overrides; without them if one is wrong."""
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
@@ -129,7 +129,7 @@ def _names(config_name: str, overrides: list[str]) -> list[str]:
 
 
 def _settings(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    """All settings with their names, and as they are written: references are not followed."""
+    """Yields all settings with their names, as they are written: references are not followed."""
     return leaves(OmegaConf.to_container(config), lists=False)
 
 
