@@ -25,6 +25,12 @@ TINY_TRANSFORMER = [
     *("--cases", "sample_2", "step_2", "--set", "num_tokens=9", "num_layers=2", "num_heads=2"),
     *("embed_dim=8", "codebook_size=16", "top_k=4"),
 ]
+ADAPTER = """
+def build(settings, measurement, tokens):
+    d, layers = settings["embed_dim"], settings["num_layers"]
+    parameters = {"blocks": layers * (12 * d * d + 13 * d)}
+    return (lambda: tokens), {"versions": {}, "parameters": parameters}
+"""
 
 
 def run(script: ModuleType, *arguments: str) -> list[dict[str, Any]]:
@@ -52,7 +58,9 @@ def test_autoencoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_transformer_beside_another_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--peers", f"--checkout={ROOT}", f"--output={tmp_path / 'lines.jsonl'}"]
+    (tmp_path / "adapter.py").write_text(ADAPTER)
+    arguments = ["--peers", f"--checkout={ROOT}", f"--adapter={tmp_path / 'adapter.py'}"]
+    arguments += [f"--output={tmp_path / 'lines.jsonl'}"]
     measurements = ["--measurements", "gpt_step", "sample", "--peak-tflops=1"]
     bandwidth = ["--peak-bandwidth-gbs=1"]
     records = run(transformer, *TINY_TRANSFORMER, *arguments, *measurements, *bandwidth)
@@ -69,7 +77,8 @@ def test_transformer_beside_another_checkout(
     }
     for record in records:
         assert record["peer_name"] == f"taming at {ROOT.name}"
-        assert record["ours"]["parameters"] == record["peer"]["parameters"] == counts
+        assert record["ours"]["parameters"] == counts
+        assert record["peer"]["parameters"] == {"blocks": counts["blocks"]}
     # nine steps that read all weights but the tables', and 1 + … + 9 tokens' keys and values
     read = n * (counts["blocks"] + counts["head"]) + 45 * (d + d) * layers * b
     assert records[0]["ours"]["bytes_read"] == 4 * read
