@@ -41,8 +41,8 @@ def check_overrides(overrides: Sequence[Override]) -> None:
         if override.is_delete() or override.is_sweep_override():
             continue
         if name in PATHS + DIRECTORIES:
-            if value == "":
-                raise UserError(f"{name}= is empty: give a path, or leave it out.")
+            if value == "" or (value is None and name in ("run_dir", "output_dir")):
+                raise UserError(f"{override.input_line}: give a path, or leave it out.")
             if isinstance(value, int | float):
                 text = str(override.input_line).partition("=")[2]
                 raise UserError(f"{name}={text} is no text to Hydra: write '{name}=\"{text}\"'.")

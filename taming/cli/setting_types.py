@@ -37,7 +37,7 @@ def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -
 
 def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator[str]:
     annotations = _annotations(config.get("_target_") or KINDS.get(config.get("kind")))
-    for key in map(str, config):
+    for key in config:
         try:
             value, annotation = config[key], annotations.get(key)
         except (MissingMandatoryValue, InterpolationResolutionError):

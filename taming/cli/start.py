@@ -45,7 +45,7 @@ def start(name: str) -> None:
     try:
         overrides = OverridesParser.create().parse_overrides(arguments)
         check_overrides(overrides)
-        if set(sys.argv[1:]) <= {*arguments, "-m", "--multirun"}:
+        if all("=" in a or a in ("-m", "--multirun") for a in sys.argv[1:]):
             # what all jobs of a sweep share is not in the names of their directories
             shared = ",".join(repr(o.key_or_group) for o in overrides if not o.is_sweep_override())
             sys.argv.append(f"hydra.job.config.override_dirname.exclude_keys=[{shared}]")

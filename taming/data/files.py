@@ -77,11 +77,13 @@ class ZipFiles(FileList):
             infos = self._archive().infolist()
         except (zipfile.BadZipFile, OSError) as error:
             raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
+        entries = {}  # of several members of one name the last counts
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
             if not name.endswith("/") and self._is_image(name):
                 self._members[name] = info.filename
-                yield FileEntry(name, info.file_size, info.CRC)
+                entries[name] = FileEntry(name, info.file_size, info.CRC)
+        yield from entries.values()
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
@@ -113,7 +115,10 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
             "file or an image."
         )
     is_zip = path.is_file() and path.suffix.lower() == ".zip"
-    files = ZipFiles(path) if is_zip else FileList(path)
+    try:
+        files = ZipFiles(path) if is_zip else FileList(path)
+    except PermissionError as error:
+        raise UserError(f"{error.filename} may not be read: check its permissions.") from error
     ignored = some([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
     if not files.entries:
         raise UserError(

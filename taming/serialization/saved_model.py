@@ -8,7 +8,6 @@ space, and whoever reads a model out of a checkpoint need not know how it was tr
 
 import hashlib
 import json
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,10 +70,12 @@ class SavedModel:
 
 
 def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
-    """Writes a model directory; an older one in its place is replaced once the new one is whole.
+    """Writes a model directory; an older model in it is replaced once the new one is whole.
+
+    Other files beside a model stay.
 
     Raises:
-        UserError: if other files are there.
+        UserError: if there are files and no model.
         OSError: if the disk is full or not writable; the older one stays then.
     """
     directory = Path(directory)
@@ -86,12 +87,16 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
     place = directory.resolve()  # a link stays a link
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=place.parent, prefix=f"{place.name}.unfinished") as unfinished:
-        _write(model, Path(unfinished))
-        place.mkdir(exist_ok=True)  # it may be the current directory: only what is in it goes
-        for old in place.iterdir():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-        for new in Path(unfinished).iterdir():
-            new.rename(place / new.name)
+        new, old = Path(unfinished, "new"), Path(unfinished, "old")
+        _write(model, new)
+        old.mkdir()
+        place.mkdir(exist_ok=True)
+        parts = [path.parent for path in place.glob(f"*/{CONFIG_FILE}")]
+        for path in [place / CONFIG_FILE, place / WEIGHTS_FILE, *parts]:
+            if path.exists():
+                path.rename(old / path.name)
+        for path in new.iterdir():
+            path.rename(place / path.name)
     return directory
 
 

@@ -86,6 +86,7 @@ class Target:
         ({"number": 1, "word": "b", "path": None, "sizes": [1, 2], "thing": {"a": None}}, None),
         ({"number": 1.5, "word": 3, "path": "x", "unknown": None, "sizes": []}, None),
         ({"network": 3}, None),  # objects are the target's business
+        ({"thing": {0: 8, 4: 4}}, None),  # as for Lightning's GradientAccumulationScheduler
         ({"number": True}, "number should be a valid number, not true"),
         ({"number": "1"}, 'number should be a valid number, not "1"'),
         ({"word": "c"}, "word should be 'a' or 'b' or a valid integer, not \"c\""),

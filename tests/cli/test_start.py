@@ -113,7 +113,8 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
     [
         ("data.path=2024", "data.path=2024 is no text to Hydra: write 'data.path=\"2024\"'"),
         ("run_dir=2024_01", "write 'run_dir=\"2024_01\"'"),
-        ("data.val_path=", "data.val_path= is empty"),
+        ("data.val_path=", "data.val_path=: give a path, or leave it out"),
+        ("run_dir=null", "run_dir=null: give a path, or leave it out"),
         ("data.path=café", "data.path=café cannot be read"),
         ("data.path=my=images", "data.path=my=images cannot be read"),
         ('data.path="~nobody/x"', "data.path=~nobody/x does not exist"),

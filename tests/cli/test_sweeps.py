@@ -17,7 +17,8 @@ TINY = ("size=tiny", "data.val_fraction=0.25", "perceptual=none", "logger=csv",
 
 
 def test_each_job_of_a_sweep_is_a_run_of_its_own(run: Run, images: Path, tmp_path: Path) -> None:
-    succeeds(run("train_vqgan", "-m", f"data.path={images}", *TINY, "+recipe=ours,esser2021"))
+    sweep = ("-m", f"--config-dir={tmp_path}", "+recipe=ours,esser2021")
+    succeeds(run("train_vqgan", *sweep, f"data.path={images}", *TINY))
     runs = sorted(path.parent for path in (tmp_path / "sweep").glob("*/result.json"))
     assert [path.name for path in runs] == ["0_+recipe-ours", "1_+recipe-esser2021"]
     configs = [OmegaConf.load(path / "config.yaml") for path in runs]

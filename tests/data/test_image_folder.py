@@ -40,6 +40,24 @@ def test_everything_an_image_and_nothing_hidden_is_found(make_folder: Any) -> No
     assert names(opened(root)) == expected.split()
 
 
+def test_a_member_that_was_written_again_counts_once(make_folder: Any) -> None:
+    archive = zipped(make_folder({"": 2}))
+    with zipfile.ZipFile(archive, "a") as whole, pytest.warns(UserWarning, match="Duplicate"):
+        whole.writestr("0.png", whole.read("1.png"))
+    source = opened(archive)
+    assert names(source) == ["0.png", "1.png"]
+    assert np.array_equal(np.asarray(source.load(0)), np.asarray(source.load(1)))
+
+
+def test_a_folder_that_may_not_be_read(make_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(UserError, match="may not be read: check its permissions"):
+        opened(make_folder({"": 1}))
+
+
 @pytest.mark.parametrize("kind", ["plain", "outer folder", "backslashes"])
 def test_a_zip_equals_its_folder(make_folder: Any, kind: str) -> None:
     root = make_folder({"cat": 1, "dog": 2, "__MACOSX": 1})

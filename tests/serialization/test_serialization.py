@@ -53,12 +53,16 @@ def test_a_directory_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert equal(load_model_directory(path), saved())  # though `a` and `b` shared their storage
 
 
-def test_saving_again_replaces_the_whole_directory(tmp_path: Path) -> None:
+def test_saving_again_replaces_the_model_and_leaves_the_rest(tmp_path: Path) -> None:
     path = save_model_directory(saved(1.0), tmp_path / "model")
+    (path / "README.md").write_text("mine")
+    (path / ".git").mkdir()
     smaller = saved(2.0)
     smaller.parts = {}
     save_model_directory(smaller, path)
     assert equal(load_model_directory(path), smaller)
+    found = {child.name for child in path.iterdir()}
+    assert found == {"README.md", ".git", "config.json", "model.safetensors"}
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
