@@ -7,9 +7,8 @@ from taming.data.arrays import CIFAR10, ArraySource, Digits, FashionMNIST
 from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.dataset import ImageDataset, Part, Source
 from taming.data.image_folder import ImageFolder
-from taming.data.images import BrokenImageError, PictureReader, Reader
 from taming.data.inspection import InspectionImages
-from taming.data.label_maps import LabelMapReader
+from taming.data.readers import BrokenImageError, LabelMapReader, PictureReader, Reader
 from taming.data.sources import DataSource, ImageFiles, PairFiles, held_out_split
 from taming.data.tokens import (
     CacheDescription,

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from taming.data.dataset import Part
-from taming.data.images import Channels, PictureReader
+from taming.data.readers import Channels, PictureReader
 from taming.data.sources import Fraction, hold_out
 from taming.errors import UserError
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from taming.data.images import BrokenImageError, Reader
+from taming.data.readers import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from taming.data.files import FileEntry, natural_key, open_files, some
-from taming.data.images import BrokenImageError, Reader, decoding, header_size
+from taming.data.readers import BrokenImageError, Reader, decoding, header_size
 from taming.errors import UserError
 
 __all__ = ["Check", "ImageFolder", "LabelMode", "folder_labels"]

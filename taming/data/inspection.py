@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from taming.data.files import some
 from taming.data.image_folder import ImageFolder
-from taming.data.images import BrokenImageError
+from taming.data.readers import BrokenImageError
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.dataset import ImageDataset
-from taming.data.images import Reader
+from taming.data.readers import Reader
 from taming.data.sources import DataSource
 from taming.data.tokens import TokenDataset
 from taming.data.transforms import ImageTransform

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from taming.data.dataset import Part
 from taming.data.files import some
 from taming.data.image_folder import Check, ImageFolder, LabelMode
-from taming.data.images import Reader
+from taming.data.readers import Reader
 from taming.data.transforms import check_same_shape
 from taming.errors import UserError
 

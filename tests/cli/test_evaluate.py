@@ -29,7 +29,7 @@ from taming.conditioning import (
     ImageCondition,
     Unconditional,
 )
-from taming.data.label_maps import one_hot
+from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.sequence import to_tokens

@@ -12,7 +12,7 @@ from tiny_commands import Run, fails_before_writing, write_images
 from tiny_models import tiny_generator
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition
-from taming.data.label_maps import one_hot
+from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import to_uint8

@@ -10,7 +10,7 @@ from PIL import Image
 from tiny_data import FRAME, data_module, label_map_files, zipped
 
 from taming.data import BrokenImageError, ImageTransform, LabelMapReader
-from taming.data.label_maps import one_hot
+from taming.data.readers import one_hot
 from taming.errors import UserError
 
 

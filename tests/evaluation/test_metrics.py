@@ -11,7 +11,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from sklearn.metrics import accuracy_score, jaccard_score
 from torch import Tensor
 
-from taming.data.label_maps import one_hot
+from taming.data.readers import one_hot
 from taming.evaluation import (
     CodebookUsage,
     LabelMapMetrics,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition, Unconditional
-from taming.data.label_maps import one_hot
+from taming.data.readers import one_hot
 from taming.errors import MissingPathError, UserError
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import as_palette, to_uint8

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from taming.data import BrokenImageError, PictureReader
-from taming.data.images import header_size
+from taming.data import BrokenImageError, ImageTransform, LabelMapReader, PictureReader
+from taming.data.readers import header_size
 
 GREEN = (0, 255, 0)
 
@@ -147,3 +147,25 @@ def test_a_header_is_read_without_the_rest() -> None:
     file = Counted(content)
     assert header_size(file) == (1024, 1024)
     assert 0 < file.count < 5000 < len(content) / 100
+
+
+def test_the_repr_that_token_caches_are_found_by() -> None:
+    """A cache made by an earlier version is found as long as these stay as they are."""
+    picture = "PictureReader(channels=1, background=(0, 127, 255))"
+    assert repr(PictureReader(1, background=[0, 127, 255])) == picture
+    maps = "LabelMapReader(num_classes=5, unlabelled=255, unlabelled_class=None)"
+    assert repr(LabelMapReader(5, palette=[[0, 0, 0]] * 5)) == maps
+    whole = ImageTransform(resolution=16, resize="stretch", crop="none")
+    assert repr(whole) == (
+        "ImageTransform(resolution=(16, 16), resize='stretch', crop='none', crop_scale=(1.0, 1.0), "
+        "horizontal_flip=False, random_shift=0, pad=0, condition_resolution=None)"
+    )
+    crops = ImageTransform(
+        resolution=[12, 16], resize="shorter_side", crop="random", crop_scale=[0.5, 1],
+        condition_resolution=[6, 8],
+    )  # fmt: skip
+    assert repr(crops) == (
+        "ImageTransform(resolution=(12, 16), resize='shorter_side', crop='random', "
+        "crop_scale=(0.5, 1), horizontal_flip=False, random_shift=0, pad=0, "
+        "condition_resolution=(6, 8))"
+    )
