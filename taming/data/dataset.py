@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from taming.data.readers import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["ImageDataset", "Part", "Source"]
+__all__ = ["ImageDataset", "Part", "Source", "naming"]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,15 @@ class Part(NamedTuple):
     source: Source
     conditions: Source | None = None  # of pairs, in the order of `source`
     indices: list[int] | None = None  # which of its images, in this order; None for all
+
+
+@contextmanager
+def naming(image: str) -> Iterator[None]:
+    """Puts the name of an image in front of the message of a `UserError`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{image}: {error}") from error
 
 
 class ImageDataset(Dataset[dict[str, Any]]):
@@ -96,11 +106,12 @@ class ImageDataset(Dataset[dict[str, Any]]):
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
         image, condition, index = self._load(index)
         item: dict[str, Any] = {}
-        if condition is None or self.conditions is None:
-            image = self.transform(image, rng, self.name(index))
-        else:
-            image, condition = self.transform.pair(image, condition, rng, self.name(index))
-            item["conditions"] = self.conditions.reader.tensor(condition)
+        with naming(self.name(index)):
+            if condition is None or self.conditions is None:
+                image = self.transform(image, rng)
+            else:
+                image, condition = self.transform.pair(image, condition, rng)
+                item["conditions"] = self.conditions.reader.tensor(condition)
         item["images"] = self.source.reader.tensor(image)
         if (label := self.label(index)) is not None:
             item["labels"] = label
@@ -108,7 +119,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     @property
     def replaced(self) -> list[str]:
-        """Names of the images that turned out to be broken later, in any worker so far."""
+        """Names of images found to be broken while loading, in any worker."""
         return [self.name(i) for i in self._replaced.nonzero().flatten().tolist()]
 
     def name(self, index: int) -> str:
@@ -169,5 +180,6 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if sizes is None:
             return 0
         for index in self._indices:
-            self.transform.check_size(sizes[index], self.source.name(int(index)))
+            with naming(self.source.name(int(index))):
+                self.transform.check_size(sizes[index])
         return sum(self.transform.magnifies(sizes[index]) for index in self._indices)

@@ -1,4 +1,4 @@
-"""Images as they are, of any sizes, in batches of one size each."""
+"""Images at their own sizes, batched by size."""
 
 from collections.abc import Iterator
 
@@ -20,13 +20,13 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     Making one reads the headers of the images. Broken files are left out, counted and named.
 
     Args:
-        source: where the images are.
-        factor: the model's downsample factor.
-        resolution: None: every image keeps its size, and what is left over of a multiple of
-            `factor` is cut off on both sides alike; else pixels, one number or (height, width),
-            that all are resized and cropped in the middle to.
+        source: the images.
+        downsample_factor: the model's.
+        resolution: pixels, one number or (height, width), to which all images are resized and
+            cropped in the middle; None: every image keeps its size, but for what is over a
+            multiple of `downsample_factor`, which is cut off on both sides alike.
         min_side: smallest side of a result that can be used.
-        max_images: only the first so many; None: all.
+        max_images: take only this many, the first ones; None: all.
 
     Attributes:
         broken: (name, reason) of the files left out so far.
@@ -41,29 +41,29 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         self,
         source: ImageFolder,
         *,
-        factor: int,
+        downsample_factor: int,
         resolution: int | tuple[int, int] | None,
         min_side: int,
         max_images: int | None,
     ) -> None:
         self.source = source
-        self.factor = factor
+        self.downsample_factor = downsample_factor
         self._fixed: ImageTransform | None = None
         if resolution is not None:
             self._fixed = ImageTransform(
                 resolution=resolution, resize="shorter_side", crop="center"
             )
             height, width = self._fixed.size
-            if height % factor or width % factor:
+            if height % downsample_factor or width % downsample_factor:
                 raise UserError(
-                    f"resolution is {height}×{width}, which does not divide by the model's "
-                    f"downsample factor {factor}: use multiples of {factor}."
+                    f"resolution is {height}×{width}: use multiples of {downsample_factor}, the "
+                    "model's downsample factor."
                 )
         source.drop_broken("header", max_images)
         self.broken = source.broken
         before = source.sizes or []
         after = [self._size(size) for size in before]
-        least = max(factor, min_side)
+        least = max(downsample_factor, min_side)
         for number, size in enumerate(after):
             if min(size) < least:
                 raise UserError(
@@ -83,7 +83,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         return len(self.source)
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor | None, str]:
-        """Reads `(c H W)` in [-1, 1]; None and what is wrong with the file, if it is broken."""
+        """Returns `(c H W)` in [-1, 1] and ""; for a broken file None and what is wrong with it."""
         try:
             image = self.source.load(number)
         except BrokenImageError as error:
@@ -91,7 +91,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         transform = self._fixed or ImageTransform(
             resolution=self._size((image.height, image.width)), resize="none", crop="center"
         )
-        return self.source.reader.tensor(transform(image, name=self.source.name(number))), ""
+        return self.source.reader.tensor(transform(image)), ""
 
     def batches(
         self, batch_size: int, num_workers: int
@@ -133,4 +133,5 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         """Returns the result's (height, width) for an image of this size."""
         if self._fixed is not None:
             return self._fixed.size
-        return size[0] - size[0] % self.factor, size[1] - size[1] % self.factor
+        factor = self.downsample_factor
+        return size[0] - size[0] % factor, size[1] - size[1] % factor

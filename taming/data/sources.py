@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from taming.data.dataset import Part
+from taming.data.dataset import Part, naming
 from taming.data.files import some
 from taming.data.image_folder import Check, ImageFolder, LabelMode
 from taming.data.readers import Reader
@@ -153,7 +153,8 @@ class PairFiles(ImageFiles):
         conditions.drop_broken(self.check)
         self._pair_up(images, conditions)
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):
-            check_same_shape(*sizes, images.name(index))
+            with naming(images.name(index)):
+                check_same_shape(*sizes)
 
     def _pair_up(self, images: ImageFolder, conditions: ImageFolder) -> list[str]:
         """Keeps the pairs only, in the images' order; returns the names of the other files."""

@@ -20,16 +20,16 @@ Window = tuple[float, float, float, float]  # (left, top, right, bottom) in pixe
 
 
 class View(NamedTuple):
-    """What is shown of an image, and alike of its condition."""
+    """The part of an image, and of its condition, that becomes the result."""
 
-    window: Window  # the part that becomes the result
+    window: Window
     mirrored: bool = False  # left and right are exchanged
     offset: tuple[int, int] = (0, 0)  # pixels of the result that it is moved to the right and down
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTransform:
-    """Resizes, crops and augments; the deterministic version differs only in what is drawn.
+    """Resizes, crops and augments; deterministic without a random generator.
 
     The steps, in this order:
 
@@ -76,6 +76,7 @@ class ImageTransform:
     condition_resolution: Resolution | None = None
 
     def __post_init__(self) -> None:
+        # as tuples of two: token caches are found by the repr
         for name in ("resolution", "condition_resolution", "crop_scale"):
             value = getattr(self, name)
             if isinstance(value, int):
@@ -112,29 +113,22 @@ class ImageTransform:
         """Whether anything is drawn in training: if not, each image has one view only."""
         return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
 
-    def __call__(
-        self, image: Image.Image, rng: np.random.Generator | None = None, name: str = "the image"
-    ) -> Image.Image:
+    def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Image.Image:
         """Transforms an image of mode `L` or `RGB`, or `P` for a label map.
 
-        `rng` draws the augmentation; None for the deterministic version. `name` is what an error
-        calls the image.
+        `rng` draws the augmentation; None for the deterministic version.
         """
         size = image.height, image.width
-        self.check_size(size, name)
+        self.check_size(size)
         return self._show(image, self._view(size, rng), self.size)
 
     def pair(
-        self,
-        image: Image.Image,
-        condition: Image.Image,
-        rng: np.random.Generator | None = None,
-        name: str = "the image",
+        self, image: Image.Image, condition: Image.Image, rng: np.random.Generator | None = None
     ) -> tuple[Image.Image, Image.Image]:
         """Transforms an image and its condition, of the same shape: one window, mirrored alike."""
         size, condition_size = (image.height, image.width), (condition.height, condition.width)
-        self.check_size(size, name)
-        check_same_shape(size, condition_size, name)
+        self.check_size(size)
+        check_same_shape(size, condition_size)
         view = self._view(size, rng)
         left, top, right, bottom = view.window
         y, x = condition_size[0] / size[0], condition_size[1] / size[1]
@@ -142,8 +136,8 @@ class ImageTransform:
         shown = self._show(condition, scaled, self.condition_size)
         return self._show(image, view, self.size), shown
 
-    def check_size(self, size: tuple[int, int], name: str) -> None:
-        """Raises a `UserError` naming the image if one of this (height, width) cannot be used."""
+    def check_size(self, size: tuple[int, int]) -> None:
+        """Raises a `UserError` if an image of this (height, width) cannot be used."""
         height, width = (side + 2 * self.pad for side in size)
         factor = self.size[0] // height
         if self.resize == "enlarge" and (
@@ -161,12 +155,12 @@ class ImageTransform:
             return
         padded = f" ({height}x{width} with pad={self.pad})" if self.pad else ""
         raise UserError(
-            f"{name} is {size[0]}x{size[1]} pixels (height x width){padded}, resolution is "
-            f"{self.size[0]}x{self.size[1]}: {problem}"
+            f"an image of {size[0]}x{size[1]} pixels (height x width){padded} does not suit "
+            f"resolution {self.size[0]}x{self.size[1]}: {problem}"
         )
 
     def magnifies(self, size: tuple[int, int]) -> bool:
-        """Whether an image of this (height, width) must be resized up, and turns out soft."""
+        """Whether an image of this (height, width) would be enlarged, and look soft."""
         too_small = size[0] + 2 * self.pad < self.size[0] or size[1] + 2 * self.pad < self.size[1]
         return self.resize in ("shorter_side", "stretch") and too_small
 
@@ -217,12 +211,12 @@ class ImageTransform:
         return left, top, left + width, top + height
 
 
-def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int], name: str) -> None:
+def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int]) -> None:
     """Raises a `UserError` unless two (height, width) have the same aspect, up to one pixel."""
     (height, width), (condition_height, condition_width) = size, condition_size
     scale = condition_width / width
     if abs(condition_height - height * scale) > max(1.0, scale):
         raise UserError(
-            f"{name} is {height}x{width} pixels (height x width) and its condition "
+            f"an image of {height}x{width} pixels (height x width) has a condition of "
             f"{condition_height}x{condition_width}: they must be of the same shape."
         )

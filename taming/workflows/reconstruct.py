@@ -83,7 +83,7 @@ def reconstruct_images(
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     images = InspectionImages(
         ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
-        factor=factor,
+        downsample_factor=factor,
         resolution=resolution,
         min_side=max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0),
         max_images=max_images,
@@ -157,8 +157,8 @@ def _notes(
         notes.append(f"{len(images.broken)} broken files left out ({images.describe_broken()}).")
     if images.num_cropped:
         notes.append(
-            f"{images.num_cropped} images cropped to multiples of {images.factor} pixels, in the "
-            "middle."
+            f"{images.num_cropped} images cropped in the middle to multiples of "
+            f"{images.downsample_factor} pixels."
         )
     if images.num_magnified:
         notes.append(f"{images.num_magnified} images smaller than the resolution and enlarged.")

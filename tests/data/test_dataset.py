@@ -113,7 +113,7 @@ def test_too_many_that_break_later_stop(make_folder: Any) -> None:
 def test_sizes_that_do_not_suit_are_an_error_at_once(make_folder: Any) -> None:
     root = make_folder({"": 3}, size=(24, 12))
     cut = ImageTransform(resolution=16, resize="none", crop="random")
-    with pytest.raises(UserError, match=r"^0\.png is 24x12 .*too small"):
+    with pytest.raises(UserError, match=r"^0\.png: an image of 24x12 .*too small"):
         dataset(root, "full", cut)
     assert dataset(root, "full").num_magnified == 3
     assert dataset(make_folder({"": 3}, "large"), "header").num_magnified == 0

@@ -18,8 +18,8 @@ def write(path: Path, height: int, width: int, value: int = 100) -> Path:
 
 def inspected(path: Path, **settings: Any) -> InspectionImages:
     source = ImageFolder(path, PictureReader())
-    given = {"factor": 4, "resolution": None, "min_side": 8, "max_images": None, **settings}
-    return InspectionImages(source, **given)
+    settings = {"resolution": None, "min_side": 8, "max_images": None, **settings}
+    return InspectionImages(source, downsample_factor=4, **settings)
 
 
 def batches(images: InspectionImages, batch_size: int) -> list[tuple[list[str], tuple[int, ...]]]:
@@ -81,7 +81,7 @@ def test_images_that_are_too_small(tmp_path: Path) -> None:
             inspected(tmp_path, min_side=min_side)
     enlarged = inspected(tmp_path, min_side=11, resolution=12)
     assert batches(enlarged, 1) == [(["a.png"], (1, 3, 12, 12))]
-    with pytest.raises(UserError, match=r"resolution is 10×10, .* multiples of 4"):
+    with pytest.raises(UserError, match=r"resolution is 10×10: use multiples of 4"):
         inspected(tmp_path, resolution=10)
 
 

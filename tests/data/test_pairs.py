@@ -116,7 +116,7 @@ def test_a_pair_with_a_broken_file_is_left_out(pairs: Path, side: str, check: st
 
 def test_shapes_that_differ(pairs: Path) -> None:
     Image.new("L", (32, 26)).save(pairs / "label" / "street" / "4.png")
-    message = r"image/street/4\.bmp is 24x32 pixels .* its condition 26x32"
+    message = r"image/street/4\.bmp: an image of 24x32 pixels .* a condition of 26x32"
     with pytest.raises(UserError, match=message):
         module(pairs).setup()
     data = module(pairs, check="none")
