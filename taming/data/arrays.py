@@ -90,6 +90,7 @@ class Digits(_InMemory):
     """
 
     val_fraction: Fraction = 0.2
+    image_size: ClassVar = (8, 8)
 
     def open(self) -> tuple[Part, Part]:
         """Loads them and holds some out for validation."""
@@ -114,6 +115,7 @@ class FashionMNIST(_InMemory):
     """
 
     root: str | Path
+    image_size: ClassVar = (28, 28)
     name: ClassVar = "fashion_mnist"
     folder: ClassVar = "FashionMNIST/raw"  # below the root
 
@@ -153,6 +155,7 @@ class CIFAR10(FashionMNIST):
     """
 
     channels: Channels = 3
+    image_size: ClassVar = (32, 32)
     name: ClassVar = "cifar10"
     folder: ClassVar = ""
 

@@ -59,7 +59,7 @@ class Part(NamedTuple):
 
 @contextmanager
 def naming(image: str) -> Iterator[None]:
-    """Puts the name of an image in front of the message of a `UserError`."""
+    """Puts the name of an image, or of a data set, in front of the message of a `UserError`."""
     try:
         yield
     except UserError as error:

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.data import suggested_max_num_workers
 from torch.utils.data import DataLoader
 
 from taming.data.batches import EndlessBatches, LoaderOptions
-from taming.data.dataset import ImageDataset
+from taming.data.dataset import ImageDataset, naming
 from taming.data.readers import Reader
 from taming.data.sources import DataSource
 from taming.data.tokens import TokenDataset
@@ -155,6 +155,9 @@ class ImageDataModule(EndlessDataModule):
         pictures_alone = not self.of_label_maps and self.condition_reader is None
         if (transform.pad or transform.random_shift) and not pictures_alone:
             raise UserError("label maps and pairs can be neither padded nor shifted.")
+        if (size := getattr(source, "image_size", None)) is not None:
+            with naming(type(source).__name__):
+                transform.check_size(size)
 
     def setup(self, stage: str | None = None) -> None:
         """Finds and checks the data, once; raises the `UserError`s of doing so."""

@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class DataSource(Protocol):
-    """Where training and validation images come from; what `ImageDataModule` takes.
+    """The data of a training, as settings; `open` gives its two parts. `ImageDataModule` takes it.
 
-    Pairs also have a `condition_reader`.
+    Pairs also have a `condition_reader`. Where all images have one size that is known before
+    they are loaded, `image_size` is their (height, width).
     """
 
     @property
@@ -113,7 +114,7 @@ class PairFiles(ImageFiles):
     Args:
         condition_reader: reads the conditions, label maps or pictures.
         subfolder, condition_folder: where in `path` and `val_path` images and conditions are.
-        max_broken_fraction: of the images, and of the conditions.
+        max_broken_fraction: of the pairs; one is broken if either file is.
     """
 
     condition_reader: Reader
@@ -149,9 +150,18 @@ class PairFiles(ImageFiles):
 
     def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
         assert conditions is not None
+        num_pairs = len(images)
         images.drop_broken(self.check)
         conditions.drop_broken(self.check)
         self._pair_up(images, conditions)
+        num_broken = num_pairs - len(images)
+        if num_broken == num_pairs or num_broken > self.max_broken_fraction * num_pairs:
+            names = [name for name, _ in images.broken + conditions.broken]
+            raise UserError(
+                f"{images.description}: {num_broken} of {num_pairs} pairs have a broken file "
+                f"({some(names)}): repair or remove them (max_broken_fraction is "
+                f"{self.max_broken_fraction:g})."
+            )
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):
             with naming(images.name(index)):
                 check_same_shape(*sizes)

@@ -94,6 +94,19 @@ def test_absent_sets_say_what_to_put_where(
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Digits(), "Digits: an image of 8x8 pixels .* 36x36: .*multiple of 8x8"),
+        (FashionMNIST(root="nowhere"), "FashionMNIST: an image of 28x28 "),
+        (CIFAR10(root="nowhere"), "CIFAR10: an image of 32x32 "),
+    ],
+)
+def test_the_resolution_is_checked_before_anything_is_loaded(source: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        module(source, resolution=36)
+
+
 def test_cifar10_files_are_verified_and_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
 ) -> None:

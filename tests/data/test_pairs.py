@@ -114,6 +114,18 @@ def test_a_pair_with_a_broken_file_is_left_out(pairs: Path, side: str, check: st
     assert replaced == ([] if check == "full" else ["image/street/2.bmp"])
 
 
+@pytest.mark.parametrize(
+    ("num_broken", "limit", "message"),
+    [(1, 0.2, r"2 of 8 pairs .*\(image/street/0\.bmp, label/street/7\.png\)"), (4, 1.0, "8 of 8")],
+)
+def test_too_many_broken_pairs(pairs: Path, num_broken: int, limit: float, message: str) -> None:
+    for index in range(num_broken):  # of each side, in different pairs
+        (pairs / "image" / "street" / f"{index}.bmp").write_bytes(b"broken")
+        (pairs / "label" / "street" / f"{7 - index}.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match=message):
+        module(pairs, max_broken_fraction=limit).setup()
+
+
 def test_shapes_that_differ(pairs: Path) -> None:
     Image.new("L", (32, 26)).save(pairs / "label" / "street" / "4.png")
     message = r"image/street/4\.bmp: an image of 24x32 pixels .* a condition of 26x32"
