@@ -60,11 +60,11 @@ class ArraySource:
         return int(self._labels[index])
 
     def name(self, index: int) -> str:
-        """Returns such as `train/00012` for an image of a part called `train`."""
+        """Returns a name such as `train/00012`: of image 12 of the part `train`."""
         return f"{self.description.partition('/')[2] or 'all'}/{index:05d}"
 
     def fingerprint(self) -> str:
-        """Digests name, pixels, labels and number of channels."""
+        """Returns a digest of name, pixels, labels and number of channels."""
         digest = hashlib.sha256(repr((self.description, self.reader.channels)).encode())
         digest.update(self._images.tobytes())
         digest.update(self._labels.tobytes())
@@ -77,7 +77,7 @@ class _InMemory:
 
     @property
     def reader(self) -> PictureReader:
-        """Says whether the images are grey or RGB."""
+        """Reader of the images, grey or RGB."""
         return PictureReader(self.channels)
 
 
@@ -85,15 +85,15 @@ class _InMemory:
 class Digits(_InMemory):
     """scikit-learn's 1,797 handwritten digits, 8x8, light on dark; they come with the library.
 
-    Their 17 levels, 0 to 16, are spread over 0 to 255. There is no official split: `val_fraction`
-    of them are held out.
+    Their 17 levels, 0 to 16, are spread over 0 to 255. There is no official split: the share
+    `val_fraction` is held out.
     """
 
     val_fraction: Fraction = 0.2
     image_size: ClassVar = (8, 8)
 
     def open(self) -> tuple[Part, Part]:
-        """Loads them and holds some out for validation."""
+        """Loads the digits and holds some out for validation."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -120,7 +120,7 @@ class FashionMNIST(_InMemory):
     folder: ClassVar = "FashionMNIST/raw"  # below the root
 
     def open(self) -> tuple[Part, Part]:
-        """Loads the training and the test images, if need be downloaded."""
+        """Loads the training and the test images; downloads them if they are missing."""
         return Part(self._part("train")), Part(self._part("test"))
 
     def _part(self, part: str) -> ArraySource:
@@ -151,7 +151,8 @@ class FashionMNIST(_InMemory):
 class CIFAR10(FashionMNIST):
     """CIFAR-10: 50,000 training and 10,000 test photos of ten things, 32x32, RGB.
 
-    As `FashionMNIST`; `root` holds `cifar-10-batches-py/` or `cifar-10-python.tar.gz`.
+    Otherwise like `FashionMNIST`; `root` holds `cifar-10-batches-py/` or
+    `cifar-10-python.tar.gz`.
     """
 
     channels: Channels = 3

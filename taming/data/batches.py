@@ -1,4 +1,4 @@
-"""How images become batches: how many at once, and in what order, for ever."""
+"""Batches of images: their sizes, and their endless order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ __all__ = ["EndlessBatches", "LoaderOptions"]
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are loaded.
+    """Batch sizes, and the number of processes that load batches.
 
     Args:
-        batch_size: training images a step and rank.
-        val_batch_size: validation images a batch and rank; None for `batch_size`.
-        num_workers: loader processes a rank and part; `auto` is one less than the rank's share of
-            the machine's cores, at most 8, and 0 for data in memory.
+        batch_size: training images per step and rank.
+        val_batch_size: validation images per batch and rank; None for `batch_size`.
+        num_workers: loader processes per rank and part; `auto` is one less than the rank's share
+            of the machine's cores, at most 8, and 0 for data in memory.
     """
 
     batch_size: Annotated[int, Ge(1)]
@@ -31,16 +31,16 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
     """Yields batches of `(index, draw)` for ever, a pure function of the seed and the batch number.
 
     The stream is one seeded permutation of the data after the other, so each pass holds every item
-    once and no item is dropped. Of b items and W ranks, global batch k covers the stream's
-    positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
-    position: unique in a training, it seeds the item's augmentation. Has no length.
+    once and no item is dropped. With b items per batch and W ranks, global batch k covers the
+    stream's positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
+    position: unique in a training, it seeds the item's augmentation. There is no length.
 
     Args:
-        num_items: how many items the data set has.
-        batch_size: b, items a batch and rank.
-        seed: of the permutations, not negative.
-        rank, world_size: r, of this process, and W.
-        start_batch: number of the first batch to yield, of a resumed training.
+        num_items: number of items in the data set.
+        batch_size: b, items per batch and rank.
+        seed: seed of the permutations, not negative.
+        rank, world_size: r, this process's rank, and W.
+        start_batch: number of the first batch, where a resumed training goes on.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Source(Protocol):
         """Returns a name that is unique within the source."""
 
     def fingerprint(self) -> str:
-        """Digests everything that decides what `load` and `label` return."""
+        """Returns a digest of everything that decides what `load` and `label` return."""
 
 
 class Part(NamedTuple):
@@ -72,16 +72,16 @@ class ImageDataset(Dataset[dict[str, Any]]):
     `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
     float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is
-    its class number and missing if there are no classes; `conditions`, of pairs, is the condition's
-    tensor in the same view.
+    its class number, missing if there are no classes; `conditions`, only for pairs, is the
+    condition's tensor in the same view.
 
     An image that cannot be loaded after all is replaced by the next one of its class, and reported
     once.
 
     Args:
         part: the images.
-        transform: what is done with them.
-        seed: of the augmentation, not negative.
+        transform: gives them all one size, and augments them.
+        seed: seed of the augmentation, not negative.
 
     Raises:
         UserError: if images have sizes that the transform cannot use; in `__getitem__`, if more
@@ -118,12 +118,12 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return item
 
     @property
-    def replaced(self) -> list[str]:
+    def replaced_names(self) -> list[str]:
         """Names of images found to be broken while loading, in any worker."""
         return [self.name(i) for i in self._replaced.nonzero().flatten().tolist()]
 
     def name(self, index: int) -> str:
-        """Returns the file name, or such as `train/00012` of a built-in set's training part."""
+        """Returns the name of an item's file, or one such as `train/00012` in a built-in set."""
         return self.source.name(int(self._indices[index]))
 
     def label(self, index: int) -> int | None:
@@ -131,9 +131,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return self.source.label(int(self._indices[index]))
 
     def fingerprint(self) -> str:
-        """Digests what the items are: files, labels, which of them in what order, transform.
+        """Returns a digest of the items: files, labels, their choice and order, transform.
 
-        Neither the seed nor where the files lie is part of it.
+        The seed is no part of it, nor is the place of the files.
         """
         digest = hashlib.sha256(self.source.fingerprint().encode())
         if self.conditions is not None:
@@ -143,7 +143,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return digest.hexdigest()
 
     def _load(self, index: int) -> tuple[Image.Image, Image.Image | None, int]:
-        """Loads image and condition of an item, or of another if that one is broken."""
+        """Loads an item's image and condition, or another item's if that one is broken."""
         for candidate in self._with_stand_ins(index):
             if self._replaced[candidate]:
                 continue

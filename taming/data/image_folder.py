@@ -1,4 +1,4 @@
-"""A folder or zip archive of images as a source: listed, checked, labelled."""
+"""The images of a folder or zip archive: listed, checked, labelled."""
 
 import hashlib
 import io
@@ -89,7 +89,7 @@ class ImageFolder:
         return self._entries[index].name
 
     def fingerprint(self) -> str:
-        """Digests the files' names, sizes, stamps and labels, and how they are read."""
+        """Returns a digest of the files' names, sizes, stamps and labels, and of their reader."""
         digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())
         for entry, label in zip(self._entries, self._labels, strict=True):
             digest.update(repr((*entry, label)).encode(errors="surrogateescape"))
@@ -104,7 +104,7 @@ class ImageFolder:
             check: `full` decodes each file; `header` reads its beginning (and a PNG's checksums),
                 which a cut-off JPEG passes; `auto` is `full` up to 2 GiB of files and `header`
                 above; `none` does nothing.
-            first: keep only the first so many whole files; None for all.
+            first: keep only this many whole files, the first ones; None for all.
 
         Raises:
             UserError: if more than `max_broken_fraction` of the files are broken, or all.
@@ -143,7 +143,7 @@ class ImageFolder:
         self.sizes = [size for size in results if not isinstance(size, str)]
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Leaves out all images but these, which follow each other in this order."""
+        """Keeps only these images, in this order."""
         self._entries = [self._entries[i] for i in indices]
         self._labels = [self._labels[i] for i in indices]
         self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]

@@ -96,10 +96,10 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     def batches(
         self, batch_size: int, num_workers: int
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Yields numbers in the source, and images `(b c H W)` of one size, b up to `batch_size`.
+        """Yields images' numbers, and the images `(b c H W)` of one size, b up to `batch_size`.
 
         Raises:
-            UserError: after the last one, if no image could be read.
+            UserError: if no image can be read.
         """
         loader = DataLoader(
             self,
@@ -126,7 +126,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         yield numbers, torch.stack(images)
 
     def describe_broken(self) -> str:
-        """Joins `name: reason` of the broken files, at most ten."""
+        """Lists the broken files and their reasons, at most ten."""
         return some([f"{name}: {why}" for name, why in self.broken], "; ")
 
     def _size(self, size: tuple[int, int]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Lightning's data modules, one a stage: endless training batches, ordered validation."""
+"""Lightning data modules, one per stage: endless training batches, ordered validation."""
 
 import logging
 from functools import cached_property
@@ -29,14 +29,14 @@ class EndlessDataModule(L.LightningDataModule):
 
     A training's length is a number of steps; a resumed one goes on with the batch that follows.
     Under several ranks the trainer must not add its own sampler (`use_distributed_sampler=False`):
-    training batches are dealt out already, and of the validation data rank r of W takes every W-th
-    item from the r-th on, no item twice, so that one rank may get one item more than another.
+    training batches are dealt out already, and rank r of W takes every W-th validation item from
+    the r-th on, no item twice, so that one rank may get one item more than another.
 
     Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`.
 
     Args:
-        loader: see there.
-        seed: of order and augmentation, not negative.
+        loader: batch sizes and loader processes.
+        seed: seed of order and augmentation, not negative.
 
     Attributes:
         start_batch: number of the first training batch.
@@ -58,11 +58,11 @@ class EndlessDataModule(L.LightningDataModule):
         return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes training go on with the batch recorded by `state_dict`."""
+        """Continues training with the batch that `state_dict` recorded."""
         self.start_batch = state_dict["next_batch"]
 
     def train_dataloader(self) -> Batches:
-        """Makes endless augmented batches for this rank, from `start_batch` on."""
+        """Returns a loader of this rank's endless augmented batches, from `start_batch` on."""
         rank, world_size = self._ranks
         batches = EndlessBatches(
             len(self.train_dataset),
@@ -75,7 +75,7 @@ class EndlessDataModule(L.LightningDataModule):
         return self._loader(self.train_dataset, batch_sampler=batches)
 
     def val_dataloader(self) -> Batches:
-        """Makes batches of this rank's validation items in order, not augmented."""
+        """Returns a loader of this rank's validation items, in order and not augmented."""
         num_items, (rank, world_size) = len(self.val_dataset), self._ranks
         if num_items < world_size:
             raise UserError(
@@ -89,7 +89,7 @@ class EndlessDataModule(L.LightningDataModule):
         )
 
     def num_workers_for(self, dataset: Any) -> int:
-        """Says how many processes load this data set."""
+        """Returns the number of processes that load this data set."""
         if self.loader.num_workers != "auto":
             return self.loader.num_workers
         if dataset.in_memory:
@@ -98,7 +98,7 @@ class EndlessDataModule(L.LightningDataModule):
 
     @property
     def _ranks(self) -> tuple[int, int]:
-        """This process's rank, and how many there are."""
+        """This process's rank, and the number of ranks."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _loader(self, dataset: Any, **batching: Any) -> Batches:
@@ -122,14 +122,14 @@ class ImageDataModule(EndlessDataModule):
     of 0 and 1; with classes, `labels` int64 `(b,)`; of pairs, `conditions` float32 `(b c' H' W')`.
 
     Args:
-        source: where the images are; opened once, by `setup` or when a data set is first used.
+        source: the data; opened once, by `setup` or when a data set is first used.
         transform: applied to both parts; validation images are not augmented.
-        loader: see there.
-        seed: of order and augmentation, not negative.
+        loader: batch sizes and loader processes.
+        seed: seed of order and augmentation, not negative.
         conditions: whether pairs are taken with their conditions; the images are the same.
 
     Attributes:
-        channels: of the images: 1, 3, or the number of classes of label maps.
+        channels: channels of the images: 1, 3, or the number of classes of label maps.
         resolution, condition_resolution: (height, width) of images and conditions in pixels.
         of_label_maps: whether the images are one-hot label maps.
         condition_reader: reads the conditions of pairs; None without.
@@ -160,7 +160,7 @@ class ImageDataModule(EndlessDataModule):
                 transform.check_size(size)
 
     def setup(self, stage: str | None = None) -> None:
-        """Finds and checks the data, once; raises the `UserError`s of doing so."""
+        """Finds and checks the data, once; a `UserError` says what is wrong with them."""
         if "_datasets" not in self.__dict__:
             log.info("%s", self.summary())
 

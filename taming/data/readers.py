@@ -72,8 +72,8 @@ class PictureReader:
     """Reads a file as the picture a viewer shows.
 
     EXIF rotation is applied; palettes are resolved; transparent parts show `background`; 16-bit
-    grey is scaled to 8 bit by 255/65535; CMYK is converted without its colour profile; of an
-    animation or a many-page file the first picture is taken.
+    grey is scaled to 8 bit by 255/65535; CMYK is converted without its colour profile; an animation
+    or a file of many pages shows its first picture.
 
     Args:
         channels: 1 for grey, 3 for RGB.
@@ -113,11 +113,11 @@ class LabelMapReader:
     """Reads class numbers: a pixel's value, grey or palette index, is its class.
 
     Args:
-        num_classes: with the class of unlabelled pixels.
+        num_classes: number of classes, that of unlabelled pixels included.
         unlabelled: pixel value of unlabelled pixels; None if there are none.
-        unlabelled_class: their class; None for one of their own, the last.
-        palette: red, green and blue, 0 to 255, by class, to show label maps in; None for a
-            generated one.
+        unlabelled_class: class of unlabelled pixels; None for one of their own, the last.
+        palette: red, green and blue, 0 to 255, of each class, to show label maps in; None for
+            generated colours.
     """
 
     num_classes: Annotated[int, Ge(2), Le(256)]
@@ -137,7 +137,7 @@ class LabelMapReader:
 
     @property
     def channels(self) -> int:
-        """Channels of the tensors: one a class."""
+        """Channels of the tensors: one per class."""
         return self.num_classes
 
     @decoding()
@@ -146,7 +146,7 @@ class LabelMapReader:
 
         Raises:
             BrokenImageError: if it cannot be decoded completely.
-            UserError: if it is no label map, or of other classes.
+            UserError: if it is not a label map, or has other classes.
         """
         with Image.open(file) as opened:
             opened.load()

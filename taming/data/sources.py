@@ -1,4 +1,4 @@
-"""Training and validation data on disk: pictures, label maps, and pairs; what is held out."""
+"""Training and validation data from files: pictures, label maps and pairs; what is held out."""
 
 import hashlib
 import logging
@@ -46,8 +46,8 @@ class ImageFiles:
 
     Args:
         path: a folder, a `.zip` file or an image.
-        reader: from files to pictures (`PictureReader`) or label maps (`LabelMapReader`).
-        val_path: as `path`, of validation images, which must not be in `path`; None to hold some of
+        reader: reads files as pictures (`PictureReader`) or label maps (`LabelMapReader`).
+        val_path: the same for validation images, which must not be in `path`; None to hold some of
             `path` out.
         val_fraction: share to hold out, see `held_out_split`.
         labels: whether folders are classes, see `taming.data.image_folder.folder_labels`.
@@ -105,7 +105,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFiles(ImageFiles):
-    """Images and what they are to be made from, paired by name.
+    """Pairs of an image and its condition, matched by name.
 
     `image/street/1.jpg` and `label/street/1.png` are a pair: the paths below the two folders are
     the same up to the suffix. Files without partner, or whose partner is broken, are left out,
@@ -192,7 +192,7 @@ def _by_stem(side: ImageFolder, folder: str | None) -> dict[PurePosixPath, int]:
 
 
 def _folders(images: ImageFolder, path: str | Path) -> set[str]:
-    """Returns where images lie, links followed; a folder's images are all in it."""
+    """Returns the real paths of the folders that hold the images."""
     names = {images.name(i).rpartition("/")[0] for i in range(len(images))}
     return {os.path.realpath(Path(path).expanduser() / name) for name in names}
 
@@ -217,7 +217,7 @@ def held_out_split(
 ) -> tuple[list[int], list[int]]:
     """Splits items into training and validation, the same way whatever the seed and the machine.
 
-    round(fraction · n) items are held out, but one at least, each class giving its share (largest
+    round(fraction · n) items are held out, at least one, each class giving its share (largest
     remainders first) but never its last item. Within a class the items with the smallest hash of
     their name go, so adding images to the set moves few of the others from one side to the other.
 
@@ -227,7 +227,7 @@ def held_out_split(
         fraction: share to hold out, between 0 and 1.
 
     Returns:
-        Indices for training and for validation, both ascending. Where each class has but one item
+        Indices for training and for validation, both ascending. Where each class has only one item
         nothing can be held out, and both are all items.
     """
     classes: dict[int | None, list[int]] = {}

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """The codes that one tokenizer makes of an image."""
+    """Size and origin of the codes that a tokenizer makes of an image."""
 
     tokenizer: str  # fingerprint of its configuration and weights
     grid_size: tuple[int, int]  # (height, width) in codes
@@ -80,11 +80,11 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     Attributes:
         arrays: images × views × …, by the name of the item's entry.
-        replaced: names of the images that could not be read when they were encoded, and for which
-            others stand.
+        replaced_names: names of the images that could not be read when they were encoded; others
+            stand in for them.
 
     Raises:
-        UserError: if it is a cache of something else, or damaged.
+        UserError: if the cache is damaged, or is one of something else.
     """
 
     in_memory = True  # as far as processes that load ahead are concerned
@@ -95,7 +95,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
             self.arrays = {
                 name: np.load(directory / f"{name}.npy", "r") for name in description.arrays
             }
-            self.replaced: list[str] = meta.pop("replaced")
+            self.replaced_names: list[str] = meta.pop("replaced")
             shapes = {name: (array.dtype, array.shape) for name, array in self.arrays.items()}
             if meta != description.plain() or shapes != description.arrays:
                 raise ValueError("it is of other data than its name says")
@@ -127,7 +127,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     @staticmethod
     def collate(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Leaves a batch as it is."""
+        """Returns a batch as it is."""
         return batch
 
 
@@ -144,7 +144,7 @@ class TokenWriter:
 
     Attributes:
         done: number of items written.
-        replaced: names of the images for which others stand, as recorded.
+        replaced_names: names of the images that others stand in for, as recorded.
 
     Raises:
         OSError: if the disk has no room for it.
@@ -156,19 +156,19 @@ class TokenWriter:
         self.total = description.num_images * description.num_views
         try:
             record = json.loads((directory / PROGRESS_FILE).read_text())
-            self.done, self.replaced = int(record["done"]), set(record["replaced"])
+            self.done, self.replaced_names = int(record["done"]), set(record["replaced"])
             self._arrays = {
                 name: np.lib.format.open_memmap(directory / f"{name}.npy", "r+")
                 for name in description.arrays
             }
         except (OSError, ValueError, EOFError, KeyError):  # none, or none of any use
-            self.done, self.replaced = 0, set()
+            self.done, self.replaced_names = 0, set()
             self._arrays = self._new_arrays()
         if self.done:
             log.info("going on with %s, at image %d of %d", directory, self.done, self.total)
 
     def _new_arrays(self) -> dict[str, np.memmap[Any, Any]]:
-        """Makes the files at their full size, or none of them if the disk has no room."""
+        """Creates the files at their full size, or none of them if the disk has no room."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         arrays = {}
@@ -201,24 +201,24 @@ class TokenWriter:
             array[images, views] = batch[name]
         self.done += len(items)
 
-    def record(self, replaced: Iterable[str] = ()) -> None:
-        """Puts what is written on the disk, and then how much that is.
+    def record(self, replaced_names: Iterable[str] = ()) -> None:
+        """Flushes what is written to the disk, and then records how much that is.
 
-        `replaced` names images for which others were written; those recorded before stay.
+        `replaced_names` are added to those recorded before.
         """
-        self.replaced.update(replaced)
+        self.replaced_names.update(replaced_names)
         for array in self._arrays.values():
             array.flush()
         unfinished = self.directory / f"{PROGRESS_FILE}.unfinished"
-        record = {"done": self.done, "replaced": sorted(self.replaced)}
+        record = {"done": self.done, "replaced": sorted(self.replaced_names)}
         unfinished.write_text(json.dumps(record))
         unfinished.replace(self.directory / PROGRESS_FILE)
 
     def finish(self, directory: Path) -> None:
-        """Makes it a valid cache, and moves it to `directory`."""
+        """Completes the cache and moves it to `directory`."""
         assert self.done == self.total
         self.record()
-        meta = {**self.description.plain(), "replaced": sorted(self.replaced)}
+        meta = {**self.description.plain(), "replaced": sorted(self.replaced_names)}
         (self.directory / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
         self.directory.rename(directory)
         (directory / PROGRESS_FILE).unlink()

@@ -1,4 +1,4 @@
-"""From an image of any size to one of one size, with or without augmentation."""
+"""Images of any size resized, cropped and augmented to one size."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, cast
@@ -24,7 +24,7 @@ class View(NamedTuple):
 
     window: Window
     mirrored: bool = False  # left and right are exchanged
-    offset: tuple[int, int] = (0, 0)  # pixels of the result that it is moved to the right and down
+    offset: tuple[int, int] = (0, 0)  # shift of the result to the right and down, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class ImageTransform:
 
     @property
     def augments(self) -> bool:
-        """Whether anything is drawn in training: if not, each image has one view only."""
+        """Whether training draws anything; if not, each image has only one view."""
         return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
 
     def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Image.Image:

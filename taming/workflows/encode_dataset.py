@@ -84,13 +84,13 @@ def encode_dataset(
                 "give another tokens.cache_dir."
             ) from error
     tokens = TokenDataset(directory, description)
-    if tokens.replaced:
+    if tokens.replaced_names:
         log.warning(
             "tokens of %s: %d images could not be read when they were encoded (%s), and others "
             "stand for them. If they can be read now, delete %s: all are encoded again.",
             images,
-            len(tokens.replaced),
-            some(tokens.replaced),
+            len(tokens.replaced_names),
+            some(tokens.replaced_names),
             directory,
         )
     return tokens
@@ -154,7 +154,7 @@ def _encode(
                 writer.write(tokens)
                 bar.update(len(batch["images"]))
                 if time.monotonic() - recorded > RECORD_SECONDS:
-                    writer.record(dataset.replaced)
+                    writer.record(dataset.replaced_names)
                     recorded = time.monotonic()
     finally:  # Ctrl-C too
-        writer.record(dataset.replaced)
+        writer.record(dataset.replaced_names)

@@ -78,10 +78,10 @@ def test_a_file_that_breaks_later_is_replaced_by_one_of_its_class(
         assert torch.equal(data[3]["images"], item["images"])
     assert item["labels"] == 0
     assert torch.equal(item["images"], data[0]["images"])  # the next cat, round the corner
-    assert data.replaced == ["cat/3.png"]
+    assert data.replaced_names == ["cat/3.png"]
     (message,) = caplog.messages  # once
     assert "cat/3.png is broken (not an image of a known format)" in message
-    assert pickle.loads(pickle.dumps(data)).replaced == ["cat/3.png"]
+    assert pickle.loads(pickle.dumps(data)).replaced_names == ["cat/3.png"]
 
 
 def test_a_worker_that_replaces_an_image_tells_the_others(make_folder: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_worker_that_replaces_an_image_tells_the_others(make_folder: Any) -> N
     (root / "5.png").write_bytes(b"gone")
     loader = DataLoader(data, batch_size=4, num_workers=2)
     assert sum(len(batch["images"]) for batch in loader) == 8
-    assert data.replaced == ["5.png"]
+    assert data.replaced_names == ["5.png"]
 
 
 def test_an_opened_zip_can_be_sent_to_a_spawned_worker(make_folder: Any) -> None:

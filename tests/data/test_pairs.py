@@ -110,8 +110,8 @@ def test_a_pair_with_a_broken_file_is_left_out(pairs: Path, side: str, check: st
     for dataset in datasets:
         for item in (dataset[index] for index in range(len(dataset))):
             assert_shows_the_same(item["images"][None], item["conditions"][None])
-    replaced = [found for dataset in datasets for found in dataset.replaced]
-    assert replaced == ([] if check == "full" else ["image/street/2.bmp"])
+    names = [name for dataset in datasets for name in dataset.replaced_names]
+    assert names == ([] if check == "full" else ["image/street/2.bmp"])
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
     begun.record(["b.png"])
     begun.write(codes(100, 3))  # is not recorded: to be done again
     writer = TokenWriter(tmp_path / "a", PAIRED)
-    assert (writer.done, writer.replaced) == (5, {"b.png"})
+    assert (writer.done, writer.replaced_names) == (5, {"b.png"})
     writer.record(["a.png", "b.png"])
     writer.write(codes(5, 7))
     writer.finish(tmp_path / "done")
@@ -115,7 +115,7 @@ def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
         files = [tmp_path / folder / f"{name}.npy" for folder in ("done", "whole")]
         assert files[0].read_bytes() == files[1].read_bytes()
     tokens = TokenDataset(tmp_path / "done", PAIRED)
-    assert (tokens.replaced, whole.replaced) == (["a.png", "b.png"], [])
+    assert (tokens.replaced_names, whole.replaced_names) == (["a.png", "b.png"], [])
 
 
 def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_a_cache_says_whose_stand_ins_it_holds(
     with pytest.raises(KeyboardInterrupt):
         tokens(model, pairs / "image" / "2.png")
     for unreadable in (pairs / "image" / "6.png", None):  # made, and then found
-        assert tokens(tokenizer(), unreadable).replaced == ["image/2.png", "image/6.png"]
+        assert tokens(tokenizer(), unreadable).replaced_names == ["image/2.png", "image/6.png"]
         (directory,) = caches(tmp_path / "cache")
         message = caplog.messages[-1]
         assert "pairs: 2 images could not be read" in message
