@@ -15,11 +15,11 @@ from taming.data.readers import Channels, PictureReader
 from taming.data.sources import Fraction, hold_out
 from taming.errors import UserError
 
-__all__ = ["CIFAR10", "ArraySource", "Digits", "FashionMNIST"]
+__all__ = ["CIFAR10", "Digits", "FashionMNIST", "ImageArray"]
 
 
-class ArraySource:
-    """Images in an array as a source for `ImageDataset`.
+class ImageArray:
+    """Images in an array, as an `ImageList`.
 
     Args:
         description: name of the data set and its part, such as `cifar10/train`.
@@ -99,8 +99,8 @@ class Digits(_InMemory):
         digits = load_digits()
         images = np.round(digits.images * (255 / 16)).astype(np.uint8)
         names = [str(n) for n in range(10)]
-        source = ArraySource("digits", images, digits.target, names, self.channels)
-        return hold_out(Part(source), self.val_fraction)
+        array = ImageArray("digits", images, digits.target, names, self.channels)
+        return hold_out(Part(array), self.val_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class FashionMNIST(_InMemory):
         """Loads the training and the test images; downloads them if they are missing."""
         return Part(self._part("train")), Part(self._part("test"))
 
-    def _part(self, part: str) -> ArraySource:
+    def _part(self, part: str) -> ImageArray:
         from torchvision import datasets  # slow to import: only where it is used
 
         download: Any = getattr(datasets, type(self).__name__)
@@ -140,7 +140,7 @@ class FashionMNIST(_InMemory):
                 "damaged or unpacked files."
             ) from error
         images, labels = np.asarray(data.data), np.asarray(data.targets)
-        return ArraySource(f"{self.name}/{part}", images, labels, data.classes, self.channels)
+        return ImageArray(f"{self.name}/{part}", images, labels, data.classes, self.channels)
 
     def _files(self, download: Any) -> str:
         names = ", ".join(name for name, _ in download.resources)

@@ -1,4 +1,4 @@
-"""Images of any source as a map-style data set of tensors."""
+"""A list of images as a map-style data set of tensors."""
 
 import hashlib
 import logging
@@ -16,13 +16,13 @@ from taming.data.readers import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
 
-__all__ = ["ImageDataset", "Part", "Source", "naming"]
+__all__ = ["ImageDataset", "ImageList", "Part", "naming"]
 
 log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
-    """A list of images, decoded when they are needed: a folder, an archive, an array."""
+class ImageList(Protocol):
+    """Images by number, decoded when they are needed: an `ImageFolder`, an `ImageArray`."""
 
     description: str  # name for messages and summaries
     class_names: list[str]  # empty if there are no classes
@@ -43,18 +43,18 @@ class Source(Protocol):
         """Returns the class of an image, without loading it; None without classes."""
 
     def name(self, index: int) -> str:
-        """Returns a name that is unique within the source."""
+        """Returns a name that is unique within the list."""
 
     def fingerprint(self) -> str:
         """Returns a digest of everything that decides what `load` and `label` return."""
 
 
 class Part(NamedTuple):
-    """Images for training, or for validation."""
+    """The images for training, or for validation: all of a list, or some of it."""
 
-    source: Source
-    conditions: Source | None = None  # of pairs, in the order of `source`
-    indices: list[int] | None = None  # which of its images, in this order; None for all
+    images: ImageList
+    conditions: ImageList | None = None  # of pairs, in the order of `images`
+    indices: list[int] | None = None  # which of the images, in this order; None for all
 
 
 @contextmanager
@@ -85,15 +85,15 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     Raises:
         UserError: if images have sizes that the transform cannot use; in `__getitem__`, if more
-            images than the source's `max_broken_fraction` cannot be loaded.
+            images than the list's `max_broken_fraction` cannot be loaded.
     """
 
     def __init__(self, part: Part, transform: ImageTransform, *, seed: int) -> None:
-        self.source, self.conditions, indices = part
+        self.images, self.conditions, indices = part
         self.transform = transform
         self.seed = seed
-        self.in_memory = self.source.in_memory
-        self._indices = np.arange(len(self.source)) if indices is None else np.asarray(indices)
+        self.in_memory = self.images.in_memory
+        self._indices = np.arange(len(self.images)) if indices is None else np.asarray(indices)
         # in shared memory, so that what a loader's worker finds broken is known to all of them
         self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()
         self.num_magnified = self._check_sizes()
@@ -112,7 +112,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
             else:
                 image, condition = self.transform.pair(image, condition, rng)
                 item["conditions"] = self.conditions.reader.tensor(condition)
-        item["images"] = self.source.reader.tensor(image)
+        item["images"] = self.images.reader.tensor(image)
         if (label := self.label(index)) is not None:
             item["labels"] = label
         return item
@@ -124,18 +124,18 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def name(self, index: int) -> str:
         """Returns the name of an item's file, or one such as `train/00012` in a built-in set."""
-        return self.source.name(int(self._indices[index]))
+        return self.images.name(int(self._indices[index]))
 
     def label(self, index: int) -> int | None:
         """Returns the class of an item without loading its image; None without classes."""
-        return self.source.label(int(self._indices[index]))
+        return self.images.label(int(self._indices[index]))
 
     def fingerprint(self) -> str:
         """Returns a digest of the items: files, labels, their choice and order, transform.
 
         The seed is no part of it, nor is the place of the files.
         """
-        digest = hashlib.sha256(self.source.fingerprint().encode())
+        digest = hashlib.sha256(self.images.fingerprint().encode())
         if self.conditions is not None:
             digest.update(self.conditions.fingerprint().encode())
         digest.update(self._indices.astype(np.int64).tobytes())
@@ -150,10 +150,10 @@ class ImageDataset(Dataset[dict[str, Any]]):
             number = int(self._indices[candidate])
             try:
                 condition = None if self.conditions is None else self.conditions.load(number)
-                return self.source.load(number), condition, candidate
+                return self.images.load(number), condition, candidate
             except BrokenImageError as error:
                 self._note_broken(candidate, error)
-        raise UserError(f"{self.source.description}: none of its {len(self)} images can be loaded.")
+        raise UserError(f"{self.images.description}: none of its {len(self)} images can be loaded.")
 
     def _with_stand_ins(self, index: int) -> Iterator[int]:
         label = self.label(index)
@@ -164,9 +164,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def _note_broken(self, index: int, error: BrokenImageError) -> None:
         self._replaced[index] = True
-        num_broken, limit = int(self._replaced.sum()), self.source.max_broken_fraction
+        num_broken, limit = int(self._replaced.sum()), self.images.max_broken_fraction
         what = "is broken" if self.conditions is None else "or its condition is broken"
-        found = f"{self.source.description}: {self.name(index)} {what} ({error})"
+        found = f"{self.images.description}: {self.name(index)} {what} ({error})"
         if num_broken > limit * len(self):
             raise UserError(
                 f"{found}, as are {num_broken - 1} others that passed the check at the start "
@@ -176,10 +176,10 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def _check_sizes(self) -> int:
         """Checks all known sizes; returns how many images are smaller than the result."""
-        sizes = self.source.sizes
+        sizes = self.images.sizes
         if sizes is None:
             return 0
         for index in self._indices:
-            with naming(self.source.name(int(index))):
+            with naming(self.images.name(int(index))):
                 self.transform.check_size(sizes[index])
         return sum(self.transform.magnifies(sizes[index]) for index in self._indices)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageFolder:
-    """The images of a folder or `.zip` file, or a single image. A source for `ImageDataset`.
+    """The images of a folder or `.zip` file, or a single image, as an `ImageList`.
 
     Opening one lists the files and finds the classes, and reads no image; `drop_broken` does that.
 

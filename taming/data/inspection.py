@@ -20,7 +20,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     Making one reads the headers of the images. Broken files are left out, counted and named.
 
     Args:
-        source: the images.
+        folder: the images.
         downsample_factor: the model's.
         resolution: pixels, one number or (height, width), to which all images are resized and
             cropped in the middle; None: every image keeps its size, but for what is over a
@@ -39,14 +39,14 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
 
     def __init__(
         self,
-        source: ImageFolder,
+        folder: ImageFolder,
         *,
         downsample_factor: int,
         resolution: int | tuple[int, int] | None,
         min_side: int,
         max_images: int | None,
     ) -> None:
-        self.source = source
+        self.folder = folder
         self.downsample_factor = downsample_factor
         self._fixed: ImageTransform | None = None
         if resolution is not None:
@@ -59,15 +59,15 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
                     f"resolution is {height}×{width}: use multiples of {downsample_factor}, the "
                     "model's downsample factor."
                 )
-        source.drop_broken("header", max_images)
-        self.broken = source.broken
-        before = source.sizes or []
+        folder.drop_broken("header", max_images)
+        self.broken = folder.broken
+        before = folder.sizes or []
         after = [self._size(size) for size in before]
         least = max(downsample_factor, min_side)
         for number, size in enumerate(after):
             if min(size) < least:
                 raise UserError(
-                    f"{source.name(number)}, {before[number][0]}×{before[number][1]} pixels, "
+                    f"{folder.name(number)}, {before[number][0]}×{before[number][1]} pixels, "
                     f"leaves {size[0]}×{size[1]} to the model, and {least} pixels a side are "
                     "needed: leave it out, or give a larger resolution=PIXELS for all images."
                 )
@@ -77,21 +77,21 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         else:
             self.num_magnified = sum(map(self._fixed.magnifies, before))
         # images of one size next to each other, so that they can share a batch
-        self._order = sorted(range(len(source)), key=lambda number: after[number])
+        self._order = sorted(range(len(folder)), key=lambda number: after[number])
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.folder)
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor | None, str]:
         """Returns `(c H W)` in [-1, 1] and ""; for a broken file None and what is wrong with it."""
         try:
-            image = self.source.load(number)
+            image = self.folder.load(number)
         except BrokenImageError as error:
             return None, str(error)
         transform = self._fixed or ImageTransform(
             resolution=self._size((image.height, image.width)), resize="none", crop="center"
         )
-        return self.source.reader.tensor(transform(image)), ""
+        return self.folder.reader.tensor(transform(image)), ""
 
     def batches(
         self, batch_size: int, num_workers: int
@@ -112,7 +112,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         images: list[torch.Tensor] = []
         for number, (image, why) in zip(self._order, loader, strict=True):
             if image is None:
-                self.broken.append((self.source.name(number), why))
+                self.broken.append((self.folder.name(number), why))
                 continue
             if images and (len(images) == batch_size or image.shape != images[0].shape):
                 yield numbers, torch.stack(images)
@@ -121,7 +121,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
             images.append(image)
         if not images:
             raise UserError(
-                f"{self.source.description}: no image can be read ({self.describe_broken()})."
+                f"{self.folder.description}: no image can be read ({self.describe_broken()})."
             )
         yield numbers, torch.stack(images)
 

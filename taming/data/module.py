@@ -189,7 +189,7 @@ class ImageDataModule(EndlessDataModule):
     @property
     def class_names(self) -> list[str]:
         """Names by class number; empty without classes."""
-        return self.train_dataset.source.class_names
+        return self.train_dataset.images.class_names
 
     def summary(self) -> str:
         """Describes the images: how many, of how many classes, of which size and kind."""
@@ -197,7 +197,7 @@ class ImageDataModule(EndlessDataModule):
         noun, kind = "images", str(self.source.reader)
         if self.condition_reader is not None:
             noun, kind = "pairs", f"{kind} from {self.condition_reader}"
-        sources = dict.fromkeys(part.source.description for part in self._datasets)
+        sources = dict.fromkeys(part.images.description for part in self._datasets)
         text = (
             f"{' and '.join(sources)}: {len(train):,} {noun} to train and {len(val):,} to "
             f"validate, {self.num_classes or 'no'} classes, "

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class DataSource(Protocol):
-    """The data of a training, as settings; `open` gives its two parts. `ImageDataModule` takes it.
+    """Settings of where training and validation images come from; `open` finds the images.
 
     Pairs also have a `condition_reader`. Where all images have one size that is known before
     they are loaded, `image_size` is their (height, width).
@@ -199,9 +199,9 @@ def _folders(images: ImageFolder, path: str | Path) -> set[str]:
 
 def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:
     """Splits images into training and validation (see `held_out_split`); warns if it cannot."""
-    source = whole.source
-    names = [source.name(i) for i in range(len(source))]
-    labels = [source.label(i) for i in range(len(source))]
+    images = whole.images
+    names = [images.name(i) for i in range(len(images))]
+    labels = [images.label(i) for i in range(len(images))]
     train, val = held_out_split(names, labels, fraction)
     if train == val:
         log.warning(

@@ -61,7 +61,7 @@ def encode_dataset(
     description = _describe(tokenizers, dataset, num_views)
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
-    images = f"{len(dataset)} images of {dataset.source.description}"
+    images = f"{len(dataset)} images of {dataset.images.description}"
     if directory.exists():
         log.info("tokens of %s: already in %s", images, directory)
     else:
@@ -115,7 +115,7 @@ def _describe(
         num_views=num_views,
         indices=grids["images"],
         condition_indices=grids.get("conditions"),
-        num_classes=len(dataset.source.class_names) or None,
+        num_classes=len(dataset.images.class_names) or None,
     )
 
 
@@ -136,7 +136,7 @@ def _encode(
         generator=torch.Generator(),  # a run with a cache draws the same numbers
     )
     entries = {"indices": "images", "condition_indices": "conditions"}
-    description = f"encoding {Path(dataset.source.description).name}"
+    description = f"encoding {Path(dataset.images.description).name}"
     bar = tqdm(
         total=writer.total, initial=writer.done, unit="image", desc=description, mininterval=1
     )

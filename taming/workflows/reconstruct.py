@@ -101,7 +101,7 @@ def reconstruct_images(
     codebook = CodebookUsage(vqgan.codebook_size).to(device)
     metrics = [*(metric.to(device) for metric in metrics), codebook]
     sizes: Counter[tuple[int, ...]] = Counter()
-    names = _file_names([images.source.name(number) for number in range(len(images))])
+    names = _file_names([images.folder.name(number) for number in range(len(images))])
     shown: dict[int, list[Image.Image]] = {}
     written = []
     with writing(output_dir):

@@ -24,7 +24,7 @@ def inspected(path: Path, **settings: Any) -> InspectionImages:
 
 def batches(images: InspectionImages, batch_size: int) -> list[tuple[list[str], tuple[int, ...]]]:
     return [
-        ([images.source.name(number) for number in numbers], tuple(batch.shape))
+        ([images.folder.name(number) for number in numbers], tuple(batch.shape))
         for numbers, batch in images.batches(batch_size, num_workers=0)
     ]
 
