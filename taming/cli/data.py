@@ -90,7 +90,7 @@ def open_images(
     set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
     images = build_data(config, conditions=config.conditioning in ("auto", "image"))
-    _check_kind("the tokenizer", tokenizer, "data", images.of_label_maps, images.channels)
+    _check_kind("the tokenizer", tokenizer, "data", images.label_maps, images.channels)
     condition_tokenizer = _condition_tokenizer(config, images, tokenizer, saved)
     images.setup()
     return images, condition_tokenizer

@@ -39,8 +39,8 @@ def main(config: DictConfig) -> float | None:
         trained="decoder" if config.finetune.mode == "decoder" else "all",
     )
     data = build_data(config, conditions=False)
-    of_label_maps = config.training.reconstruction == "cross_entropy"
-    if not of_label_maps == vqgan.label_maps == data.of_label_maps:
+    label_maps = config.training.reconstruction == "cross_entropy"
+    if not label_maps == vqgan.label_maps == data.label_maps:
         raise UserError(
             "training.reconstruction=cross_entropy and data=label_maps go together, and only one "
             "of them is given (experiment=label_map sets both)."
@@ -59,8 +59,8 @@ def main(config: DictConfig) -> float | None:
 
 def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN, Adversary | None]:
     """Builds the VQGAN and its adversary: new, as in a checkpoint, or as a model to fine-tune."""
-    of_label_maps = config.training.reconstruction == "cross_entropy"
-    vqgan = build(config.model, label_maps=of_label_maps)
+    label_maps = config.training.reconstruction == "cross_entropy"
+    vqgan = build(config.model, label_maps=label_maps)
     adversary = build(config.adversary)
     checkpoint, mode = config.finetune.checkpoint, config.finetune.mode
     if mode != "whole" and checkpoint is None:

@@ -131,7 +131,7 @@ class ImageDataModule(EndlessDataModule):
     Attributes:
         channels: channels of the images: 1, 3, or the number of classes of label maps.
         resolution, condition_resolution: (height, width) of images and conditions in pixels.
-        of_label_maps: whether the images are one-hot label maps.
+        label_maps: whether the images are one-hot label maps.
         condition_reader: reads the conditions of pairs; None without.
     """
 
@@ -148,11 +148,11 @@ class ImageDataModule(EndlessDataModule):
         self.source = source
         self.transform = transform
         self.resolution, self.condition_resolution = transform.size, transform.condition_size
-        self.channels, self.of_label_maps = source.reader.channels, source.reader.label_maps
+        self.channels, self.label_maps = source.reader.channels, source.reader.label_maps
         self.condition_reader: Reader | None = None
         if conditions:
             self.condition_reader = getattr(source, "condition_reader", None)
-        pictures_alone = not self.of_label_maps and self.condition_reader is None
+        pictures_alone = not self.label_maps and self.condition_reader is None
         if (transform.pad or transform.random_shift) and not pictures_alone:
             raise UserError("label maps and pairs can be neither padded nor shifted.")
         if (size := getattr(source, "image_size", None)) is not None:

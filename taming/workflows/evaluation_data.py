@@ -14,8 +14,8 @@ __all__ = ["check_classifier", "check_data"]
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     """Returns the model's tokenizer; refuses data that do not suit the model."""
     tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
-    if data.of_label_maps or data.channels != tokenizer.image_channels:
-        kind = "label maps" if data.of_label_maps else f"images of {data.channels} channels"
+    if data.label_maps or data.channels != tokenizer.image_channels:
+        kind = "label maps" if data.label_maps else f"images of {data.channels} channels"
         raise UserError(
             f"the data are {kind}, and the model was trained on pictures of "
             f"{tokenizer.image_channels} channels: give other data, or leave data.channels out."

@@ -33,7 +33,7 @@ def assert_shows_the_same(images: torch.Tensor, conditions: torch.Tensor) -> Non
 def test_batches(pairs: Path, kind: str, num_workers: int) -> None:
     data = module(pairs if kind == "folder" else zipped(pairs), num_workers=num_workers)
     assert (len(data.train_dataset), len(data.val_dataset)) == (6, 2)
-    assert (data.channels, data.num_classes, data.of_label_maps) == (3, None, False)
+    assert (data.channels, data.num_classes, data.label_maps) == (3, None, False)
     assert data.resolution == data.condition_resolution == (12, 16)
     assert "6 pairs to train and 2 to validate, no classes, 12x16, RGB from" in data.summary()
     for batch in islice(data.train_dataloader(), 4):

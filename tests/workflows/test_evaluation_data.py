@@ -29,7 +29,7 @@ MODELS = {
 
 def data(**changes: Any) -> Any:
     """Stands for a data module of two classes."""
-    settings = {"of_label_maps": False, "channels": 3, "resolution": (4, 6), "num_classes": 2,
+    settings = {"label_maps": False, "channels": 3, "resolution": (4, 6), "num_classes": 2,
                 "class_names": NAMES, "condition_reader": None, **changes}  # fmt: skip
     return SimpleNamespace(**settings)
 
@@ -39,7 +39,7 @@ def data(**changes: Any) -> Any:
     [
         ("free", {}, None),
         ("free", {"channels": 1}, "1 channels.*data.channels"),
-        ("free", {"of_label_maps": True}, "the data are label maps"),
+        ("free", {"label_maps": True}, "the data are label maps"),
         ("free", {"resolution": (8, 8)}, r"8×8.*data.resolution=\[4,6\], or leave it out"),
         ("classes", {}, None),
         ("unnamed", {"class_names": ["owls", "dogs"]}, None),
