@@ -189,6 +189,7 @@ class LabelMapReader:
 
 def one_hot(classes: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Encodes class numbers `(… H W)` of any integer type as float32 `(… c H W)` of 0 and 1."""
+    # not F.one_hot: its values are int64, and its channels lie last in memory
     shape = (*classes.shape[:-2], num_classes, *classes.shape[-2:])
     return torch.zeros(shape, device=classes.device).scatter_(-3, classes.long().unsqueeze(-3), 1.0)
 
