@@ -24,10 +24,10 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Multiplies and convolves float32 in float32.
+    """Disables TF32: float32 products and convolutions in full precision.
 
-    Otherwise GPUs may use TF32's 10 bits: too few to tell codes apart, and for SSIM, a difference
-    of two nearly equal numbers.
+    TF32's 10 bits are too few to tell codes apart, and for SSIM, a difference of two nearly equal
+    numbers.
 
     PyTorch has two sets of settings for it, the older of which raises RuntimeError where the newer
     (`fp32_precision`) says otherwise. Both are set, for code in here may read either.

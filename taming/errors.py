@@ -8,7 +8,7 @@ __all__ = ["MissingPathError", "UserError", "writing"]
 
 
 class UserError(ValueError):
-    """Something the user can put right. The message says what is wrong, where, and what to do."""
+    """An error that the user can fix. The message says what is wrong, where, and what to do."""
 
 
 class MissingPathError(UserError, FileNotFoundError):

@@ -27,8 +27,8 @@ class Prompt(NamedTuple):
     prefix: Tensor  # (b p) int64 ids in front of the tokens
     context: Tensor | None = None  # (b c) int64 ids that every layer attends to, if the model does
 
-    def and_then(self, other: "Prompt") -> "Prompt":
-        """Returns these prompts followed by the others."""
+    def concatenate(self, other: "Prompt") -> "Prompt":
+        """Concatenates two batches of prompts."""
         context = None
         if self.context is not None and other.context is not None:
             context = torch.cat([self.context, other.context])
@@ -48,7 +48,7 @@ class Conditioning(ABC):
     num_context_ids: int = 0  # number of different context ids; 0 for no context
     num_classes: int | None = None  # number of classes to choose from; None where there are none
     class_names: Sequence[str] | None = None  # in the order of their labels; None where unknown
-    needed: str = ""  # what the condition of an image is, for messages
+    condition_description: str = ""  # of what is given for an image, for messages
     # share of the conditions that training replaces by "no condition": only with some does the
     # model learn to draw images without one
     dropout: float = 0.0
@@ -63,7 +63,7 @@ class Conditioning(ABC):
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """Returns what the transformer reads for b conditions, which are not checked.
+        """Builds the prompts of b conditions, without checking them.
 
         Args:
             condition: `(b,)` class labels, or `(b p)` tokens of a condition image; None for "no
@@ -79,7 +79,7 @@ class Conditioning(ABC):
         """
 
     def check(self, condition: Condition, num_images: int) -> Tensor | None:
-        """Returns the condition of so many images as a tensor, with class names as labels.
+        """Checks a condition and returns it as a tensor; class names become labels.
 
         Args:
             condition: `(b,)` class labels, or class names, or one name for all; or `(b c H W)`
@@ -102,7 +102,9 @@ class Conditioning(ABC):
             problem = f"the condition is {condition.dtype} of shape {tuple(condition.shape)}"
         else:
             problem = f"the condition is {condition!r}"
-        raise UserError(f"{problem}: give {self.needed} for each of {num_images} images.")
+        raise UserError(
+            f"{problem}: give {self.condition_description} for each of {num_images} images."
+        )
 
     def fits(self, condition: Tensor, num_images: int) -> bool:
         """Whether a tensor has the type and shape of conditions for so many images."""

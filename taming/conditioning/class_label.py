@@ -30,8 +30,8 @@ class ClassLabel(Conditioning):
         self.num_prefix_ids = self.num_classes + 1
 
     @property
-    def needed(self) -> str:  # type: ignore[override]
-        """A label, of those there are."""
+    def condition_description(self) -> str:  # type: ignore[override]
+        """Describes the valid labels, for messages."""
         text = f"a class label from 0 to {self.num_classes - 1}"
         if self.class_names is None:
             return text
@@ -58,7 +58,8 @@ class ClassLabel(Conditioning):
         for label in labels:
             if not isinstance(label, int) or not 0 <= label < self.num_classes:
                 raise UserError(
-                    f"class label {label!r} does not exist in this model: give {self.needed}."
+                    f"class label {label!r} does not exist in this model: give "
+                    f"{self.condition_description}."
                 )
         return torch.tensor(labels, dtype=torch.int64)
 
@@ -92,7 +93,7 @@ class HasClasses(Protocol):
 
 
 def class_difference(found: HasClasses, needed: HasClasses) -> str | None:
-    """Says where the classes of two differ first; None if they do not.
+    """Describes the first difference between two sets of classes; None if they agree.
 
     Names are compared where both are known: "class 1 is 'dog' and not 'owl'".
     """

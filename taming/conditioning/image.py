@@ -24,7 +24,7 @@ class ImageCondition(Conditioning):
 
     kind = "image"
     takes_images = True
-    needed = "a float condition image (c, H, W)"
+    condition_description = "a float condition image (c, H, W)"
 
     num_codes: int  # number of different condition tokens: the codes of their tokenizer
     grid_size: tuple[int, int]  # (height, width) of the condition image's code grid

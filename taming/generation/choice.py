@@ -82,7 +82,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 def filter_logits(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """Temperature, then top-k, then top-p of what top-k has left; None leaves one out."""
+    """Applies temperature, top-k and top-p in this order; None skips a filter."""
     logits = apply_temperature(logits, temperature)
     if top_k is not None:
         logits = keep_top_k(logits, top_k)
@@ -118,7 +118,7 @@ def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """The way from logits to a token: guidance, then filters, then a random number."""
+    """Chooses tokens from logits: guidance, then filters, then a random number."""
 
     uniforms: Tensor | None = None  # (b n) from `random_numbers`; None takes the most probable
     scales: Tensor | None = None  # (n,) guidance scale of each token; None: no guidance
@@ -163,7 +163,7 @@ class TokenChoice:
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """All that a compiled step depends on: everything but the tensors' values."""
+        """What a compiled step is specialised on: settings and shapes, not values."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
 
@@ -176,7 +176,7 @@ class TokenChoice:
         return self._map(torch.clone)
 
     def copy_(self, other: "TokenChoice") -> None:
-        """Takes over the random numbers and scales of another choice, in the same memory."""
+        """Copies another choice's random numbers and scales into this one's memory."""
         for own, new in ((self.uniforms, other.uniforms), (self.scales, other.scales)):
             if own is not None and new is not None:
                 own.copy_(new)

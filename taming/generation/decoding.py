@@ -28,7 +28,8 @@ def next_logits(
 ) -> Tensor:
     """Returns the logits `(b v)` of what follows tokens `(b n)`, whose predecessors the cache has.
 
-    A prompt comes first where the sequence begins: positions, `(p+n,)`, are its p and theirs.
+    A prompt comes first where the sequence begins; `positions` `(p+n,)` then cover prefix and
+    tokens.
     """
     prefix, context = (None, None) if prompt is None else prompt
     features = transformer.features(prefix, tokens, context, positions=positions, cache=cache)
@@ -76,7 +77,7 @@ class Steps:
         return next_logits(self.transformer, self.cache, tokens, positions, prompt)
 
     def step(self, latest: Tensor, number: int) -> Tensor:
-        """Returns the tokens `(b,)` of this number, at least 1, which follow the latest `(b 1)`."""
+        """Returns token `number` (at least 1) of each image, `(b,)`, given the one before it."""
         end = self.num_prefix + number
         return self.run(next_tokens, latest, self.positions[end - 1 : end])
 
@@ -103,7 +104,7 @@ class CompiledSteps(Steps):
         self._key = _key(transformer, choose, prompt, num_tokens)
 
     def fits(self, *arguments: Any) -> bool:
-        """Whether what is compiled serves these arguments of the constructor."""
+        """Whether the compiled steps can be reused for these constructor arguments."""
         return self._key == _key(*arguments)
 
     def step(self, latest: Tensor, number: int) -> Tensor:

@@ -142,7 +142,7 @@ class ImageGenerator(TokenGenerator):
         tokenizer = self.require_tokenizer()
         grid_size = self.grid_size if grid_size is None else as_grid_size(grid_size)
         with evaluation_mode(tokenizer):
-            images = tokenizer.decode(to_indices(self._checked(tokens, grid_size), grid_size))
+            images = tokenizer.decode(to_indices(self._check_tokens(tokens, grid_size), grid_size))
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:

@@ -59,7 +59,7 @@ class Guidance:
         return self.scale == 1
 
     def notes(self, num_tokens: int, num_given: int = 0) -> list[str]:
-        """Says in a sentence if guidance has no effect on the tokens after the given ones."""
+        """Returns a note if guidance does not affect any drawn token."""
         if self.is_off and self != Guidance():
             return [
                 "no effect of guidance_schedule, guidance_power and guidance_interval: "

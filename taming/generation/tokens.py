@@ -77,8 +77,10 @@ class TokenGenerator(PretrainedModel):
         Raises:
             UserError: if tokens or condition do not fit the model.
         """
-        tokens = self._checked(tokens, self.grid_size)
-        encoded = self._encoded(self.conditioning.check(condition, len(tokens)), self.grid_size)
+        tokens = self._check_tokens(tokens, self.grid_size)
+        encoded = self._encode_condition(
+            self.conditioning.check(condition, len(tokens)), self.grid_size
+        )
         prompt = self._prompt(encoded, len(tokens))
         return self.transformer.token_logits(prompt.prefix, tokens, prompt.context)
 
@@ -131,7 +133,7 @@ class TokenGenerator(PretrainedModel):
             raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
         if given_tokens is None:
             given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
-        given_tokens = self._checked(given_tokens, grid_size)
+        given_tokens = self._check_tokens(given_tokens, grid_size)
         if len(given_tokens) != num_images:
             raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
         runs = plan_windows(
@@ -148,8 +150,8 @@ class TokenGenerator(PretrainedModel):
         num_drawn = num_images
         if options.compile:  # whole batches
             num_drawn = math.ceil(num_images / batch_size) * batch_size
-            given_tokens = _filled(given_tokens, num_drawn)
-            condition = None if condition is None else _filled(condition, num_drawn)
+            given_tokens = _pad(given_tokens, num_drawn)
+            condition = None if condition is None else _pad(condition, num_drawn)
         numbers = range(first_image, first_image + num_drawn)
         total = num_drawn * (grid_size[0] * grid_size[1] - given_tokens.shape[1])
         bar = tqdm(None, "sampling", total, unit=" tokens", unit_scale=True, disable=not progress)
@@ -175,7 +177,7 @@ class TokenGenerator(PretrainedModel):
     ) -> Tensor:
         """Draws a batch, window after window."""
         grid_size = options.grid_size or self.grid_size
-        condition = self._encoded(condition, grid_size)
+        condition = self._encode_condition(condition, grid_size)
         batch_size, done = given_tokens.shape
         tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
         tokens[:, :done] = given_tokens
@@ -186,7 +188,7 @@ class TokenGenerator(PretrainedModel):
             before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
             prompt = self._prompt(condition, batch_size, run.row, run.column)
             if choose.scales is not None:
-                prompt = prompt.and_then(self.conditioning.prompt(None, batch_size, self.device))
+                prompt = prompt.concatenate(self.conditioning.prompt(None, batch_size, self.device))
             # the window's token number `start` is the image's token number `done`
             choice = choose.narrow(done - run.start, self.num_tokens)
             arguments = self.transformer, choice, prompt, self.num_tokens
@@ -205,7 +207,7 @@ class TokenGenerator(PretrainedModel):
     def _prompt(
         self, condition: Tensor | None, batch_size: int, row: int = 0, column: int = 0
     ) -> Prompt:
-        """Returns what the transformer reads for a condition from `_encoded`.
+        """Returns what the transformer reads for a condition from `_encode_condition`.
 
         Of a code grid larger than the trained one it is the part that belongs to the window which
         begins at this row and column.
@@ -217,7 +219,9 @@ class TokenGenerator(PretrainedModel):
             condition = to_tokens(condition[:, row : row + height, column : column + width])
         return self.conditioning.prompt(condition, batch_size, self.device)
 
-    def _encoded(self, condition: Tensor | None, grid_size: tuple[int, int]) -> Tensor | None:
+    def _encode_condition(
+        self, condition: Tensor | None, grid_size: tuple[int, int]
+    ) -> Tensor | None:
         """Returns codes `(b h w)` for condition images, labels as they are; on the device."""
         if condition is None:
             return None
@@ -256,8 +260,8 @@ class TokenGenerator(PretrainedModel):
             raise UserError("this generator was saved without its tokenizer for condition images.")
         return self.condition_tokenizer
 
-    def _checked(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
-        """Returns tokens of images of this size, or of their beginnings, on the device as int64."""
+    def _check_tokens(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
+        """Checks tokens of whole or partial images of this size; returns int64 on the device."""
         most, codebook_size = grid_size[0] * grid_size[1], self.transformer.config.codebook_size
         if tokens.ndim != 2 or tokens.shape[1] > most or tokens.is_floating_point():
             raise UserError(
@@ -273,6 +277,6 @@ class TokenGenerator(PretrainedModel):
         return tokens.to(self.device)
 
 
-def _filled(rows: Tensor, count: int) -> Tensor:
-    """Repeats the last row until there are so many."""
+def _pad(rows: Tensor, count: int) -> Tensor:
+    """Pads to `count` rows by repeating the last one."""
     return torch.cat([rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])])

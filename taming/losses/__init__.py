@@ -12,10 +12,11 @@ from taming.losses.adversarial import (
 from taming.losses.backbone import Backbone, FrozenNetwork
 from taming.losses.lecam import LeCAM
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
-from taming.losses.reconstruction import cross_entropy_loss, l1_loss, l2_loss
+from taming.losses.reconstruction import RECONSTRUCTION_LOSSES, cross_entropy_loss
 
 __all__ = [
     "ADVERSARIAL_LOSSES",
+    "RECONSTRUCTION_LOSSES",
     "AdversarialLoss",
     "Backbone",
     "FeatureLoss",
@@ -26,8 +27,6 @@ __all__ = [
     "cross_entropy_loss",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
-    "l1_loss",
-    "l2_loss",
     "non_saturating_generator_loss",
     "vanilla_discriminator_loss",
 ]

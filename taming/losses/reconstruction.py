@@ -3,17 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-__all__ = ["cross_entropy_loss", "l1_loss", "l2_loss"]
-
-
-def l1_loss(reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Mean absolute difference of pictures in [-1, 1], a scalar."""
-    return F.l1_loss(reconstructions, images)
-
-
-def l2_loss(reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Mean squared difference of pictures in [-1, 1], a scalar."""
-    return F.mse_loss(reconstructions, images)
+__all__ = ["RECONSTRUCTION_LOSSES", "cross_entropy_loss"]
 
 
 def cross_entropy_loss(reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -23,3 +13,6 @@ def cross_entropy_loss(reconstructions: torch.Tensor, images: torch.Tensor) -> t
     0 or 1.
     """
     return F.cross_entropy(reconstructions, images.argmax(1))
+
+
+RECONSTRUCTION_LOSSES = {"l1": F.l1_loss, "l2": F.mse_loss, "cross_entropy": cross_entropy_loss}

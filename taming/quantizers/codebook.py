@@ -109,6 +109,9 @@ class CodebookAverage(nn.Module):
 
     @torch.no_grad()
     def restart(self, moved: torch.Tensor, codes: torch.Tensor) -> None:
-        """Begins anew where `moved` `(v,)` bool, at `codes` `(v d)`, as after one latent."""
+        """Resets the statistics of the moved codes to those of a single latent.
+
+        `moved` is `(v,)` bool, `codes` `(v d)` are where they are now.
+        """
         self.sizes.masked_fill_(moved, 1.0)
         self.sums.copy_(torch.where(moved[:, None], codes, self.sums))

@@ -1,4 +1,4 @@
-"""A penalty that makes latents sure of their code and the codes equally used."""
+"""Entropy penalty: confident assignments and evenly used codes."""
 
 from collections.abc import Iterable
 

@@ -74,7 +74,7 @@ class Quantizer(nn.Module):
         return self.codes_of(indices).permute(0, 3, 1, 2).contiguous()
 
     def set_step(self, step: int) -> None:
-        """Tells how many steps are finished to a quantizer that follows them; others ignore it.
+        """Sets the number of finished steps, for quantizers with a schedule.
 
         The training calls it before each batch, so a resumed run does what an uninterrupted one
         would.

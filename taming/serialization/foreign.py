@@ -20,7 +20,7 @@ __all__ = ["ForeignCheckpoint", "Placeholder", "read_foreign_checkpoint", "shown
 
 
 class Placeholder:
-    """Stands for a class or function of the other program, and for what it makes."""
+    """Stand-in for any class or function that a foreign file names, and for its instances."""
 
     def __new__(cls, *_: Any) -> "Placeholder":
         """Ignores all arguments."""

@@ -85,7 +85,7 @@ class PretrainedModel(nn.Module):
 
 
 def find_model(path: str | Path) -> Path:
-    """Returns the model directory or checkpoint file that `path` means.
+    """Returns the model directory or checkpoint file that `path` refers to.
 
     In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
     or, while the run has not ended, `checkpoints/best.ckpt`, else `checkpoints/last.ckpt`;
@@ -117,7 +117,7 @@ def find_model(path: str | Path) -> Path:
 
 
 def load_saved_model(path: str | Path) -> SavedModel:
-    """Reads the model that `path` means (see `find_model`), weights on the CPU."""
+    """Reads the model that `path` refers to (see `find_model`), weights on the CPU."""
     found = find_model(path)
     return load_training_checkpoint(found) if found.is_file() else load_model_directory(found)
 

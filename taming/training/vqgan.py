@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from taming.errors import UserError
 from taming.evaluation import CodebookUsage
-from taming.losses import adaptive_weight, cross_entropy_loss, l1_loss, l2_loss
+from taming.losses import RECONSTRUCTION_LOSSES, adaptive_weight
 from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
@@ -21,8 +21,6 @@ from taming.training.validation import Validation
 from taming.vqgan import VQGAN
 
 __all__ = ["VQGANTraining"]
-
-RECONSTRUCTION_LOSSES = {"l1": l1_loss, "l2": l2_loss, "cross_entropy": cross_entropy_loss}
 
 
 class VQGANTraining(TrainingModule):

@@ -109,7 +109,7 @@ class TransformerBlock(nn.Module):
 
         Args:
             x: with a cache, the tokens that follow those in it.
-            context: keys and values from `context_keys_and_values`.
+            context: keys and values of the context, the same for every token of x.
             mask: boolean `(n n_k)`, in place of the causal one.
             positions: `(n,)` int64, where in the sequence x stands; a cache needs them.
             cache: see `MultiHeadAttention`.
@@ -131,10 +131,3 @@ class TransformerBlock(nn.Module):
             attended = self.context_attention.attend(normed, *context, rotate_queries=rotate)
             x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-    def context_keys_and_values(
-        self, context: Tensor, rotate: Rotation | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of the context `(b c d)`, the same for every token of x."""
-        assert self.context_attention is not None
-        return self.context_attention.keys_and_values(context, rotate)

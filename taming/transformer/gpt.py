@@ -112,19 +112,7 @@ class GPT(PretrainedModel):
         positions: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Returns the logits of what follows each token of the input.
-
-        Args:
-            prefix: `(b p)` int64 prefix ids; None where the cache has them.
-            tokens: `(b n)` int64 image tokens; n may be 0.
-            context: `(b c)` int64 context ids, for a model that has them; the cache keeps them, so
-                that only the first call needs them.
-            positions: `(p+n,)` int64; None for those that follow what is in the cache.
-            cache: keys and values of earlier positions, to which these are added.
-
-        Returns:
-            `(b p+n codebook_size)`.
-        """
+        """Returns the logits `(b p+n codebook_size)` of what follows each token; see `features`."""
         features = self.features(prefix, tokens, context, positions=positions, cache=cache)
         return self.head(features)
 
@@ -137,7 +125,19 @@ class GPT(PretrainedModel):
         positions: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Returns what `forward` applies the head to, `(b p+n d)`; the arguments are the same."""
+        """Returns the features before the head.
+
+        Args:
+            prefix: `(b p)` int64 prefix ids; None where the cache has them.
+            tokens: `(b n)` int64 image tokens; n may be 0.
+            context: `(b c)` int64 context ids, for a model that has them; the cache keeps them, so
+                that only the first call needs them.
+            positions: `(p+n,)` int64; None for those that follow what is in the cache.
+            cache: keys and values of earlier positions, to which these are added.
+
+        Returns:
+            `(b p+n d)`.
+        """
         num_prefix = 0 if prefix is None else prefix.shape[1]
         length = num_prefix + tokens.shape[1]
         if positions is None:
@@ -150,7 +150,7 @@ class GPT(PretrainedModel):
         x = self.token_embedding(tokens)
         if prefix is not None:
             x = torch.cat([self.prefix_embedding(prefix), x], dim=1)  # (b p+n d)
-        x, rotate = place(x, self.positions, positions)
+        x, rotate = apply_positions(x, self.positions, positions)
         x = self.embedding_dropout(x)
         contexts = self._contexts(context, cache)
         for layer, block in enumerate(self.blocks):
@@ -195,11 +195,11 @@ class GPT(PretrainedModel):
             return [layer.context for layer in cache.layers]
         positions = torch.arange(context.shape[1], device=context.device)
         embeddings = self.context_embedding(context)  # (b c d)
-        embeddings, rotate = place(embeddings, self.context_positions, positions)
+        embeddings, rotate = apply_positions(embeddings, self.context_positions, positions)
         contexts = []
         for layer, block in enumerate(self.blocks):
-            assert isinstance(block, TransformerBlock)
-            contexts.append(block.context_keys_and_values(embeddings, rotate))
+            assert isinstance(block, TransformerBlock) and block.context_attention is not None
+            contexts.append(block.context_attention.keys_and_values(embeddings, rotate))
             if cache is not None:
                 cache.layers[layer].keep_context(*contexts[-1])
         return contexts
@@ -244,7 +244,9 @@ def build_context_positions(config: GPTConfig) -> SinusoidalPositions2D | Rotary
     return SinusoidalPositions2D(config.embed_dim, coordinates, scale=SINUSOID_SCALE)
 
 
-def place(x: Tensor, module: Positions, positions: Tensor) -> tuple[Tensor, Rotation | None]:
+def apply_positions(
+    x: Tensor, module: Positions, positions: Tensor
+) -> tuple[Tensor, Rotation | None]:
     """Adds positions to embeddings `(b n d)`, or returns the rotation of queries and keys."""
     if isinstance(module, RotaryPositions2D):
         return x, partial(module.rotate, positions=positions)

@@ -176,6 +176,6 @@ def test_dropout_takes_the_stated_share_of_whole_conditions(conditioning: Condit
 
 def test_prompts_are_joined_and_cut_by_sequence() -> None:
     one = Prompt(torch.tensor([[1], [2]]), torch.tensor([[3, 4], [5, 6]]))
-    both = one.and_then(Prompt(torch.tensor([[7]]), torch.tensor([[8, 9]])))
+    both = one.concatenate(Prompt(torch.tensor([[7]]), torch.tensor([[8, 9]])))
     assert both.prefix.tolist() == [[1], [2], [7]]
     assert both.context is not None and both.context.tolist() == [[3, 4], [5, 6], [8, 9]]
