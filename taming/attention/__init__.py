@@ -3,10 +3,11 @@
 from taming.attention.cache import KeyValueCache, LayerCache
 from taming.attention.equation import attention, attention_weights
 from taming.attention.fused import fused_attention
-from taming.attention.masks import causal_mask, padding_mask, prefix_causal_mask
-from taming.attention.multihead import MultiHeadAttention, Rotation
+from taming.attention.masks import causal_mask, prefix_causal_mask
+from taming.attention.multihead import CacheUpdate, MultiHeadAttention, Rotation
 
 __all__ = [
+    "CacheUpdate",
     "KeyValueCache",
     "LayerCache",
     "MultiHeadAttention",
@@ -15,6 +16,5 @@ __all__ = [
     "attention_weights",
     "causal_mask",
     "fused_attention",
-    "padding_mask",
     "prefix_causal_mask",
 ]

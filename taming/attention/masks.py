@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["causal_mask", "padding_mask", "prefix_causal_mask"]
+__all__ = ["causal_mask", "prefix_causal_mask"]
 
 
 def causal_mask(
@@ -33,17 +33,3 @@ def prefix_causal_mask(
     mask = causal_mask(length, device=device)
     mask[:num_prefix, :num_prefix] = True
     return mask
-
-
-def padding_mask(lengths: Tensor, num_keys: int) -> Tensor:
-    """Hides the padding behind the first `lengths[b]` keys.
-
-    Args:
-        lengths: `(b,)` integers.
-        num_keys: padded length.
-
-    Returns:
-        `(b 1 1 num_keys)`, to be broadcast over heads and queries.
-    """
-    is_token = torch.arange(num_keys, device=lengths.device) < lengths[:, None]  # (b num_keys)
-    return is_token[:, None, None, :]

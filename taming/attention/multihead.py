@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from taming.attention.cache import LayerCache
-from taming.attention.equation import attention, attention_weights
+from taming.attention.equation import attention
 from taming.attention.fused import fused_attention
 from taming.errors import UserError
 
-__all__ = ["MultiHeadAttention", "Rotation"]
+__all__ = ["CacheUpdate", "MultiHeadAttention", "Rotation"]
 
 Rotation = Callable[[Tensor], Tensor]
 """Turns queries or keys `(b heads n d_k)` by angles that depend on their positions."""
+
+CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Adds keys and values to those of earlier tokens, and returns them all; see `LayerCache`."""
 
 
 class HeadNorm(nn.RMSNorm):
@@ -90,8 +91,7 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: Tensor | None = None,
         causal: bool = False,
-        positions: Tensor | None = None,
-        cache: LayerCache | None = None,
+        update_cache: CacheUpdate | None = None,
         rotate_queries: Rotation | None = None,
         rotate_keys: Rotation | None = None,
     ) -> Tensor:
@@ -102,9 +102,7 @@ class MultiHeadAttention(nn.Module):
             source: `(b n_k source_dim)`; x itself where it is None.
             mask: boolean, broadcast to `(b heads n_q n_k)`: True where x may attend to the source.
             causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
-            positions: `(n_q,)` int64, where x stands in the sequence; a cache needs them.
-            cache: keys and values of earlier tokens, to which those of x are added: together they
-                are the `n_k`.
+            update_cache: returns keys and values of earlier tokens and of x: together the `n_k`.
             rotate_queries: applied to the queries, see `taming.positions`.
             rotate_keys: applied to the keys.
 
@@ -112,9 +110,8 @@ class MultiHeadAttention(nn.Module):
             `(b n_q embed_dim)`.
         """
         keys, values = self.keys_and_values(x if source is None else source, rotate_keys)
-        if cache is not None:
-            assert positions is not None
-            keys, values = cache.update(positions, keys, values)
+        if update_cache is not None:
+            keys, values = update_cache(keys, values)
         return self.attend(x, keys, values, mask=mask, causal=causal, rotate_queries=rotate_queries)
 
     def keys_and_values(
@@ -137,30 +134,13 @@ class MultiHeadAttention(nn.Module):
         rotate_queries: Rotation | None = None,
     ) -> Tensor:
         """Computes `forward` from keys and values; the arguments are the same."""
-        queries = self._queries(x, rotate_queries)  # (b heads n_q d_k)
+        queries = self.query_norm(self._split_heads(self.query(x)))  # (b heads n_q d_k)
+        if rotate_queries is not None:
+            queries = rotate_queries(queries)
         dropout = self.dropout if self.training else 0.0
         heads = self.attention(queries, keys, values, mask, dropout, causal=causal)
         concatenated = heads.transpose(1, 2).flatten(2)  # (b n_q value_dim)
         return self.output(concatenated)
-
-    @torch.no_grad()
-    def weights(
-        self,
-        x: Tensor,
-        source: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        rotate_queries: Rotation | None = None,
-        rotate_keys: Rotation | None = None,
-    ) -> Tensor:
-        """Returns each head's attention weights `(b heads n_q n_k)`, to look at."""
-        keys, _ = self.keys_and_values(x if source is None else source, rotate_keys)
-        return attention_weights(self._queries(x, rotate_queries), keys, mask, causal=causal)
-
-    def _queries(self, x: Tensor, rotate_queries: Rotation | None) -> Tensor:
-        queries = self.query_norm(self._split_heads(self.query(x)))
-        return queries if rotate_queries is None else rotate_queries(queries)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """Reshapes `(b n heads·d)` to `(b heads n d)`."""

@@ -43,6 +43,7 @@ class Conditioning(ABC):
 
     kind: ClassVar[str]  # its name in a generator's config.json
     takes_images: ClassVar[bool] = False  # a condition is an image, which becomes tokens first
+    grid_size: tuple[int, int]  # (height, width) of these images' code grid
     num_prefix_ids: int = 1  # number of different prefix ids, the size of their embedding
     prefix_length: int = 1  # ids in front of each sequence
     num_context_ids: int = 0  # number of different context ids; 0 for no context

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from taming.conditioning import Condition, Conditioning, ImageCondition, Prompt, Tokenizer
+from taming.conditioning import Condition, Conditioning, Prompt, Tokenizer
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.choice import TokenChoice
@@ -212,7 +212,7 @@ class TokenGenerator(PretrainedModel):
         Of a code grid larger than the trained one it is the part that belongs to the window which
         begins at this row and column.
         """
-        if condition is not None and isinstance(self.conditioning, ImageCondition):
+        if condition is not None and self.conditioning.takes_images:
             height, width = self.conditioning.grid_size
             row = row * height // self.grid_size[0]
             column = column * width // self.grid_size[1]
@@ -241,15 +241,14 @@ class TokenGenerator(PretrainedModel):
 
     def condition_grid_size(self, grid_size: tuple[int, int]) -> tuple[int, int]:
         """Returns (height, width) in codes of the condition image for an image of this size."""
-        assert isinstance(self.conditioning, ImageCondition)
         sizes = zip(self.conditioning.grid_size, grid_size, self.grid_size, strict=True)
         height, width = (condition * size // trained for condition, size, trained in sizes)
         return height, width
 
     @property
     def window_step(self) -> tuple[int, int]:
-        """Rows and columns at whose multiples a window cuts through no cell of a condition."""
-        if not isinstance(self.conditioning, ImageCondition):
+        """The (rows, columns) step that aligns windows with the condition's cells."""
+        if not self.conditioning.takes_images:
             return 1, 1
         (height, width), (rows, columns) = self.grid_size, self.conditioning.grid_size
         return height // math.gcd(height, rows), width // math.gcd(width, columns)

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from taming.attention import LayerCache, MultiHeadAttention, Rotation
+from taming.attention import CacheUpdate, MultiHeadAttention, Rotation
 from taming.transformer.config import GPTConfig
 
 __all__ = ["FeedForward", "GatedFeedForward", "TransformerBlock", "build_norm"]
@@ -101,8 +101,7 @@ class TransformerBlock(nn.Module):
         context: tuple[Tensor, Tensor] | None = None,
         *,
         mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: LayerCache | None = None,
+        update_cache: CacheUpdate | None = None,
         rotate: Rotation | None = None,
     ) -> Tensor:
         """`(b n d)` to `(b n d)`.
@@ -111,16 +110,14 @@ class TransformerBlock(nn.Module):
             x: with a cache, the tokens that follow those in it.
             context: keys and values of the context, the same for every token of x.
             mask: boolean `(n n_k)`, in place of the causal one.
-            positions: `(n,)` int64, where in the sequence x stands; a cache needs them.
-            cache: see `MultiHeadAttention`.
+            update_cache: see `MultiHeadAttention`.
             rotate: turns queries and keys by their positions.
         """
         attended = self.attention(
             self.attention_norm(x),
             mask=mask,
             causal=mask is None,
-            positions=positions,
-            cache=cache,
+            update_cache=update_cache,
             rotate_queries=rotate,
             rotate_keys=rotate,
         )  # (b n d)

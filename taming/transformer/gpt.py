@@ -145,6 +145,7 @@ class GPT(PretrainedModel):
             positions = torch.arange(start, start + length, device=tokens.device)
         assert length <= self.config.context_length, "longer than the context"
         mask = None if cache is None else cache.mask(positions)
+        span = 0 if cache is None else cache.advance(length)
         if self.config.bidirectional_prefix and num_prefix > 1:
             mask = prefix_causal_mask(length, num_prefix, device=tokens.device)
         x = self.token_embedding(tokens)
@@ -154,13 +155,8 @@ class GPT(PretrainedModel):
         x = self.embedding_dropout(x)
         contexts = self._contexts(context, cache)
         for layer, block in enumerate(self.blocks):
-            run = partial(
-                block,
-                mask=mask,
-                positions=positions,
-                cache=None if cache is None else cache.layers[layer],
-                rotate=rotate,
-            )
+            update = None if cache is None else partial(cache.layers[layer].update, positions, span)
+            run = partial(block, mask=mask, update_cache=update, rotate=rotate)
             if self.checkpointing and self.training:
                 x = checkpoint(run, x, contexts[layer], use_reentrant=False)
             else:

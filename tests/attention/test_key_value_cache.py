@@ -27,9 +27,10 @@ def test_cached_equals_uncached(fused: bool, steps: list[int], span: int | None)
     outputs = []
     with torch.no_grad():
         for positions in torch.arange(7).split(steps):
-            how = {"mask": cache.mask(positions), "causal": span is None}
+            mask, shown = cache.mask(positions), cache.advance(len(positions))
+            update = partial(cache.layers[0].update, positions, shown)
             outputs.append(
-                module(x[:, positions], positions=positions, cache=cache.layers[0], **how)
+                module(x[:, positions], mask=mask, causal=span is None, update_cache=update)
             )
     assert cache.length == (7 if span is None else 0)  # where there is room for all, none counted
     torch.testing.assert_close(torch.cat(outputs, dim=1), module(x, causal=True))
@@ -42,9 +43,11 @@ def test_cached_prefix_sees_itself_in_both_directions(fused: bool) -> None:
     cache = LayerCache(max_length=7)
     with torch.no_grad():
         first, *others = torch.arange(7).split([4, 1, 1, 1])
-        mask = prefix_causal_mask(4, 3)
-        outputs = [module(x[:, first], mask=mask, positions=first, cache=cache)]
-        outputs += [module(x[:, i], causal=True, positions=i, cache=cache) for i in others]
+        mask, update = prefix_causal_mask(4, 3), partial(cache.update, first, 4)
+        outputs = [module(x[:, first], mask=mask, update_cache=update)]
+        for i in others:
+            update = partial(cache.update, i, int(i) + 1)
+            outputs.append(module(x[:, i], causal=True, update_cache=update))
     expected = module(x, mask=prefix_causal_mask(7, 3))
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
 
@@ -57,7 +60,8 @@ def test_cached_keys_stay_turned_as_their_positions_were(fused: bool) -> None:
     def run(x: Tensor, at: Tensor, cache: LayerCache | None = None) -> Tensor:
         rotate = partial(rotary.rotate, positions=at)
         rotations = {"rotate_queries": rotate, "rotate_keys": rotate}
-        return module(x, causal=True, positions=at, cache=cache, **rotations)
+        update = None if cache is None else partial(cache.update, at, int(at[-1]) + 1)
+        return module(x, causal=True, update_cache=update, **rotations)
 
     x, positions = torch.randn(2, 6, 8, dtype=torch.float64), torch.arange(6)
     cache = LayerCache(max_length=6)
@@ -71,14 +75,14 @@ def test_cached_keys_stay_turned_as_their_positions_were(fused: bool) -> None:
 def test_cache_keeps_its_memory() -> None:
     cache = KeyValueCache(num_layers=2, max_length=3)
     part = torch.randn(1, 2, 2, 4)
-    first, _ = cache.layers[0].update(torch.arange(2), part, part)
+    first, _ = cache.layers[0].update(torch.arange(2), cache.advance(2), part, part)
     last = torch.tensor([2])
-    keys, values = cache.layers[0].update(last, part[:, :, :1], part[:, :, 1:])
+    keys, values = cache.layers[0].update(last, cache.advance(1), part[:, :, :1], part[:, :, 1:])
     assert cache.length == 3 and keys.shape == values.shape == (1, 2, 3, 4)
     assert keys.data_ptr() == first.data_ptr()
     assert torch.equal(values[:, :, 2], part[:, :, 1])
     cache.clear()
-    again, _ = cache.layers[0].update(torch.arange(2), part, part)
+    again, _ = cache.layers[0].update(torch.arange(2), cache.advance(2), part, part)
     assert again.data_ptr() == first.data_ptr() and again.shape[2] == cache.length == 2
 
 
@@ -92,13 +96,12 @@ def unset_memory_is_nan() -> Iterator[None]:
 @pytest.mark.usefixtures("unset_memory_is_nan")
 def test_what_the_cache_shows_has_one_length_wherever_it_is_written() -> None:
     assert torch.empty(3).isnan().all()
-    cache = KeyValueCache(num_layers=2, max_length=6)
-    part = torch.randn(1, 2, 2, 4)
-    for layer in cache.layers:
-        layer.update(torch.arange(2), part, part)
+    cache = KeyValueCache(num_layers=1, max_length=6)
+    part, layer = torch.randn(1, 2, 2, 4), cache.layers[0]
+    layer.update(torch.arange(2), cache.advance(2), part, part)
     cache.span = 4
-    assert cache.span == 4 and [layer.span for layer in cache.layers] == [4, 4]
-    keys, values = cache.layers[1].update(torch.tensor([3]), part[:, :, :1], part[:, :, 1:])
+    last = torch.tensor([3])
+    keys, values = layer.update(last, cache.advance(1), part[:, :, :1], part[:, :, 1:])
     assert keys.shape == values.shape == (1, 2, 4, 4)
     assert torch.equal(keys[:, :, :2], part) and torch.equal(keys[:, :, 3], part[:, :, 0])
     assert torch.equal(values[:, :, 3], part[:, :, 1])
