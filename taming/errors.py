@@ -1,10 +1,10 @@
 """Exceptions a user can cause and mend; the commands print them as one line, no traceback."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["MissingPathError", "UserError", "writing"]
+__all__ = ["MissingPathError", "UserError", "join_names", "writing"]
 
 
 class UserError(ValueError):
@@ -27,3 +27,9 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}.") from error
+
+
+def join_names(names: Sequence[str], at_most: int = 10, separator: str = ", ") -> str:
+    """Joins the first names for a message, and says how many more there are."""
+    more = [f"and {len(names) - at_most} more"] if len(names) > at_most else []
+    return separator.join([*names[:at_most], *more])

@@ -9,11 +9,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from taming.conditioning.base import STRICT, Condition, Conditioning, Dropout, Prompt
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 
 __all__ = ["ClassLabel", "class_difference"]
-
-NAMES_SHOWN = 20
 
 
 @dataclass(config=STRICT)
@@ -35,9 +33,8 @@ class ClassLabel(Conditioning):
         text = f"a class label from 0 to {self.num_classes - 1}"
         if self.class_names is None:
             return text
-        named = [f"{label} {name}" for label, name in enumerate(self.class_names[:NAMES_SHOWN])]
-        more = ", …" if self.num_classes > NAMES_SHOWN else ""
-        return f"{text} ({', '.join(named)}{more})"
+        named = [f"{label} {name}" for label, name in enumerate(self.class_names)]
+        return f"{text} ({join_names(named, 20)})"
 
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"

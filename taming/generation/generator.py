@@ -11,7 +11,7 @@ from taming.conditioning import CellClasses, Condition, conditioning_from_config
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.options import SamplingOptions, as_grid_size
-from taming.generation.tokens import BATCH_SIZE, TokenGenerator
+from taming.generation.tokens import TokenGenerator
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import SavedModel
 from taming.transformer import GPT
@@ -80,7 +80,7 @@ class ImageGenerator(TokenGenerator):
             first_image=first_image,
         )
         options = options or SamplingOptions()
-        batches = tokens.split(options.batch_size or BATCH_SIZE)
+        batches = tokens.split(options.images_at_once)
         return torch.cat([self.decode(batch, options.grid_size) for batch in batches])
 
     def complete(
@@ -110,7 +110,7 @@ class ImageGenerator(TokenGenerator):
         options = SamplingOptions.of(
             options, temperature, top_k, top_p, guidance_scale, greedy, seed
         )
-        batches = images.split(options.batch_size or BATCH_SIZE)
+        batches = images.split(options.images_at_once)
         given_tokens = torch.cat([self.first_tokens(batch, keep_rows) for batch in batches])
         grid_size = self.require_tokenizer().grid_size_for(images.shape[2:])
         return self.sample(

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 from annotated_types import Ge, Gt, Le
-from pydantic import BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BeforeValidator, ConfigDict
 from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from taming.errors import UserError
@@ -22,6 +23,16 @@ def as_grid_size(size: int | Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
+def _positive(temperature: float) -> float:
+    if not temperature > 0:
+        raise PydanticCustomError(
+            "temperature",
+            "Input should be greater than 0 (for the most probable tokens use greedy=true)",
+        )
+    return temperature
+
+
+Temperature = Annotated[float, AfterValidator(_positive)]
 Share = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 GridSize = Annotated[tuple[Count, Count], BeforeValidator(as_grid_size)]
@@ -100,7 +111,7 @@ class SamplingOptions:
         ValueError: pydantic's, if a value is not of its type or out of its range.
     """
 
-    temperature: Annotated[float, Gt(0)] = 1.0  # below 1 more of the probable, above 1 less
+    temperature: Temperature = 1.0  # below 1 more of the probable, above 1 less
     top_k: Count | None = None  # draw among this many most probable; None: all
     # draw among the most probable tokens with this probability together
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
@@ -115,6 +126,11 @@ class SamplingOptions:
     # filled up to the batch size, for which it is compiled.
     compile: bool = False
     batch_size: Count | None = None  # images drawn at once, which bounds the memory; None: 64
+
+    @property
+    def images_at_once(self) -> int:
+        """The batch size, or its default."""
+        return self.batch_size or 64
 
     @classmethod
     def of(cls, options: Self | None, *arguments: Any) -> Self:

@@ -14,7 +14,6 @@ from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.generator import ImageGenerator
 from taming.generation.options import SamplingOptions
-from taming.generation.tokens import BATCH_SIZE
 
 __all__ = ["BestSamples", "sample_best"]
 
@@ -26,7 +25,6 @@ class BestSamples(NamedTuple):
 
     images: Tensor  # (n c H W) in [-1, 1]
     probabilities: Tensor  # (n,) of the requested class, as the classifier sees the image kept
-    candidates: Tensor  # (n,) int64, which candidate it was, from 0
 
 
 @torch.no_grad()
@@ -70,7 +68,7 @@ def sample_best(
     options = options or SamplingOptions()
     if options.seed is None:
         options = replace(options, seed=int(torch.randint(2**62, ())))
-    batch_size = options.batch_size or BATCH_SIZE
+    batch_size = options.images_at_once
     probability = partial(_probabilities, classifier, num_classes)
 
     kept: BestSamples | None = None
@@ -84,8 +82,7 @@ def sample_best(
             )
             batches = zip(images.split(batch_size), labels.split(batch_size), strict=True)
             probabilities = torch.cat([probability(*batch) for batch in batches])
-            candidates = torch.full_like(probabilities, candidate, dtype=torch.int64)
-            drawn = BestSamples(images, probabilities, candidates)
+            drawn = BestSamples(images, probabilities)
             kept = kept or drawn
             better = drawn.probabilities > kept.probabilities
             for old, new in zip(kept, drawn, strict=True):

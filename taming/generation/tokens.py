@@ -21,9 +21,7 @@ from taming.serialization import PretrainedModel
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["BATCH_SIZE", "TokenGenerator"]
-
-BATCH_SIZE = 64
+__all__ = ["TokenGenerator"]
 
 
 class TokenGenerator(PretrainedModel):
@@ -146,7 +144,7 @@ class TokenGenerator(PretrainedModel):
         if options.seed is None:
             options = replace(options, seed=int(torch.randint(2**62, ())))
 
-        batch_size = options.batch_size or min(num_images, BATCH_SIZE)
+        batch_size = options.batch_size or min(num_images, options.images_at_once)
         num_drawn = num_images
         if options.compile:  # whole batches
             num_drawn = math.ceil(num_images / batch_size) * batch_size

@@ -3,6 +3,7 @@
 from taming.losses.adversarial import (
     ADVERSARIAL_LOSSES,
     AdversarialLoss,
+    LeCAM,
     adaptive_weight,
     hinge_discriminator_loss,
     hinge_generator_loss,
@@ -10,7 +11,6 @@ from taming.losses.adversarial import (
     vanilla_discriminator_loss,
 )
 from taming.losses.backbone import Backbone, FrozenNetwork
-from taming.losses.lecam import LeCAM
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
 from taming.losses.reconstruction import RECONSTRUCTION_LOSSES, cross_entropy_loss
 

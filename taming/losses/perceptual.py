@@ -55,8 +55,8 @@ class LPIPSLoss(nn.Module):
         if backbone not in self.WEIGHTS:
             raise UserError(f"perceptual loss: backbone is 'vgg' or 'alex', not {backbone!r}.")
         self.min_side = self.MIN_SIDES[backbone]
-        if pretrained:
-            path = self._require_weights(self.WEIGHTS[backbone].url)
+        url = self.WEIGHTS[backbone].url
+        path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
         import lpips
 
         try:
@@ -65,9 +65,12 @@ class LPIPSLoss(nn.Module):
                 network = lpips.LPIPS(
                     net=backbone, pretrained=True, pnet_rand=not pretrained, verbose=False
                 )
+        except OSError as error:
+            raise UserError(
+                f"LPIPS needs ImageNet weights that are not at {path}, and "
+                f"downloading {url} failed ({error}). Put that file there by hand. {WAYS_OUT}"
+            ) from error
         except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            if not pretrained:
-                raise
             first_line = str(error).strip().split("\n")[0]
             raise UserError(
                 f"the weights of LPIPS in {path} are damaged ({first_line}): delete that file, and "
@@ -79,21 +82,6 @@ class LPIPSLoss(nn.Module):
         """Returns the mean LPIPS distance of two `(b c H W)` in [-1, 1], a scalar; c is 3 or 1."""
         pictures = (pixels.expand(-1, 3, -1, -1) for pixels in (reconstructions, images))
         return self.lpips(*pictures).mean()
-
-    @staticmethod
-    def _require_weights(url: str) -> Path:
-        path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
-        if path.is_file():
-            return path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path), progress=True)
-        except OSError as error:
-            raise UserError(
-                f"LPIPS needs ImageNet weights that are not at {path}, and "
-                f"downloading {url} failed ({error}). Put that file there by hand. {WAYS_OUT}"
-            ) from error
-        return path
 
 
 class FeatureLoss(nn.Module):

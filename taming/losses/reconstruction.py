@@ -1,5 +1,7 @@
 """Pixel differences between images and reconstructions, both `(b c H W)`."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -15,4 +17,8 @@ def cross_entropy_loss(reconstructions: torch.Tensor, images: torch.Tensor) -> t
     return F.cross_entropy(reconstructions, images.argmax(1))
 
 
-RECONSTRUCTION_LOSSES = {"l1": F.l1_loss, "l2": F.mse_loss, "cross_entropy": cross_entropy_loss}
+RECONSTRUCTION_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "l1": F.l1_loss,
+    "l2": F.mse_loss,
+    "cross_entropy": cross_entropy_loss,
+}

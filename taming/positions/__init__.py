@@ -3,14 +3,14 @@
 Sinusoidal and learned ones add to the embeddings, rotary ones turn queries and keys.
 """
 
-from taming.positions.grid import grid_coordinates
-from taming.positions.learned import LearnedPositions
-from taming.positions.rotary import RotaryPositions2D
-from taming.positions.sinusoidal import (
+from taming.positions.added import (
+    LearnedPositions,
     SinusoidalPositions,
     SinusoidalPositions2D,
+    grid_coordinates,
     sinusoidal_encoding,
 )
+from taming.positions.rotary import RotaryPositions2D
 
 __all__ = [
     "LearnedPositions",

@@ -11,11 +11,17 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt, Lt
 from torch import nn
 
-from taming.quantizers.codebook import CodebookAverage, kmeans, random_rows
+from taming.quantizers.codebook import (
+    CodebookAverage,
+    distance_chunks,
+    kmeans,
+    nearest,
+    random_rows,
+    relative_distances,
+)
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
 from taming.quantizers.interface import Quantizer, Size, count_codes
-from taming.quantizers.search import distance_chunks, nearest, relative_distances
 from taming.ranks import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]

@@ -1,6 +1,6 @@
 """Model directories, training checkpoints and hub names; knows no model."""
 
-from taming.serialization.foreign import ForeignCheckpoint, read_foreign_checkpoint
+from taming.serialization.foreign import read_foreign_checkpoint
 from taming.serialization.pretrained import PretrainedModel, find_model, load_saved_model
 from taming.serialization.saved_model import (
     SavedModel,
@@ -11,7 +11,7 @@ from taming.serialization.saved_model import (
     save_model_directory,
 )
 
-__all__ = ["ForeignCheckpoint", "PretrainedModel", "SavedModel",
+__all__ = ["PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
     "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
     "save_model_directory"]  # fmt: skip

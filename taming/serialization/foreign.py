@@ -7,16 +7,15 @@ what is declared safe: here an empty class in place of each name the file mentio
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import serialization
 
-from taming.errors import MissingPathError, UserError
+from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["ForeignCheckpoint", "Placeholder", "read_foreign_checkpoint", "shown", "shown_names"]
+__all__ = ["Placeholder", "read_foreign_checkpoint", "shown", "shown_names"]
 
 
 class Placeholder:
@@ -40,23 +39,14 @@ class _Dictionary(Placeholder):
         return OrderedDict()
 
 
-@dataclass(frozen=True)
-class ForeignCheckpoint:
-    """The content of a foreign checkpoint.
-
-    Attributes:
-        content: plain containers, numbers, strings and tensors on the CPU, else `Placeholder`s.
-        not_built: dotted names of the other program's objects in the file, sorted.
-    """
-
-    content: Any
-    not_built: tuple[str, ...]
-
-
-def read_foreign_checkpoint(path: str | Path) -> ForeignCheckpoint:
+def read_foreign_checkpoint(path: str | Path) -> tuple[Any, list[str]]:
     """Reads a file of `torch.save`.
 
     Of the format before PyTorch 1.6, only files without objects of the other program are read.
+
+    Returns:
+        The content: plain containers, numbers, strings and tensors on the CPU, else
+        `Placeholder`s; and the dotted names, sorted, of the objects for which these stand.
 
     Raises:
         MissingPathError: if the file does not exist.
@@ -87,7 +77,7 @@ def read_foreign_checkpoint(path: str | Path) -> ForeignCheckpoint:
         ) from error
     finally:
         serialization.add_safe_globals(declared)
-    return ForeignCheckpoint(content, tuple(names))
+    return content, names
 
 
 def shown(name: Any, at_most: int = 80) -> str:
@@ -98,6 +88,5 @@ def shown(name: Any, at_most: int = 80) -> str:
 
 
 def shown_names(names: Sequence[Any], at_most: int = 10) -> str:
-    """Returns the first names, and how many more there are."""
-    more = len(names) - at_most
-    return ", ".join(map(shown, names[:at_most])) + (f" and {more} more" if more > 0 else "")
+    """Joins the first names in a printable form, see `join_names`."""
+    return join_names([shown(name) for name in names], at_most)

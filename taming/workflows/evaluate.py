@@ -37,7 +37,6 @@ from taming.workflows.evaluation_data import check_classifier, check_data
 
 __all__ = ["evaluate_model"]
 
-BATCH_SIZE = 64
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
 
 
@@ -81,7 +80,7 @@ def evaluate_model(
     """
     output_dir = Path(output_dir).expanduser()
     options = options or SamplingOptions(seed=0)
-    options = replace(options, batch_size=options.batch_size or BATCH_SIZE)
+    options = replace(options, batch_size=options.images_at_once)
     tokenizer = check_data(model, data)
     generator = model if isinstance(model, ImageGenerator) else None
     key = None  # what a batch calls the generator's condition

@@ -26,7 +26,6 @@ from taming.workflows.sample_inputs import (
 __all__ = ["sample_images"]
 
 Classifier = Callable[[Tensor], Tensor]
-BATCH_SIZE = 64
 MAX_GRID_IMAGES = 100
 
 
@@ -112,7 +111,7 @@ def _draw(
     made from and last the sample; and each class's probability, where a classifier chose.
     """
     all_samples, all_shown, shares = [], [], []
-    size = min(options.batch_size or BATCH_SIZE, inputs.num_images)
+    size = min(options.images_at_once, inputs.num_images)
     options = replace(options, batch_size=size)  # a compiled step is for batches of one size
     palette = _palette(generator.tokenizer)
     colors = getattr(generator.conditioning, "palette", None)

@@ -81,7 +81,7 @@ def test_values_are_checked_whatever_their_shape(conditioning: Conditioning) -> 
 
 def test_a_long_list_of_classes_is_cut() -> None:
     conditioning = ClassLabel(1000, class_names=[f"class{i}" for i in range(1000)])
-    with pytest.raises(UserError, match=r"0 to 999 \(0 class0, .*19 class19, …\)"):
+    with pytest.raises(UserError, match=r"0 to 999 \(0 class0, .*19 class19, and 980 more\)"):
         conditioning.check(torch.tensor([1000]), 1)
 
 

@@ -42,7 +42,7 @@ def reference(shared: Path, name: str) -> tuple[Imported, Weights]:
 
 def content_and_config(shared: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     folder = shared / "reference" / "compvis" / f"transformer_{name}"
-    content = read_foreign_checkpoint(folder / "last.ckpt").content
+    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
     params = read_config(folder / "project.yaml")["model"]["params"]
     return {"state_dict": content["state_dict"]}, copy.deepcopy(params)
 

@@ -139,7 +139,7 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
 @pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
 def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     folder = shared / "reference" / "compvis" / name
-    content = read_foreign_checkpoint(folder / "last.ckpt").content
+    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
     _, expected = reference(shared, name)
     used = expected["indices"].unique().flip(0)  # an order that is not that of the codes
     assert 1 < len(used) < 64
@@ -203,7 +203,7 @@ def test_mistyped_arguments_are_named() -> None:
 
 def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
     folder = shared / "reference" / "compvis" / "vqgan_gumbel"
-    content = read_foreign_checkpoint(folder / "last.ckpt").content
+    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
     params = read_config(folder / "project.yaml")["model"]["params"]
     imported = convert(content, params)
     assert imported.model.config["quantizer"]["kind"] == "gumbel"

@@ -63,7 +63,7 @@ def test_with_the_tokenizer_it_draws_images(shared: Path, tmp_path: Path) -> Non
     assert not any("no tokenizer" in note for note in imported.notes)
 
     config["codebook_size"] = 64
-    content = read_foreign_checkpoint(folder / "vq_ds.pt").content
+    content, _ = read_foreign_checkpoint(folder / "vq_ds.pt")
     content["model"]["quantize.embedding.weight"] = torch.zeros(64, 8)
     other = SOURCES["llamagen_tokenizer"].convert(content, config)
     save_model_directory(other.model, tmp_path / "other")

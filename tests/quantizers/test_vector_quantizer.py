@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from taming.quantizers import VectorQuantizer, search, vector
+from taming.quantizers import VectorQuantizer, codebook, vector
 from taming.quantizers.codebook import random_rows
 
 
@@ -76,7 +76,7 @@ def test_the_search_takes_a_bounded_number_of_distances_at_once(
         return addmm(*args, **kwargs)
 
     monkeypatch.setattr(torch, "addmm", watched)
-    monkeypatch.setattr(search, "CHUNK_DISTANCES", 330)  # 10 latents and a bit
+    monkeypatch.setattr(codebook, "CHUNK_DISTANCES", 330)  # 10 latents and a bit
     with torch.no_grad():
         output = quantizer(z)
     assert set(sizes) == {320, 160}  # 10 times 10 latents and 5

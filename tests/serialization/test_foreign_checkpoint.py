@@ -104,10 +104,10 @@ def test_nothing_in_the_file_is_run(tmp_path: Path, attack: str) -> None:
     (tmp_path / "hubconf.py").write_text(f"open({str(proof)!r}, 'w').close()")
     path = write(tmp_path / "evil.ckpt", opcodes(str(proof)))
     if readable:
-        read = read_foreign_checkpoint(path)
-        assert torch.equal(read.content["weight"], WEIGHT)
-        assert isinstance(read.content["evil"], Placeholder)
-        assert read.not_built
+        content, not_built = read_foreign_checkpoint(path)
+        assert torch.equal(content["weight"], WEIGHT)
+        assert isinstance(content["evil"], Placeholder)
+        assert not_built
     else:
         with pytest.raises(UserError, match=r"evil\.ckpt cannot be read"):
             read_foreign_checkpoint(path)
@@ -147,22 +147,22 @@ def test_foreign_objects_are_placeholders(tmp_path: Path) -> None:
         "weight": WEIGHT,
     }
     torch.save(content, tmp_path / "foreign.ckpt")
-    read = read_foreign_checkpoint(tmp_path / "foreign.ckpt")
-    (value,) = read.content["callbacks"].values()
+    read, not_built = read_foreign_checkpoint(tmp_path / "foreign.ckpt")
+    (value,) = read["callbacks"].values()
     assert isinstance(value, Placeholder)
     assert not hasattr(value, "best")  # its state is dropped
-    assert read.content["default"] == {"a": [2]}
-    assert read.content["hyper_parameters"] == {"rate": 0.1}
-    assert torch.equal(read.content["weight"], WEIGHT)
-    assert {f"{HERE}.Callback", f"{HERE}.SettingsDict"} < set(read.not_built)
+    assert read["default"] == {"a": [2]}
+    assert read["hyper_parameters"] == {"rate": 0.1}
+    assert torch.equal(read["weight"], WEIGHT)
+    assert {f"{HERE}.Callback", f"{HERE}.SettingsDict"} < set(not_built)
 
 
 def test_files_from_before_pytorch_1_6_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.ckpt"
     torch.save({"weight": WEIGHT, "epoch": 3}, path, _use_new_zipfile_serialization=False)
-    read = read_foreign_checkpoint(path)
-    assert torch.equal(read.content.pop("weight"), WEIGHT)
-    assert (read.content, read.not_built) == ({"epoch": 3}, ())
+    content, not_built = read_foreign_checkpoint(path)
+    assert torch.equal(content.pop("weight"), WEIGHT)
+    assert (content, not_built) == ({"epoch": 3}, [])
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -194,5 +194,5 @@ def test_names_from_a_file_are_printable_and_short() -> None:
     assert shown("\x1b[31mred\n") == r"'\x1b[31mred\n'"
     assert shown("\x1b" * 1000).isprintable()
     assert shown(10**5000) == "<int>"  # `str` refuses so many digits
-    assert shown_names(list("abcde"), at_most=3) == "a, b, c and 2 more"
+    assert shown_names(list("abcde"), at_most=3) == "a, b, c, and 2 more"
     assert shown_names([]) == ""

@@ -1,4 +1,6 @@
-"""Sinusoidal positions (Vaswani et al. 2017, "Attention Is All You Need", section 3.5).
+"""Positions that are added to the embeddings: sinusoidal ones and learned ones.
+
+Vaswani et al. 2017, "Attention Is All You Need", section 3.5:
 
     PE(pos, 2i)     = sin(pos / 10000^(2i/d))
     PE(pos, 2i + 1) = cos(pos / 10000^(2i/d))
@@ -10,7 +12,13 @@ hand by an angle that does not depend on where it started: relative positions ar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SinusoidalPositions", "SinusoidalPositions2D", "sinusoidal_encoding"]
+__all__ = [
+    "LearnedPositions",
+    "SinusoidalPositions",
+    "SinusoidalPositions2D",
+    "grid_coordinates",
+    "sinusoidal_encoding",
+]
 
 
 def sinusoidal_encoding(positions: Tensor | int, dim: int) -> Tensor:
@@ -59,6 +67,29 @@ class SinusoidalPositions(nn.Module):
         return embeddings + self.table[positions].to(embeddings.dtype)
 
 
+def grid_coordinates(
+    grid_size: tuple[int, int], reference: tuple[int, int] | None = None
+) -> Tensor:
+    """Returns (row, column) of each cell of a grid, in raster order (that of `taming.sequence`).
+
+    Args:
+        grid_size: (height, width) h, w.
+        reference: (height, width) of another grid over the same picture. The coordinates are then
+            those of the cells' centres, counted in cells of that grid, so that a condition's cell
+            gets the coordinates of the image's cell it lies on: row -> (row + 1/2) H / h - 1/2.
+
+    Returns:
+        `(h·w 2)` float32.
+    """
+    along = [torch.arange(size, dtype=torch.float64) for size in grid_size]  # rows, columns
+    if reference is not None:
+        along = [
+            (cells + 0.5) * to / size - 0.5
+            for cells, size, to in zip(along, grid_size, reference, strict=True)
+        ]
+    return torch.cartesian_prod(*along).float()  # the last coordinate runs fastest
+
+
 class SinusoidalPositions2D(nn.Module):
     """Adds the encoding of the row to one half of the channels, that of the column to the other.
 
@@ -88,3 +119,20 @@ class SinusoidalPositions2D(nn.Module):
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
         """Adds to `(b n dim)`, for positions `(n,)` int64 less than L."""
         return embeddings + self.table[positions].to(embeddings.dtype)
+
+
+class LearnedPositions(nn.Module):
+    """Adds a learned vector to the embedding at each position, as in GPT.
+
+    Args:
+        max_length: number of positions.
+        dim: width of the embeddings.
+    """
+
+    def __init__(self, max_length: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(max_length, dim)
+
+    def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
+        """Adds to `(b n dim)`, for positions `(n,)` int64 less than `max_length`."""
+        return embeddings + self.embedding(positions)
