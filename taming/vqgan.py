@@ -12,7 +12,7 @@ from taming.autoencoder import Decoder, Encoder
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.quantizers import QuantizerOutput, Size, build_quantizer
-from taming.serialization import PretrainedModel
+from taming.tokenizer import Tokenizer
 
 __all__ = ["VQGAN", "VQGANOutput"]
 
@@ -25,7 +25,7 @@ class VQGANOutput:
     quantizer: QuantizerOutput
 
 
-class VQGAN(PretrainedModel):
+class VQGAN(Tokenizer):
     """Vector-quantized autoencoder (Esser et al. 2021, "Taming Transformers", §3.1).
 
     Images are float, [-1, 1] is black to white.
@@ -64,13 +64,9 @@ class VQGAN(PretrainedModel):
         dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
         label_maps: bool = False,
     ) -> None:
-        super().__init__()
-        height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-        self.resolution = (height, width)
+        super().__init__(resolution, 2 ** (len(channel_multipliers) - 1))
         self.image_channels = image_channels
         self.label_maps = label_maps or image_channels not in (1, 3)
-        self.downsample_factor = 2 ** (len(channel_multipliers) - 1)
-        self.grid_size = self.grid_size_for(self.resolution)
         shape: dict[str, Any] = {
             "image_channels": image_channels,
             "base_channels": base_channels,
@@ -86,16 +82,12 @@ class VQGAN(PretrainedModel):
             "label_maps": self.label_maps,
             "quantizer": dict(quantizer),
         }
-        self.encoder = Encoder(resolution=height, **shape)
+        self.encoder = Encoder(resolution=self.resolution[0], **shape)
         self.quantizer = build_quantizer(quantizer)
+        self.codebook_size = self.quantizer.codebook_size
         self.pre_quantizer = nn.Conv2d(latent_channels, self.quantizer.codebook_dim, 1)
         self.post_quantizer = nn.Conv2d(self.quantizer.codebook_dim, latent_channels, 1)
-        self.decoder = Decoder(resolution=height, **shape)
-
-    @property
-    def codebook_size(self) -> int:
-        """Number of codes."""
-        return self.quantizer.codebook_size
+        self.decoder = Decoder(resolution=self.resolution[0], **shape)
 
     @property
     def level_heights(self) -> list[int]:
@@ -107,22 +99,6 @@ class VQGAN(PretrainedModel):
     def last_layer(self) -> torch.Tensor:
         """The weight of the decoder's last convolution; the adaptive weight is measured there."""
         return self.decoder.conv_out.weight
-
-    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
-        """(height, width) of the code grid of images of this (height, width).
-
-        Raises:
-            UserError: if the resolution does not divide by the downsample factor.
-        """
-        height, width = resolution
-        factor = self.downsample_factor
-        if height % factor or width % factor:
-            raise UserError(
-                f"the resolution {height}×{width} does not divide by the model's downsample factor "
-                f"{factor}: use multiples of {factor}, or change channel_multipliers (its length "
-                "minus one is the number of halvings)."
-            )
-        return height // factor, width // factor
 
     def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W) -> (b d h w)`: what the quantizer receives, before any normalisation.

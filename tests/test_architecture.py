@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "taming"
 STEPS = (
     {"contexts", "errors", "ranks"},
     {"attention", "positions", "serialization"},
-    {"autoencoder", "quantizers", "discriminators", "losses"},
+    {"autoencoder", "quantizers", "discriminators", "losses", "tokenizer"},
     {"vqgan", "transformer", "conditioning", "sequence"},
     {"generation", "importers", "evaluation", "pictures"},
     {"training", "workflows"},

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from taming.conditioning import CellClasses, Conditioning
+from taming.conditioning import Conditioning
 from taming.generation import ImageGenerator
+from taming.tokenizer import Tokenizer
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
@@ -31,7 +32,7 @@ def tiny_vqgan(seed: int = 0, **changes: Any) -> VQGAN:
 def tiny_generator(
     conditioning: Conditioning,
     grid_size: tuple[int, int] = (2, 3),
-    condition_tokenizer: VQGAN | CellClasses | None = None,
+    condition_tokenizer: Tokenizer | None = None,
     tokenizer: VQGAN | None = None,
 ) -> ImageGenerator:
     tokenizer = tokenizer or tiny_vqgan(resolution=tuple(2 * side for side in grid_size))

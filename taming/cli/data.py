@@ -16,6 +16,7 @@ from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
 from taming.serialization import SavedModel
+from taming.tokenizer import Tokenizer
 from taming.vqgan import VQGAN
 from taming.workflows.encode_dataset import encode_dataset
 
@@ -82,7 +83,7 @@ def with_tokenizer_shape(
 
 def open_images(
     config: DictConfig, tokenizer: VQGAN, saved: SavedModel | None = None
-) -> tuple[ImageDataModule, VQGAN | CellClasses | None]:
+) -> tuple[ImageDataModule, Tokenizer | None]:
     """Opens the images to be encoded, and chooses what makes tokens of their conditions, if any.
 
     The tokenizer's shape is filled in; `saved` is the run that goes on.
@@ -98,7 +99,7 @@ def open_images(
 
 def _condition_tokenizer(
     config: DictConfig, images: ImageDataModule, tokenizer: VQGAN, saved: SavedModel | None
-) -> VQGAN | CellClasses | None:
+) -> Tokenizer | None:
     """Chooses what makes tokens of condition images; None where there are none."""
     reader, resolution = images.condition_reader, images.condition_resolution
     path, cell = config.condition_tokenizer, config.condition_cell
@@ -111,7 +112,7 @@ def _condition_tokenizer(
         return None
     if path is not None and cell is not None:
         raise UserError("give a condition_tokenizer or a condition_cell, not both.")
-    chosen: VQGAN | CellClasses | None
+    chosen: Tokenizer | None
     if saved is not None:
         chosen = load_condition_tokenizer(saved)
     elif path is not None:
@@ -131,7 +132,7 @@ def _condition_tokenizer(
 
 
 def _check_kind(
-    name: str, tokenizer: VQGAN | CellClasses, images: str, label_maps: bool, channels: int
+    name: str, tokenizer: Tokenizer, images: str, label_maps: bool, channels: int
 ) -> None:
     """Refuses a tokenizer of images of another kind, or of other channels."""
     trained, found = (
@@ -151,7 +152,7 @@ def _check_kind(
 def encode(
     config: DictConfig,
     tokenizer: VQGAN,
-    condition_tokenizer: VQGAN | CellClasses | None,
+    condition_tokenizer: Tokenizer | None,
     images: ImageDataModule,
     device: torch.device,
 ) -> tuple[TokenDataset, TokenDataset]:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, load_saved_config
 from taming.cli.mistakes import config_directory, leaves
+from taming.tokenizer import height_and_width
 from taming.workflows.sample_inputs import GivenImages
 
 __all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "override",
@@ -96,6 +97,4 @@ def condition_settings(data: DictConfig) -> list[str]:
 
 def resolution_of(data: DictConfig) -> tuple[int, int]:
     """Returns the (height, width) of the images."""
-    size = data.resolution
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
+    return height_and_width(data.resolution)

@@ -7,7 +7,7 @@ from taming.conditioning.base import (
     Unconditional,
     conditioning_from_config,
 )
-from taming.conditioning.cells import CellClasses, Tokenizer
+from taming.conditioning.cells import CellClasses
 from taming.conditioning.class_label import ClassLabel, class_difference
 from taming.conditioning.image import ImageCondition
 
@@ -18,7 +18,6 @@ __all__ = [
     "Conditioning",
     "ImageCondition",
     "Prompt",
-    "Tokenizer",
     "Unconditional",
     "class_difference",
     "conditioning_from_config",

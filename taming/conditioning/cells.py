@@ -1,44 +1,18 @@
-"""Tokenizers as stage 2 sees them, and the one of label maps, which needs no training."""
+"""The tokenizer of label maps that needs no training."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from taming.errors import UserError
-from taming.serialization import PretrainedModel, SavedModel
+from taming.tokenizer import Tokenizer
 
-__all__ = ["CellClasses", "Tokenizer"]
-
-
-class Tokenizer(Protocol):
-    """The part of a stage-1 model that stage 2 needs: a `VQGAN`, or `CellClasses`."""
-
-    image_channels: int  # 3, 1, or the number of classes of one-hot label maps
-    label_maps: bool  # whether the images are label maps
-    resolution: tuple[int, int]  # (height, width) in pixels that it was made for
-    grid_size: tuple[int, int]  # and in codes
-    downsample_factor: int  # a code stands for so many pixels a side
-
-    @property
-    def codebook_size(self) -> int:
-        """Number of codes."""
-
-    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
-        """Returns the grid's (height, width) for images of this (height, width)."""
-
-    def encode(self, images: Tensor) -> Tensor:
-        """Encodes `(b c H W)` images as `(b h w)` int64 indices."""
-
-    def decode(self, indices: Tensor) -> Tensor:
-        """Decodes `(b h w)` indices to `(b c H W)` images."""
-
-    def to_saved(self) -> SavedModel:
-        """Returns the model as plain data."""
+__all__ = ["CellClasses"]
 
 
-class CellClasses(PretrainedModel):
+class CellClasses(Tokenizer):
     """Encodes a one-hot label map as the class that fills most of each cell of a grid.
 
     It has no weights and stands where a `VQGAN` trained on label maps could. What is smaller than
@@ -58,31 +32,13 @@ class CellClasses(PretrainedModel):
     label_maps = True
 
     def __init__(self, num_classes: int, cell_size: int, resolution: int | Sequence[int]) -> None:
-        super().__init__()
-        height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
-        self.downsample_factor = cell_size
+        super().__init__(resolution, cell_size)
         self.image_channels = self.codebook_size = num_classes
-        self.resolution = height, width
-        self.grid_size = self.grid_size_for(self.resolution)
         self.config: dict[str, Any] = {
             "num_classes": num_classes,
             "cell_size": cell_size,
-            "resolution": [height, width],
+            "resolution": list(self.resolution),
         }
-
-    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
-        """Returns the grid's (height, width) for label maps of this (height, width).
-
-        Raises:
-            UserError: if the resolution does not divide by the cell size.
-        """
-        (height, width), cell_size = resolution, self.downsample_factor
-        if height % cell_size or width % cell_size:
-            raise UserError(
-                f"the resolution {height}×{width} of the label maps does not divide by the cell "
-                f"size {cell_size}: use multiples of {cell_size}, or another cell size."
-            )
-        return height // cell_size, width // cell_size
 
     def encode(self, label_maps: Tensor) -> Tensor:
         """Encodes one-hot `(b c H W)` as `(b h w)` int64, of equally frequent classes the lowest.

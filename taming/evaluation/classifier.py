@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from taming.serialization import PretrainedModel
+from taming.tokenizer import height_and_width
 
 __all__ = ["ClassifierTraining", "ImageClassifier", "train_classifier"]
 
@@ -42,15 +43,14 @@ class ImageClassifier(PretrainedModel):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        height, width = (resolution, resolution) if isinstance(resolution, int) else resolution
         self.num_classes = num_classes
         self.image_channels = image_channels
-        self.resolution = (height, width)
+        self.resolution = height_and_width(resolution)
         self.class_names = None if class_names is None else tuple(class_names)
         self.config: dict[str, Any] = {
             "num_classes": num_classes,
             "image_channels": image_channels,
-            "resolution": [height, width],
+            "resolution": list(self.resolution),
             "base_channels": base_channels,
             "num_levels": num_levels,
             "class_names": None if class_names is None else list(class_names),

@@ -10,10 +10,11 @@ from torch import Tensor
 from taming.conditioning import CellClasses, Condition, conditioning_from_config
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
-from taming.generation.options import SamplingOptions, as_grid_size
+from taming.generation.options import SamplingOptions
 from taming.generation.tokens import TokenGenerator
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import SavedModel
+from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
@@ -140,7 +141,7 @@ class ImageGenerator(TokenGenerator):
             UserError: if there is no tokenizer, or the tokens are not its codes.
         """
         tokenizer = self.require_tokenizer()
-        grid_size = self.grid_size if grid_size is None else as_grid_size(grid_size)
+        grid_size = self.grid_size if grid_size is None else height_and_width(grid_size)
         with evaluation_mode(tokenizer):
             images = tokenizer.decode(to_indices(self._check_tokens(tokens, grid_size), grid_size))
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
@@ -196,7 +197,7 @@ def check_keep_rows(keep_rows: int, height: int) -> None:
         )
 
 
-def load_condition_tokenizer(saved: SavedModel) -> VQGAN | CellClasses | None:
+def load_condition_tokenizer(saved: SavedModel) -> Tokenizer | None:
     """Rebuilds a saved generator's tokenizer of condition images; None if it has none."""
     part = saved.parts.get("condition_tokenizer")
     if part is None:

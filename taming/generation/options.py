@@ -1,7 +1,6 @@
 """The options of sampling, which the commands set and `ImageGenerator` takes."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, Self
 
@@ -13,14 +12,9 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from taming.errors import UserError
+from taming.tokenizer import height_and_width
 
-__all__ = ["Guidance", "SamplingOptions", "as_grid_size"]
-
-
-def as_grid_size(size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns (height, width), where a single number means a square."""
-    height, width = size if isinstance(size, Sequence) else (size, size)
-    return height, width
+__all__ = ["Guidance", "SamplingOptions"]
 
 
 def _positive(temperature: float) -> float:
@@ -35,7 +29,7 @@ def _positive(temperature: float) -> float:
 Temperature = Annotated[float, AfterValidator(_positive)]
 Share = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
-GridSize = Annotated[tuple[Count, Count], BeforeValidator(as_grid_size)]
+GridSize = Annotated[tuple[Count, Count], BeforeValidator(height_and_width)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

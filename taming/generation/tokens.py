@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from taming.conditioning import Condition, Conditioning, Prompt, Tokenizer
+from taming.conditioning import Condition, Conditioning, Prompt
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.choice import TokenChoice
 from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
-from taming.generation.options import SamplingOptions, as_grid_size
+from taming.generation.options import SamplingOptions
 from taming.generation.window import WindowRun, plan_windows
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import PretrainedModel
+from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
@@ -42,7 +43,7 @@ class TokenGenerator(PretrainedModel):
                 f"the tokenizer has {tokenizer.codebook_size} codes and the transformer "
                 f"{codebook_size}: they are not of the same model."
             )
-        self.grid_size = as_grid_size(grid_size)
+        self.grid_size = height_and_width(grid_size)
         self.transformer = transformer
         self.condition_tokenizer = condition_tokenizer
         self.tokenizer = tokenizer

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import nn
 
-from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Tokenizer, Unconditional
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import TokenLikelihood
@@ -17,6 +17,7 @@ from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
 from taming.sequence import to_tokens
 from taming.serialization import SavedModel
+from taming.tokenizer import Tokenizer
 from taming.training.module import TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
 
@@ -58,7 +59,7 @@ class TransformerTraining(TrainingModule):
             nn.ModuleList(
                 part
                 for part in (generator.tokenizer, generator.condition_tokenizer)
-                if isinstance(part, nn.Module)
+                if part is not None
             )
         )
         self._generator = [generator]  # a list: its parts are registered above

@@ -11,11 +11,10 @@ from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from taming.conditioning import CellClasses
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.data.files import some
 from taming.errors import UserError
-from taming.vqgan import VQGAN
+from taming.tokenizer import Tokenizer
 
 __all__ = ["encode_dataset"]
 
@@ -25,11 +24,11 @@ RECORD_SECONDS = 10.0  # what a kill may cost
 
 
 def encode_dataset(
-    tokenizer: VQGAN,
+    tokenizer: Tokenizer,
     dataset: ImageDataset,
     cache_dir: Path,
     *,
-    condition_tokenizer: VQGAN | CellClasses | None = None,
+    condition_tokenizer: Tokenizer | None = None,
     num_views: int,
     batch_size: int,
     num_workers: int,
@@ -55,7 +54,7 @@ def encode_dataset(
     Raises:
         UserError: if the cache cannot be written.
     """
-    tokenizers: dict[str, VQGAN | CellClasses] = {"images": tokenizer}
+    tokenizers: dict[str, Tokenizer] = {"images": tokenizer}
     if condition_tokenizer is not None:
         tokenizers["conditions"] = condition_tokenizer
     description = _describe(tokenizers, dataset, num_views)
@@ -97,7 +96,7 @@ def encode_dataset(
 
 
 def _describe(
-    tokenizers: dict[str, VQGAN | CellClasses], dataset: ImageDataset, num_views: int
+    tokenizers: dict[str, Tokenizer], dataset: ImageDataset, num_views: int
 ) -> CacheDescription:
     sizes = {"images": dataset.transform.size, "conditions": dataset.transform.condition_size}
     grids = {
@@ -120,7 +119,7 @@ def _describe(
 
 
 def _encode(
-    tokenizers: dict[str, VQGAN | CellClasses],
+    tokenizers: dict[str, Tokenizer],
     dataset: ImageDataset,
     writer: TokenWriter,
     batch_size: int,

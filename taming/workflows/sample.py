@@ -12,10 +12,11 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from taming.conditioning import Tokenizer, class_difference
+from taming.conditioning import class_difference
 from taming.errors import UserError, writing
 from taming.generation import ImageGenerator, SamplingOptions, sample_best
 from taming.pictures import as_palette, pixel_grid, side_by_side, to_uint8
+from taming.tokenizer import Tokenizer
 from taming.workflows.sample_inputs import (
     GivenImages,
     ImagesToComplete,

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from taming.conditioning import ClassLabel, ImageCondition, Tokenizer
+from taming.conditioning import ClassLabel, ImageCondition
 from taming.data import (
     ImageDataset,
     ImageFolder,
@@ -21,6 +21,7 @@ from taming.data import (
 from taming.data.files import some
 from taming.errors import UserError
 from taming.generation import ImageGenerator, check_keep_rows
+from taming.tokenizer import Tokenizer
 
 __all__ = ["GivenImages", "ImagesToComplete", "SampleInputs", "find_inputs"]
 

@@ -203,7 +203,7 @@ def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: Non
     ("paired", "settings", "message"),
     [
         (True, "condition_tokenizer=tokenizer", "pictures of 3 channels, and the conditions"),
-        (True, "condition_cell=5", "does not divide by the cell size 5"),
+        (True, "condition_cell=5", "does not divide by the downsample factor 5"),
         (True, "condition_as=suffix", "condition_as should be 'prefix' or 'context'"),
         (False, "conditioning=image", "need images with condition images"),
         (False, "condition_as=context", "condition_as=context is for condition im"),

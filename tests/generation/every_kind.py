@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
-from taming.generation.options import as_grid_size
 from taming.serialization import SavedModel
+from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)
@@ -41,18 +41,15 @@ KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
 }
 
 
-class GreyTokenizer(nn.Module):
+class GreyTokenizer(Tokenizer):
     """Shows code i of 8 as 2 × 2 pixels of one grey, code 7 as brighter than white."""
 
     codebook_size = 8
     label_maps = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(4, 2)
         self.scale = nn.Parameter(torch.tensor(0.5))
-
-    def grid_size_for(self, resolution: torch.Size) -> tuple[int, int]:
-        return resolution[0] // 2, resolution[1] // 2
 
     def decode(self, indices: Tensor) -> Tensor:
         assert not self.training
@@ -75,7 +72,7 @@ def tiny(
     """A generator with random weights; the changes are of its transformer's config."""
     torch.manual_seed(0)
     config = {
-        **conditioning.transformer_config(as_grid_size(grid_size)),
+        **conditioning.transformer_config(height_and_width(grid_size)),
         "codebook_size": 8,
         "num_layers": 2,
         "num_heads": 2,

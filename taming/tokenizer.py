@@ -1,0 +1,69 @@
+"""The interface of tokenizers, as stage 2 sees a stage-1 model."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from taming.errors import UserError
+from taming.serialization import PretrainedModel
+
+__all__ = ["Tokenizer", "height_and_width"]
+
+
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Returns (height, width), where a single number means a square."""
+    height, width = size if isinstance(size, Sequence) else (size, size)
+    return height, width
+
+
+class Tokenizer(PretrainedModel):
+    """Encodes images as grids of codes, and decodes these: a `VQGAN`, or `CellClasses`.
+
+    Args:
+        resolution: (height, width) of the images in pixels, one number for a square. Other sizes
+            that divide by `downsample_factor` work too.
+        downsample_factor: height and width in pixels of what one code stands for.
+
+    Attributes:
+        image_channels: 3, 1, or the number of classes of one-hot label maps.
+        label_maps: whether the images are label maps.
+        codebook_size: number of codes.
+        grid_size: (height, width) of the code grid at `resolution`.
+
+    Raises:
+        UserError: if the resolution does not divide by the downsample factor.
+    """
+
+    image_channels: int
+    label_maps: bool
+    codebook_size: int
+
+    def __init__(self, resolution: int | Sequence[int], downsample_factor: int) -> None:
+        super().__init__()
+        self.resolution = height_and_width(resolution)
+        self.downsample_factor = downsample_factor
+        self.grid_size = self.grid_size_for(self.resolution)
+
+    def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
+        """Returns (height, width) of the code grid of images of this (height, width).
+
+        Raises:
+            UserError: if the resolution does not divide by the downsample factor.
+        """
+        height, width = resolution
+        factor = self.downsample_factor
+        if height % factor or width % factor:
+            raise UserError(
+                f"the resolution {height}×{width} does not divide by the downsample factor "
+                f"{factor}: use multiples of {factor}, or another factor (channel_multipliers, "
+                "whose length minus one is the number of halvings; condition_cell of label maps)."
+            )
+        return height // factor, width // factor
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Encodes `(b c H W)` images as `(b h w)` int64 indices."""
+        raise NotImplementedError
+
+    def decode(self, indices: Tensor) -> Tensor:
+        """Decodes `(b h w)` indices to `(b c H W)` images."""
+        raise NotImplementedError
