@@ -43,7 +43,7 @@ class VQGAN(Tokenizer):
         latent_channels: width of the encoder's output, before the 1×1 convolution to the
             codebook's.
         dropout: inside residual blocks.
-        label_maps: whether the images are one-hot label maps, of which `decode` gives logits.
+        label_maps: whether the images are one-hot label maps; `decode` then returns logits.
             Images of other than 1 or 3 channels always are.
     """
 
@@ -108,8 +108,8 @@ class VQGAN(Tokenizer):
         """
         if not images.is_floating_point():
             raise UserError(
-                f"the model takes float images in [-1, 1], got {images.dtype}: of pixels from 0 to "
-                "255 these are pixels / 127.5 - 1."
+                f"the model takes float images in [-1, 1], got {images.dtype}: convert pixels from "
+                "0 to 255 by pixels / 127.5 - 1."
             )
         if images.ndim != 4 or images.shape[1] != self.image_channels:
             raise UserError(

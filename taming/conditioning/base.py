@@ -49,7 +49,7 @@ class Conditioning(ABC):
     num_context_ids: int = 0  # number of different context ids; 0 for no context
     num_classes: int | None = None  # number of classes to choose from; None where there are none
     class_names: Sequence[str] | None = None  # in the order of their labels; None where unknown
-    condition_description: str = ""  # of what is given for an image, for messages
+    condition_description: str = ""  # describes a valid condition, for messages
     # share of the conditions that training replaces by "no condition": only with some does the
     # model learn to draw images without one
     dropout: float = 0.0

@@ -31,7 +31,7 @@ class DifferentiableAugmentation(nn.Module):
     The random numbers are torch's, of the images' device.
 
     Args:
-        policy: names of augmentations; none or None changes nothing.
+        policy: names of augmentations; an empty one or None changes nothing.
     """
 
     def __init__(self, policy: Sequence[Augmentation] | None = None) -> None:

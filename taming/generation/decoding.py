@@ -54,8 +54,8 @@ class Steps:
 
     Args:
         transformer: in evaluation mode.
-        choose: how a token is taken from its logits.
-        prompt: of as many sequences as there will be, and as long.
+        choose: chooses a token from its logits.
+        prompt: as many sequences, as long, as those that will be decoded.
         num_tokens: longest sequence of tokens.
     """
 
@@ -82,7 +82,7 @@ class Steps:
         return self.run(next_tokens, latest, self.positions[end - 1 : end])
 
     def run(self, function: Callable[..., Tensor], latest: Tensor, position: Tensor) -> Tensor:
-        """Calls `next_tokens`, or what it was compiled to."""
+        """Calls `next_tokens`, or its compiled form."""
         return function(
             self.transformer, self.cache, self.choose, self.num_prefix, latest, position
         )

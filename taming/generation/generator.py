@@ -27,9 +27,9 @@ class ImageGenerator(TokenGenerator):
     Args:
         tokenizer: the VQGAN whose codes the tokens are; without one there are tokens, not images.
         transformer: the GPT.
-        conditioning: which conditions there are.
+        conditioning: the kind of condition.
         grid_size: (height, width) of the code grid; a single number means square.
-        condition_tokenizer: makes tokens of condition images, where the model takes such.
+        condition_tokenizer: encodes condition images, for a model that takes them.
 
     Raises:
         UserError: if the parts do not fit each other.

@@ -99,7 +99,7 @@ class Guidance:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SamplingOptions:
-    """The way tokens are drawn, whatever the model and its condition.
+    """How tokens are drawn, for any model and condition.
 
     Raises:
         ValueError: pydantic's, if a value is not of its type or out of its range.

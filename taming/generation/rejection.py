@@ -47,7 +47,7 @@ def sample_best(
 
     Candidate c of image number i is drawn as image number i + c · 2³²: its random stream is its
     own, whatever the batch; candidate 0 is the image that `generator.sample` draws; and more
-    candidates only add to those there were. Of equally probable ones the first is kept.
+    candidates only add to those there were. Ties go to the first.
 
     The classifier turns images `(b c H W)` in [-1, 1] into logits `(b k)` over the model's classes;
     a module is used in evaluation mode. The other arguments are those of

@@ -206,10 +206,10 @@ class TokenGenerator(PretrainedModel):
     def _prompt(
         self, condition: Tensor | None, batch_size: int, row: int = 0, column: int = 0
     ) -> Prompt:
-        """Returns what the transformer reads for a condition from `_encode_condition`.
+        """Builds the prompts for a condition from `_encode_condition`.
 
-        Of a code grid larger than the trained one it is the part that belongs to the window which
-        begins at this row and column.
+        For a code grid larger than the trained one, it is the part in the window that begins at
+        this row and column.
         """
         if condition is not None and self.conditioning.takes_images:
             height, width = self.conditioning.grid_size
@@ -253,7 +253,7 @@ class TokenGenerator(PretrainedModel):
         return height // math.gcd(height, rows), width // math.gcd(width, columns)
 
     def require_condition_tokenizer(self) -> Tokenizer:
-        """Returns what makes tokens of condition images; raises a `UserError` if there is none."""
+        """Returns the tokenizer of condition images; raises a `UserError` if there is none."""
         if self.condition_tokenizer is None:
             raise UserError("this generator was saved without its tokenizer for condition images.")
         return self.condition_tokenizer

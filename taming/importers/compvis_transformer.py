@@ -77,8 +77,8 @@ def convert(content: Any, config: Mapping[str, Any], num_classes: int | None = N
     and the conditions' has one row more for "no condition". That row is zeros and, as without
     condition dropout it was never trained, cannot be asked for.
 
-    A vocabulary larger than the codebook is cut to the codes: theirs could draw an id that is no
-    code and fail, and here the probabilities are among the codes.
+    A vocabulary larger than the codebook is cut to the codes: CompVis' program could draw an id
+    that is no code and fail; here only codes have a probability.
 
     Args:
         content: the checkpoint: a dictionary with `state_dict`.

@@ -57,9 +57,9 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
     """Converts a checkpoint of `VQModel` or `GumbelVQ` to a VQGAN with its discriminator as a part.
 
     Where the file has `quantize.used` (their `remap`), the codebook is cut to these codes in their
-    order: our index i is code `used[i]` of theirs, as in their remapped indices. Theirs gives a
-    latent whose nearest code is not among them a random or an extra index; here it gets the nearest
-    of the used ones.
+    order: our index i is code `used[i]` there, as in the remapped indices. There, a latent whose
+    nearest code is not among them gets a random or an extra index; here it gets the nearest of the
+    used ones.
 
     Their `legacy` placement of β does not matter for a finished model; in training, here β = 0.25
     is on the commitment term, as in the paper. A Gumbel quantizer's temperature schedule belongs to

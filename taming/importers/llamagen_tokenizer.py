@@ -32,9 +32,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def convert(content: Any, config: Mapping[str, Any]) -> Imported:
     """Converts a checkpoint of LlamaGen's tokenizer to a VQGAN with l2-normalised codes.
 
-    The model is that of CompVis with attention on the lowest level only, at any resolution. Of a
-    training checkpoint the averaged weights are taken, as their scripts do, and the discriminator
-    becomes a part beside the model if it is a patch discriminator.
+    The model is that of CompVis with attention on the lowest level only, at any resolution. From a
+    training checkpoint it takes the averaged weights, as LlamaGen's scripts do, and the
+    discriminator as a part beside the model if it is a patch discriminator.
 
     Args:
         content: the checkpoint: a dictionary with `model` or `ema`.

@@ -46,7 +46,7 @@ class ForeignWeights:
 
     Attributes:
         notes: lines that say what was dropped.
-        beside: names of what the file holds besides.
+        beside: names of the file's other entries.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -117,7 +117,7 @@ class ForeignWeights:
             module: gives names, shapes and dtypes, and the values of buffers the other program does
                 not have.
             names: the module's names to the other program's.
-            made: weights that no foreign one is as it stands, by the module's names.
+            made: weights computed from foreign ones, by the module's names.
         """
         made = made or {}
         state: dict[str, torch.Tensor] = {}

@@ -22,8 +22,8 @@ class FrozenNetwork(nn.Module):
     """Holds a pretrained network that is used but not trained.
 
     It moves with the module it is part of, stays in evaluation mode (its dropout off) whatever that
-    module does, shows its weights to no optimizer, and keeps them out of checkpoints: they are not
-    the run's, and can be larger than everything that is. A deep copy, as moving averages make of
+    module does, shows its weights to no optimizer, and keeps them out of checkpoints: they do not
+    belong to the run, and can be larger than all that does. A deep copy, as moving averages make of
     the whole training module, shares the network and leaves it on the original's device.
     """
 

@@ -42,7 +42,7 @@ class _Dictionary(Placeholder):
 def read_foreign_checkpoint(path: str | Path) -> tuple[Any, list[str]]:
     """Reads a file of `torch.save`.
 
-    Of the format before PyTorch 1.6, only files without objects of the other program are read.
+    In the format before PyTorch 1.6, only files without objects of the other program are read.
 
     Returns:
         The content: plain containers, numbers, strings and tensors on the CPU, else

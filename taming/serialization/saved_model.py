@@ -38,7 +38,7 @@ class SavedModel:
     """Plain data of a model: what a model directory and a training checkpoint both hold.
 
     Attributes:
-        kind: the class it is a model of: `"vqgan"`, `"gpt"`, `"generator"` ….
+        kind: the model's class: `"vqgan"`, `"gpt"`, `"generator"` ….
         config: plain dictionary from which the model is rebuilt; JSON-serialisable.
         state: the model's own weights by name; empty for a model that only joins parts.
         parts: models this one is made of, by name (`"tokenizer"`, `"transformer"`).
