@@ -28,10 +28,7 @@ class Tokenizer(PretrainedModel):
         image_channels: 3, 1, or the number of classes of one-hot label maps.
         label_maps: whether the images are label maps.
         codebook_size: number of codes.
-        grid_size: (height, width) of the code grid at `resolution`.
-
-    Raises:
-        UserError: if the resolution does not divide by the downsample factor.
+        grid_size: (height, width) of the code grid at `resolution`, see `grid_size_for`.
     """
 
     image_channels: int

@@ -33,8 +33,7 @@ class VQGAN(Tokenizer):
     Args:
         quantizer: `kind` and arguments of the quantizer (see `taming.quantizers`).
         image_channels: channels of the images: 3, 1, or the classes of a one-hot label map.
-        resolution: (height, width) the model is trained at, one number for a square. Other sizes
-            that divide by `downsample_factor` work too: the model is convolutional.
+        resolution: (height, width) the model is trained at, see `Tokenizer`.
         base_channels: width of the first level.
         channel_multipliers: width of each level in units of `base_channels`. The downsample factor
             is 2^(levels − 1).

@@ -21,11 +21,7 @@ class CellClasses(Tokenizer):
     Args:
         num_classes: classes of the label maps; also the codebook size.
         cell_size: height and width of a cell in pixels.
-        resolution: (height, width) of the label maps, one number for a square. Other sizes that
-            divide by `cell_size` work too.
-
-    Raises:
-        UserError: if the resolution does not divide by the cell size.
+        resolution: see `Tokenizer`; the downsample factor is the cell size.
     """
 
     kind = "cell_classes"
