@@ -22,6 +22,18 @@ class Source:
     published: Mapping[str, Mapping[str, Any]]  # arguments of models by their authors' names
     settings: tuple[str, ...] = ()  # what else `converter` takes, by keyword, all optional
 
+    def convert(self, content: Any, config: Mapping[str, Any], **settings: Any) -> Imported:
+        """Converts the content of a checkpoint, whatever its config may hold."""
+        try:
+            return self.converter(content, config, **settings)
+        except UserError:
+            raise
+        except Exception as error:  # whatever arguments of other types or sizes lead to
+            what = f"lacks {error}" if isinstance(error, KeyError) else f"is wrong ({error})"
+            raise UserError(
+                f"the config {what}: give the one the checkpoint was trained with."
+            ) from error
+
 
 SOURCES: dict[str, Source] = {
     "compvis_vqgan": Source(compvis_vqgan.convert, compvis_vqgan.PUBLISHED),
@@ -65,15 +77,9 @@ def import_checkpoint(
         config = found.published[config]
     content, not_built = read_foreign_checkpoint(checkpoint)
     try:
-        imported = found.converter(content, config, **settings)
+        imported = found.convert(content, config, **settings)
     except UserError as error:
         raise UserError(f"{checkpoint} is not imported: {error}") from error
-    except Exception as error:  # whatever arguments of other types or sizes lead to
-        what = f"lacks {error}" if isinstance(error, KeyError) else f"is wrong ({error})"
-        raise UserError(
-            f"{checkpoint} is not imported: the config {what}: give the one the checkpoint was "
-            "trained with."
-        ) from error
     if not_built:
         imported.notes.append(f"objects in the file, not built: {shown_names(not_built)}")
     return imported
