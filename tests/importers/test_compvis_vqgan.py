@@ -218,7 +218,7 @@ def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
     [
         ({"model": {}, "step": 3}, "no weights by name under 'state_dict'.*entries: model, step"),
         ({10**5000: 1, "\x1b[2J": 2, "n" * 10**6: 3}, r"<int>, '\\x1b\[2J', n{79}…\.$"),
-        ({str(n): n for n in range(99)}, r"entries: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 89 more\.$"),
+        ({str(n): n for n in range(99)}, r"entries: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 89 more\.$"),
     ],
 )
 def test_what_holds_no_weights_is_named(content: Any, message: str) -> None:
