@@ -39,7 +39,7 @@ def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator
     annotations = _annotations(config.get("_target_") or KINDS.get(config.get("kind")))
     for key in config:
         try:
-            value, annotation = config[key], annotations.get(key)
+            value, annotation = config[key], annotations.get(str(key))
         except (MissingMandatoryValue, InterpolationResolutionError):
             continue
         annotation = expected.get(_name(config, key), annotation)
@@ -62,7 +62,7 @@ def _annotations(target: str | type | None) -> dict[str, Any]:
         return {}
 
 
-def _wrong(config: DictConfig, key: str, annotation: Any) -> Iterator[str]:
+def _wrong(config: DictConfig, key: Any, annotation: Any) -> Iterator[str]:
     value = config[key]
     if isinstance(value, DictConfig | ListConfig):
         value = OmegaConf.to_container(value, resolve=True)
@@ -85,8 +85,8 @@ def _wrong(config: DictConfig, key: str, annotation: Any) -> Iterator[str]:
         yield f"{name} should be {' or '.join(should)}, not {written}{quoted if text else ''}"
 
 
-def _name(config: DictConfig, key: str) -> str:
+def _name(config: DictConfig, key: Any) -> str:
     """Returns the name that the user sets: that of another setting if the value refers to it."""
-    raw = OmegaConf.to_container(config)[key]  # type: ignore[call-overload, index]
+    raw = OmegaConf.to_container(config)[key]  # type: ignore[index]
     reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(raw))
     return reference[1] if reference else str(config._get_full_key(key))
