@@ -1,10 +1,15 @@
-"""Exceptions a user can cause and mend; the commands print them as one line, no traceback."""
+"""Exceptions that a user can fix, and how messages and files are written.
 
+The commands print such an exception as one line, no traceback.
+"""
+
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
-__all__ = ["MissingPathError", "UserError", "join_names", "writing"]
+__all__ = ["MissingPathError", "UserError", "join_names", "replacing", "writing"]
 
 
 class UserError(ValueError):
@@ -27,6 +32,24 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}.") from error
+
+
+@contextmanager
+def replacing(path: Path, mode: str = "w", **settings: Any) -> Iterator[IO[Any]]:
+    """Opens a file that takes the place of `path` once it is whole.
+
+    A full disk or a kill costs the new file, never the old one. `settings` are those of `open`.
+    """
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        with unfinished.open(mode, **settings) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def join_names(names: Sequence[str], at_most: int = 10, separator: str = ", ") -> str:

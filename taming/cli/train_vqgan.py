@@ -9,11 +9,11 @@ from omegaconf import DictConfig
 
 from taming.cli.app import build, build_all, program, set_seed
 from taming.cli.data import PAIR_TYPES, build_data
-from taming.cli.hints import data_settings, override, setting
+from taming.cli.hints import data_settings, setting
 from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
 from taming.serialization import load_training_checkpoint
-from taming.training import Adversary, finetuned_adversary, finetuned_vqgan, unused_settings
+from taming.training import Adversary, finetuned_adversary, finetuned_vqgan
 from taming.training.finetuning import FinetuningMode
 from taming.training.health import unusual_data, unusual_schedule
 from taming.vqgan import VQGAN
@@ -72,13 +72,11 @@ def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN,
     elif checkpoint is not None:
         begin_with = VQGAN.load_saved(checkpoint)
         configured, vqgan = vqgan, finetuned_vqgan(begin_with, mode, vqgan)
-        unused = unused_settings(configured, vqgan)
-        if unused:
+        if vqgan.config != configured.config:
             warn(
-                "note: the shape is that of %s; these of `model` are not used: %s "
-                "(finetune.mode=new_codebook takes the quantizer)",
+                "note: the shape is that of %s: other settings of `model` have no effect "
+                "(finetune.mode=new_codebook takes model.quantizer)",
                 checkpoint,
-                ", ".join(override(name, value) for name, value in unused.items()),
             )
         finetuned_adversary(begin_with, adversary)
     return vqgan, adversary

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from taming.errors import UserError
+from taming.errors import UserError, replacing
 
 __all__ = ["CacheDescription", "TokenDataset", "TokenGrid", "TokenWriter"]
 
@@ -209,10 +209,8 @@ class TokenWriter:
         self.replaced_names.update(replaced_names)
         for array in self._arrays.values():
             array.flush()
-        unfinished = self.directory / f"{PROGRESS_FILE}.unfinished"
-        record = {"done": self.done, "replaced": sorted(self.replaced_names)}
-        unfinished.write_text(json.dumps(record))
-        unfinished.replace(self.directory / PROGRESS_FILE)
+        with replacing(self.directory / PROGRESS_FILE) as file:
+            json.dump({"done": self.done, "replaced": sorted(self.replaced_names)}, file)
 
     def finish(self, directory: Path) -> None:
         """Completes the cache and moves it to `directory`."""

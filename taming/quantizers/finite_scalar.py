@@ -5,7 +5,7 @@ Mentzer et al. 2023, "Finite Scalar Quantization: VQ-VAE Made Simple".
 
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, MinLen
@@ -27,6 +27,8 @@ class FiniteScalarQuantizer(Quantizer):
         levels: of each channel, 3 or more; the paper's for 1000 codes are 8, 5, 5, 5. Their number
             is the `codebook_dim`, their product the `codebook_size`.
     """
+
+    advice: ClassVar[str] = "Use fewer or smaller model.quantizer.levels."
 
     def __init__(self, *, levels: Annotated[Sequence[Annotated[int, Ge(3)]], MinLen(1)]) -> None:
         super().__init__()

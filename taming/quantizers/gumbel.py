@@ -5,7 +5,7 @@ Jang et al. 2017, "Categorical Reparameterization with Gumbel-Softmax"; for imag
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,15 @@ class GumbelQuantizer(Quantizer):
     Attributes:
         temperature: τ now, a scalar tensor; a function of the step, so it is not saved.
     """
+
+    advice: ClassVar[str] = (
+        "Use a larger model.quantizer.kl_weight, a higher model.quantizer.temperature_end, or a "
+        "smaller model.quantizer.codebook_size."
+    )
+    training_settings: ClassVar[tuple[str, ...]] = (
+        "kl_weight", "hard", "temperature_start", "temperature_end", "temperature_steps",
+        "temperature_schedule",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The interface of every quantizer."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -42,7 +42,13 @@ class Quantizer(nn.Module):
     Attributes:
         codebook_size: number of codes.
         codebook_dim: width d of latents and codes.
+        advice: what a user can change when few codes are in use.
+        training_settings: names of the arguments that change how the codes are trained and not what
+            they are: fine-tuning may change them.
     """
+
+    advice: ClassVar[str] = "Use fewer codes."
+    training_settings: ClassVar[tuple[str, ...]] = ()
 
     codebook_size: int
     codebook_dim: int

@@ -4,7 +4,7 @@ van den Oord et al. 2017, "Neural Discrete Representation Learning".
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,14 @@ class VectorQuantizer(Quantizer):
             a code (counted with `revive_after`).
         started: `(codebook_size,)` bool, False for a code that waits to start at a latent.
     """
+
+    advice: ClassVar[str] = (
+        "Use model.quantizer.cosine=true with a codebook_dim of 8 to 16, "
+        "model.quantizer.revive_after=100, or a smaller model.quantizer.codebook_size."
+    )
+    training_settings: ClassVar[tuple[str, ...]] = (
+        "commitment_weight", "revive_after", "entropy_weight", "entropy_temperature", "gradient",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -1,16 +1,19 @@
 """The two training stages on Lightning."""
 
 from taming.training.adversary import Adversary
-from taming.training.averaging import WarmEMA, average_weights
-from taming.training.callbacks import EndAfterStep, TrainingInterrupted
-from taming.training.checkpoint_io import WholeFileCheckpointIO
-from taming.training.finetuning import finetuned_adversary, finetuned_vqgan, unused_settings
+from taming.training.callbacks import (
+    EndAfterStep,
+    TrainingInterrupted,
+    WarmEMA,
+    average_weights,
+)
+from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
 from taming.training.grids import ReconstructionGrids, SampleGrids
 from taming.training.health import HealthWatch, OverfittingWatch
 from taming.training.loggers import MetricsFile, wandb_logger
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
-from taming.training.run import TrainingResult, check_resume, train
+from taming.training.run import TrainingResult, WholeFileCheckpointIO, check_resume, train
 from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
 
@@ -36,6 +39,5 @@ __all__ = [
     "finetuned_adversary",
     "finetuned_vqgan",
     "train",
-    "unused_settings",
     "wandb_logger",
 ]

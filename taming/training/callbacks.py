@@ -1,14 +1,17 @@
-"""How a training ends."""
+"""How a training ends, and the average of its weights."""
 
 import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import lightning as L
+import torch
+from annotated_types import Ge, Lt
+from lightning.pytorch.callbacks import WeightAveraging
 
-__all__ = ["EndAfterStep", "TrainingInterrupted"]
+__all__ = ["EndAfterStep", "TrainingInterrupted", "WarmEMA", "average_weights"]
 
 
 class TrainingInterrupted(Exception):  # noqa: N818
@@ -26,7 +29,7 @@ class EndAfterStep(L.Callback):
         self._previous: Any = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Takes over Ctrl-C."""
+        """Installs the Ctrl-C handler."""
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGINT, self._request)
 
@@ -39,7 +42,7 @@ class EndAfterStep(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Ends before the first batch of the next step, when all callbacks have seen the last."""
+        """Ends the training before a new step, when all callbacks have seen the last one."""
         requested = self.requested
         if batch_idx % trainer.accumulate_grad_batches:
             return
@@ -51,12 +54,12 @@ class EndAfterStep(L.Callback):
             raise TrainingInterrupted
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Has the last step validated."""
+        """Requests a validation after the last step."""
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Gives the signal back."""
+        """Restores the previous signal handler."""
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
             self._previous = None
@@ -64,5 +67,55 @@ class EndAfterStep(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Gives the signal back: Lightning tears callbacks down only after a good end."""
+        """Restores the signal handler: Lightning calls `teardown` only after a good end."""
         self.teardown(trainer, pl_module, "fit")
+
+
+class WarmEMA(WeightAveraging):
+    """Averages the weights; validation, checkpoints and exports use the average.
+
+    θ̄ ← d θ̄ + (1 − d) θ after each step, with d = min(decay, (1 + n) / (10 + n)) after n updates.
+    Lightning's `EMAWeightAveraging` has a constant d, so that the random first weights dominate the
+    average for 1 / (1 − d) steps, and it waits for the GPU at each update. Buffers are copied.
+
+    Args:
+        decay: d in the long run.
+    """
+
+    def __init__(self, decay: float) -> None:
+        super().__init__(use_buffers=False)
+        self.decay = decay
+        self._swapped = False
+
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        num_updates = self._latest_update_step
+        if trainer.global_step == num_updates:  # between accumulated batches
+            return
+        assert self._average_model is not None
+        average = self._average_model.module
+        decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
+        torch._foreach_lerp_(
+            list(average.parameters()), [w.detach() for w in pl_module.parameters()], 1 - decay
+        )
+        for averaged, buffer in zip(average.buffers(), pl_module.buffers(), strict=True):
+            averaged.copy_(buffer)
+        self._latest_update_step = trainer.global_step
+
+    def _swap_models(self, pl_module: L.LightningModule) -> None:
+        super()._swap_models(pl_module)
+        self._swapped = not self._swapped
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Puts the trained weights back after a failure in validation, before they are saved."""
+        if self._swapped:
+            self._swap_models(pl_module)
+
+
+def average_weights(decay: Annotated[float, Ge(0), Lt(1)] | None) -> WarmEMA | None:
+    """Returns the callback that averages the weights; None for no average."""
+    return None if decay is None else WarmEMA(decay)

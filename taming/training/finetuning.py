@@ -1,21 +1,18 @@
 """Starting stage 1 from a model that is trained already."""
 
-import inspect
 import logging
-from typing import Any, Literal
+from typing import Literal
 
 from taming.errors import UserError
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.vqgan import VQGAN
 
-__all__ = ["FinetuningMode", "finetuned_adversary", "finetuned_vqgan", "unused_settings"]
+__all__ = ["FinetuningMode", "finetuned_adversary", "finetuned_vqgan"]
 
 log = logging.getLogger("taming")
 
 FinetuningMode = Literal["whole", "decoder", "new_codebook"]
-# settings of quantizers that make their codes; all others are of the training
-OF_THE_CODES = ("codebook_size", "codebook_dim", "cosine", "levels", "init", "ema_decay")
 
 
 def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) -> VQGAN:
@@ -60,27 +57,10 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
         }
         state = {**fresh, **kept}
     elif new["quantizer"]["kind"] == config["quantizer"]["kind"]:
-        training = {n: v for n, v in new["quantizer"].items() if n not in OF_THE_CODES}
+        names = configured.quantizer.training_settings
+        training = {name: value for name, value in new["quantizer"].items() if name in names}
         config["quantizer"] = {**config["quantizer"], **training}
     return VQGAN.from_saved(SavedModel("vqgan", config, state)).train()
-
-
-def unused_settings(configured: VQGAN, begun: VQGAN) -> dict[str, Any]:
-    """Returns the configured settings of the model that the fine-tuned one does not have."""
-    new, old = _flat(configured), _flat(begun)
-    if new["quantizer.kind"] != old["quantizer.kind"]:
-        new = {n: v for n, v in new.items() if n == "quantizer.kind" or "quantizer" not in n}
-    return {name: value for name, value in new.items() if name in old and old[name] != value}
-
-
-def _flat(vqgan: VQGAN) -> dict[str, Any]:
-    config = {name: value for name, value in vqgan.config.items() if name != "quantizer"}
-    config["attention_resolutions"] = sorted(
-        set(vqgan.level_heights) & set(config["attention_resolutions"])
-    )
-    arguments = inspect.signature(type(vqgan.quantizer)).parameters.items()
-    quantizer = {n: p.default for n, p in arguments} | vqgan.config["quantizer"]
-    return config | {f"quantizer.{name}": value for name, value in quantizer.items()}
 
 
 def finetuned_adversary(saved: SavedModel, adversary: Adversary | None) -> None:

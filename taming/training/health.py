@@ -1,10 +1,10 @@
-"""What can go wrong in a training, noticed while it can still be mended."""
+"""Early warnings about a training run that is going wrong."""
 
 import logging
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import lightning as L
 from annotated_types import Ge, Gt, Le
@@ -20,13 +20,6 @@ __all__ = ["HealthWatch", "OverfittingWatch", "unusual_data", "unusual_schedule"
 
 log = logging.getLogger("taming")
 
-AGAINST_COLLAPSE = {  # by kind of quantizer
-    "vector": "Use model.quantizer.cosine=true with a codebook_dim of 8 to 16, "
-    "model.quantizer.revive_after=100, or a smaller model.quantizer.codebook_size.",
-    "gumbel": "Use a larger model.quantizer.kl_weight, a higher model.quantizer.temperature_end, "
-    "or a smaller model.quantizer.codebook_size.",
-    "finite_scalar": "Use fewer or smaller model.quantizer.levels.",
-}
 FROZEN = (
     "It stays as it is with finetune.mode=decoder, so these images can do with few of its codes; "
     "finetune.mode=new_codebook begins another for them."
@@ -43,10 +36,22 @@ def warn(trainer: L.Trainer, text: str) -> None:
             logger.experiment.alert(title=f"step {trainer.global_step}", text=text)
 
 
-class HealthWatch(L.Callback):
+class _Watch(L.Callback):
+    """A callback that a resumed run continues, with the attributes named in `STATE`."""
+
+    STATE: ClassVar[tuple[str, ...]]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.__dict__.update(state_dict)
+
+
+class HealthWatch(_Watch):
     """Says in plain words what goes wrong in stage 1, and what to change.
 
-    It looks at each report of training numbers. A warning comes after `patience` reports in a row
+    It looks at each report of training metrics. A warning comes after `patience` reports in a row
     with the same trouble, and again only once the trouble has been away.
 
     Args:
@@ -58,6 +63,8 @@ class HealthWatch(L.Callback):
         max_gradient_leap: how many times the median of the last twenty gradient norms is a leap.
         patience: reports in a row before it speaks; of a leaping gradient it warns at once.
     """
+
+    STATE = ("num_warnings", "in_a_row", "norms")
 
     def __init__(
         self,
@@ -81,37 +88,37 @@ class HealthWatch(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Looks at the numbers of a report, when there is one."""
+        """Checks the report of this step, if there is one."""
         assert isinstance(pl_module, VQGANTraining)
         if not pl_module.report:
             return
-        cure = AGAINST_COLLAPSE[pl_module.vqgan.config["quantizer"]["kind"]]
-        for warning in self.check(pl_module.report, FROZEN if pl_module.frozen else cure):
+        cure = FROZEN if pl_module.frozen else pl_module.vqgan.quantizer.advice
+        for warning in self.check(pl_module.report, cure):
             self.num_warnings += 1
             warn(trainer, warning)
         pl_module.log("train/warnings", float(self.num_warnings))
 
-    def check(self, numbers: Mapping[str, float], cure: str) -> list[str]:
+    def check(self, metrics: Mapping[str, float], cure: str) -> list[str]:
         """Returns the warnings that are due; `cure` is what helps against a collapse."""
         due = []
-        for name, present, warning in self._troubles(numbers, cure):
+        for name, present, warning in self._troubles(metrics, cure):
             self.in_a_row[name] = self.in_a_row.get(name, 0) + 1 if present else 0
             if self.in_a_row[name] == (1 if name == "gradient" else self.patience):
                 due.append(warning)
         return due
 
-    def _troubles(self, numbers: Mapping[str, float], cure: str) -> Iterator[tuple[str, bool, str]]:
-        """Yields every trouble that the numbers can show: name, whether it is there, warning."""
-        if "codebook_usage" in numbers:
-            usage, perplexity = numbers["codebook_usage"], numbers["codebook_perplexity"]
+    def _troubles(self, metrics: Mapping[str, float], cure: str) -> Iterator[tuple[str, bool, str]]:
+        """Yields every trouble that the metrics can show: name, whether it is there, warning."""
+        if "codebook_usage" in metrics:
+            usage, perplexity = metrics["codebook_usage"], metrics["codebook_perplexity"]
             yield (
                 "collapse",
                 usage < self.min_codebook_usage,
                 f"the codebook is collapsing: {usage:.1%} of the codes are in use (perplexity "
                 f"{perplexity:.1f}). {cure}",
             )
-        if "generator_loss" in numbers:  # a discriminator that learns alone may be right
-            accuracy = numbers["discriminator_accuracy"]
+        if "generator_loss" in metrics:  # a discriminator that learns alone may be right
+            accuracy = metrics["discriminator_accuracy"]
             yield (
                 "won",
                 accuracy > self.max_discriminator_accuracy,
@@ -120,8 +127,8 @@ class HealthWatch(L.Callback):
                 "adversary.augmentation=[color,translation,cutout]; if reconstructions get worse, "
                 "lower adversary.weight.",
             )
-        if "adaptive_weight" in numbers:
-            weight = numbers["adaptive_weight"]
+        if "adaptive_weight" in metrics:
+            weight = metrics["adaptive_weight"]
             low = weight < self.min_adaptive_weight
             yield (
                 "adaptive_weight",
@@ -131,7 +138,7 @@ class HealthWatch(L.Callback):
                 "the other. Use a fixed one (adversary.adaptive=false with a small "
                 "adversary.weight), or bound it with adversary.adaptive_max.",
             )
-        norm = numbers["gradient_norm"]
+        norm = metrics["gradient_norm"]
         usual = statistics.median(self.norms) if len(self.norms) >= 5 else math.inf
         self.norms = [*self.norms[-19:], norm]
         yield (
@@ -142,21 +149,15 @@ class HealthWatch(L.Callback):
             "trainer.gradient_clip_val.",
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs to warn as an uninterrupted one."""
-        return {name: getattr(self, name) for name in ("num_warnings", "in_a_row", "norms")}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.__dict__.update(state_dict)
-
-
-class OverfittingWatch(L.Callback):
+class OverfittingWatch(_Watch):
     """Notices that validation gets worse while training gets better (stage 2).
 
     Args:
         patience: validations in a row above the best before it speaks.
     """
+
+    STATE = ("best", "best_step", "train_at_best", "since_best", "spoken")
 
     def __init__(self, patience: Annotated[int, Ge(1)] = 3) -> None:
         self.patience = patience
@@ -164,7 +165,6 @@ class OverfittingWatch(L.Callback):
         self.since_best, self.spoken = 0, False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Looks at a validation's loss and the training loss before it."""
         assert isinstance(pl_module, TrainingModule)
         val_loss = pl_module.val_metrics["val/loss"]
         train_loss = val_loss - pl_module.val_metrics["val/gap"]
@@ -189,15 +189,6 @@ class OverfittingWatch(L.Callback):
             "training longer will not help. More images, more views (num_views, with crops and "
             "flips in data), more dropout (model.dropout) or a smaller model will."
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs to warn as an uninterrupted one."""
-        names = ("best", "best_step", "train_at_best", "since_best", "spoken")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.__dict__.update(state_dict)
 
 
 def unusual_data(data: ImageDataModule, vqgan: VQGAN) -> list[str]:

@@ -12,6 +12,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
+from taming.errors import replacing
+
 __all__ = ["MetricsFile", "wandb_logger"]
 
 log = logging.getLogger("taming")
@@ -59,12 +61,10 @@ class MetricsFile(Logger):
             rows = [old for old in rows if int(old["step"]) < int(row["step"])]
         columns = list(rows[0]) if rows else ["step"]
         columns += [name for name in row if name not in columns]
-        unfinished = self.path.with_suffix(".unfinished")
-        with unfinished.open("w", newline="") as file:
+        with replacing(self.path, newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows([*rows, row])
-        unfinished.replace(self.path)
         self.columns = columns
 
     def _rows(self) -> list[dict[str, str]]:

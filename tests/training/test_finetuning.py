@@ -7,7 +7,7 @@ from torch.nn.utils import parameters_to_vector
 
 from taming.errors import UserError
 from taming.serialization import SavedModel
-from taming.training import finetuned_adversary, finetuned_vqgan, unused_settings
+from taming.training import finetuned_adversary, finetuned_vqgan
 from taming.vqgan import VQGAN
 
 NEW = {"kind": "vector", "codebook_size": 5, "codebook_dim": 4}
@@ -102,31 +102,6 @@ def test_how_a_quantizer_is_trained_is_the_new_settings() -> None:
     assert "cosine" not in second.config["quantizer"]
     assert second.config["quantizer"]["commitment_weight"] == 0.5
     assert second.config["quantizer"]["revive_after"] == 7
-
-
-@pytest.mark.parametrize(
-    ("quantizer", "unused"),
-    [
-        ({"commitment_weight": 0.5, "cosine": False, "init": None}, {}),
-        (
-            {"codebook_size": 5, "cosine": True},
-            {"quantizer.codebook_size": 5, "quantizer.cosine": True},
-        ),
-        ({"kind": "gumbel", "codebook_size": 5}, {"quantizer.kind": "gumbel"}),
-    ],
-)
-def test_what_of_the_model_is_not_used(
-    quantizer: dict[str, object], unused: dict[str, object]
-) -> None:
-    first = tiny_vqgan()
-    quantizer = {**first.config["quantizer"], **quantizer}
-    shape = {"latent_channels": 6, "attention_resolutions": [8]}
-    other = configured(**shape, quantizer=quantizer)
-    whole = finetuned_vqgan(first.to_saved(), "whole", other)
-    expected = {"attention_resolutions": [8], "latent_channels": 6}
-    assert unused_settings(other, whole) == expected | unused
-    new_codebook = finetuned_vqgan(first.to_saved(), "new_codebook", other)
-    assert unused_settings(other, new_codebook) == expected
 
 
 def test_images_of_another_kind_are_refused() -> None:

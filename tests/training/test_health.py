@@ -18,9 +18,8 @@ from tiny_training import (
 )
 
 from taming.errors import UserError
-from taming.quantizers import KINDS
 from taming.training import HealthWatch, OverfittingWatch
-from taming.training.health import AGAINST_COLLAPSE, unusual_data, unusual_schedule
+from taming.training.health import unusual_data, unusual_schedule
 from taming.vqgan import VQGAN
 
 HEALTHY = {
@@ -72,10 +71,6 @@ def test_a_trouble_is_told_once_it_lasts(trouble: dict[str, float], words: str) 
     assert watch.check(HEALTHY, "") == []
     assert watch.check(HEALTHY | trouble, "") == []
     assert len(watch.check(HEALTHY | trouble, "")) == 1  # it was away, and is back
-
-
-def test_every_quantizer_has_a_cure() -> None:
-    assert AGAINST_COLLAPSE.keys() == KINDS.keys()
 
 
 def test_a_discriminator_that_learns_alone_may_be_right() -> None:
