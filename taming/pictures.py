@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from taming.tokenizer import Tokenizer
+
 __all__ = [
     "as_palette",
     "class_grid",
-    "condition_grid",
-    "image_grid",
+    "palette_of",
     "pixel_grid",
-    "reconstruction_grid",
     "side_by_side",
     "to_uint8",
 ]
@@ -54,6 +54,15 @@ def as_palette(colors: Sequence[Sequence[int]] | None, num_classes: int) -> np.n
     return np.array(colors[:num_classes], dtype=np.uint8)
 
 
+def palette_of(
+    tokenizer: Tokenizer | None, colors: Sequence[Sequence[int]] | None = None
+) -> np.ndarray | None:
+    """Returns the palette of a tokenizer's label maps, see `as_palette`; None for pictures."""
+    if tokenizer is None or not tokenizer.label_maps:
+        return None
+    return as_palette(colors, tokenizer.image_channels)
+
+
 def pixel_grid(
     pixels: np.ndarray,
     num_columns: int | None = None,
@@ -82,40 +91,6 @@ def pixel_grid(
             draw.text((left + 1, top + number * LINE), line[: max(1, width // 6)], fill=INK)
         canvas.paste(Image.fromarray(picture), (left, top + num_lines * LINE))
     return canvas
-
-
-def image_grid(
-    images: Tensor,
-    num_columns: int | None = None,
-    captions: Sequence[str] | None = None,
-    palette: np.ndarray | None = None,
-) -> Image.Image:
-    """Lays out pictures or label maps `(b c H W)` as `pixel_grid` does."""
-    return pixel_grid(to_uint8(images, palette), num_columns, captions)
-
-
-def reconstruction_grid(
-    images: Tensor, reconstructions: Tensor, palette: np.ndarray | None = None
-) -> Image.Image:
-    """Lays out images `(b c H W)` beside their reconstructions, four pairs a row."""
-    pairs = torch.stack([images.float().cpu(), reconstructions.float().cpu()], 1).flatten(0, 1)
-    return image_grid(pairs, num_columns=min(8, len(pairs)), palette=palette)
-
-
-def condition_grid(
-    conditions: Tensor,
-    samples: Tensor,
-    images: Tensor | None = None,
-    palette: np.ndarray | None = None,
-) -> Image.Image:
-    """Lays out each condition, its sample and, where it is known, the real image, side by side.
-
-    See `side_by_side` for the conditions and their palette; all others are `(b c H W)`.
-    """
-    columns = [to_uint8(samples)] + ([] if images is None else [to_uint8(images)])
-    groups = side_by_side(columns, conditions, palette)  # (b k H W 3)
-    pictures = groups.reshape(-1, *groups.shape[2:])
-    return pixel_grid(pictures, num_columns=groups.shape[1] * (1 if len(groups) < 4 else 2))
 
 
 def side_by_side(

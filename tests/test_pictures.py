@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from taming.pictures import as_palette, class_grid, image_grid, reconstruction_grid, to_uint8
+from taming.pictures import as_palette, class_grid, pixel_grid, to_uint8
 
 
 def test_black_grey_and_white() -> None:
@@ -20,7 +20,7 @@ def test_bytes_survive_the_round_trip() -> None:
 
 def test_a_grid_places_images_row_by_row() -> None:
     images = torch.linspace(-1, 1, 3).view(3, 1, 1, 1).expand(-1, 3, 48, 48)
-    grid = np.asarray(image_grid(images, num_columns=2))
+    grid = np.asarray(pixel_grid(to_uint8(images), num_columns=2))
     assert grid.shape == (2 * 50 + 2, 2 * 50 + 2, 3)
     assert [int(grid[y, x, 0]) for y, x in ((20, 20), (20, 70), (70, 20), (70, 70))] == [
         0,
@@ -31,13 +31,13 @@ def test_a_grid_places_images_row_by_row() -> None:
 
 
 def test_small_images_are_enlarged_by_a_whole_factor() -> None:
-    grid = image_grid(torch.zeros(1, 3, 20, 10))
+    grid = pixel_grid(to_uint8(torch.zeros(1, 3, 20, 10)))
     assert grid.size == (50 + 4, 100 + 4)  # 10 pixels become 50, the first multiple above 48
 
 
 def test_a_caption_of_two_lines() -> None:
     images = torch.ones(2, 3, 48, 48)
-    grid = np.asarray(image_grid(images, captions=["cat\nof two", "dog"]))
+    grid = np.asarray(pixel_grid(to_uint8(images), captions=["cat\nof two", "dog"]))
     assert len(grid) == 48 + 2 * 14 + 2 * 2
     second = grid[2 + 14 : 2 + 28]
     assert second[:, 2:50].min() < 100
@@ -67,15 +67,6 @@ def test_label_maps_have_the_colours_of_their_classes() -> None:
     assert to_uint8(logits).tolist() == [[[[0, 0, 0]] * 3]]  # three channels are a picture ...
     four = torch.cat([logits, logits - 1], 1)[:, :4]  # ... and four are not
     assert to_uint8(four).tolist() == [[as_palette(None, 3).tolist()]]
-
-
-def test_a_grid_of_label_maps() -> None:
-    label_maps = torch.eye(2).view(2, 2, 1, 1).expand(-1, -1, 48, 48)  # all class 0, all class 1
-    palette = as_palette([[200, 0, 0], [0, 200, 0]], 2)
-    grid = np.asarray(reconstruction_grid(label_maps, 30 * label_maps.flip(0), palette))
-    shown = [grid[20, 20 + 50 * column].tolist() for column in range(4)]
-    red, green = palette.tolist()
-    assert shown == [red, green, green, red]
 
 
 def test_a_grid_by_class_frames_what_is_mistaken() -> None:

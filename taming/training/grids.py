@@ -12,9 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from taming.conditioning import ImageCondition
 from taming.generation import ImageGenerator
-from taming.pictures import as_palette, condition_grid, image_grid, reconstruction_grid
+from taming.pictures import as_palette, palette_of, pixel_grid, side_by_side, to_uint8
 from taming.sequence import to_tokens
 from taming.training.transformer import TransformerTraining
 from taming.training.vqgan import VQGANTraining
@@ -77,32 +76,24 @@ class _Grids(L.Callback):
 
 
 class ReconstructionGrids(_Grids):
-    """Images beside their reconstructions.
-
-    Args:
-        dirpath, num_images: directory of the pictures, and images in each.
-        palette: red, green and blue by class, for label maps; None for a generated one.
-    """
+    """Images beside their reconstructions, four pairs a row."""
 
     name = "reconstructions"
-
-    def __init__(
-        self,
-        dirpath: str | Path,
-        num_images: Annotated[int, Ge(0)] = 16,
-        palette: list[list[int]] | None = None,
-    ) -> None:
-        super().__init__(dirpath, num_images)
-        self.palette = palette
 
     def picture(
         self, pl_module: VQGANTraining, outputs: torch.Tensor, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
         """Returns the first images of the batch, left, and their reconstructions, right."""
-        vqgan = pl_module.vqgan
-        palette = as_palette(self.palette, vqgan.image_channels) if vqgan.label_maps else None
-        count = self.num_images
-        return reconstruction_grid(batch["images"][:count], outputs[:count], palette)
+        palette = None
+        if pl_module.vqgan.label_maps:
+            data: Any = pl_module.trainer.datamodule  # type: ignore[attr-defined]
+            palette = as_palette(data.source.reader.palette, pl_module.vqgan.image_channels)
+        images, reconstructions = (
+            to_uint8(pictures[: self.num_images], palette)
+            for pictures in (batch["images"], outputs)
+        )
+        pairs = side_by_side([images, reconstructions], None)  # (b 2 H W 3)
+        return pixel_grid(np.concatenate(pairs), num_columns=2 * min(4, len(pairs)))
 
 
 class SampleGrids(_Grids):
@@ -118,24 +109,21 @@ class SampleGrids(_Grids):
         if generator.conditioning.takes_images:
             return self._beside_conditions(generator, batch)
         if generator.conditioning.num_classes is None:
-            return image_grid(generator.sample(self.num_images, seed=0))
+            return pixel_grid(to_uint8(generator.sample(self.num_images, seed=0)))
         labels = torch.arange(self.num_images) % generator.conditioning.num_classes
         names = generator.class_names
         captions = [names[label] if names else str(label) for label in labels.tolist()]
-        return image_grid(generator.sample(self.num_images, labels, seed=0), captions=captions)
+        samples = generator.sample(self.num_images, labels, seed=0)
+        return pixel_grid(to_uint8(samples), captions=captions)
 
     def _beside_conditions(
         self, generator: ImageGenerator, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
+        """Shows each condition, its sample and the real image, side by side."""
         encoder = generator.require_condition_tokenizer()
         codes = batch["condition_indices"][: self.num_images]
-        palette = None
-        if encoder.label_maps:
-            assert isinstance(generator.conditioning, ImageCondition)
-            palette = as_palette(generator.conditioning.palette, encoder.image_channels)
-        return condition_grid(
-            encoder.decode(codes),
-            generator.sample(len(codes), codes, seed=0),
-            generator.decode(to_tokens(batch["indices"][: self.num_images])),
-            palette,
-        )
+        images = generator.decode(to_tokens(batch["indices"][: self.num_images]))
+        columns = [to_uint8(generator.sample(len(codes), codes, seed=0)), to_uint8(images)]
+        palette = palette_of(encoder, getattr(generator.conditioning, "palette", None))
+        groups = side_by_side(columns, encoder.decode(codes), palette)  # (b 3 H W 3)
+        return pixel_grid(np.concatenate(groups), num_columns=3 if len(groups) < 4 else 6)

@@ -15,8 +15,7 @@ from tqdm import tqdm
 from taming.conditioning import class_difference
 from taming.errors import UserError, writing
 from taming.generation import ImageGenerator, SamplingOptions, sample_best
-from taming.pictures import as_palette, pixel_grid, side_by_side, to_uint8
-from taming.tokenizer import Tokenizer
+from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.workflows.sample_inputs import (
     GivenImages,
     ImagesToComplete,
@@ -114,9 +113,9 @@ def _draw(
     all_samples, all_shown, shares = [], [], []
     size = min(options.images_at_once, inputs.num_images)
     options = replace(options, batch_size=size)  # a compiled step is for batches of one size
-    palette = _palette(generator.tokenizer)
+    palette = palette_of(generator.tokenizer)
     colors = getattr(generator.conditioning, "palette", None)
-    condition_palette = _palette(generator.condition_tokenizer, colors)
+    condition_palette = palette_of(generator.condition_tokenizer, colors)
     single = inputs.num_images == size  # its tokens or candidates have a progress bar
     with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
         for start in range(0, inputs.num_images, size):
@@ -148,15 +147,6 @@ def _draw(
                 all_shown.append(side_by_side(columns, images_shown, condition_palette))
             bar.update(len(numbers))
     return np.concatenate(all_samples), np.concatenate(all_shown), shares
-
-
-def _palette(
-    tokenizer: Tokenizer | None, colors: Sequence[Sequence[int]] | None = None
-) -> np.ndarray | None:
-    """Returns the colours of label maps, None for pictures."""
-    if tokenizer is None or not tokenizer.label_maps:
-        return None
-    return as_palette(colors, tokenizer.image_channels)
 
 
 def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from tiny_training import (
     tiny_adversary,
 )
 
+from taming.data import LabelMapReader
 from taming.errors import UserError
-from taming.training import VQGANTraining
+from taming.training import ReconstructionGrids, VQGANTraining
 from taming.vqgan import VQGAN
 
 COLORS = [[250, 0, 0], [0, 250, 0], [0, 0, 250]]
@@ -54,9 +56,14 @@ def halves() -> torch.Tensor:
     return maps
 
 
+def with_palette(data: Any) -> Any:
+    data.source = SimpleNamespace(reader=LabelMapReader(3, palette=COLORS))
+    return data
+
+
 def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None:
-    data = TinyData(6, images=halves())
-    changes = {"max_steps": 60, "val_check_interval": 60, "ema_decay": None, "palette": COLORS}
+    data = with_palette(TinyData(6, images=halves()))
+    changes = {"max_steps": 60, "val_check_interval": 60, "ema_decay": None}
     run = run_training(tmp_path, label_map_training(), data, **changes)
     metrics = run.result.metrics
     assert sorted(metrics) == sorted(run.module.val_modes)
@@ -72,6 +79,16 @@ def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None
     model = VQGAN.from_pretrained(tmp_path / "model")
     classes = model.decode(model.encode(halves())).argmax(1)
     assert (classes == halves().argmax(1)).float().mean() > 0.95
+
+
+def test_a_grid_has_images_left_and_reconstructions_right() -> None:
+    module = alone(label_map_training())
+    module.trainer.datamodule = with_palette(SimpleNamespace())
+    maps = torch.eye(3)[:2, :, None, None].expand(-1, -1, 48, 48)  # all class 0, all class 1
+    picture = ReconstructionGrids("").picture(module, 30 * maps.flip(0), {"images": maps})
+    shown = [picture.getpixel((20 + 50 * column, 20)) for column in range(4)]
+    red, green, _ = map(tuple, COLORS)
+    assert shown == [red, green, green, red]
 
 
 def test_its_gradient_is_that_of_the_cross_entropy() -> None:

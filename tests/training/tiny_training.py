@@ -246,7 +246,6 @@ def run_training(
     save_every: int = 100,
     monitor: str | None = None,
     ema_decay: float | None = 0.9,
-    palette: list[list[int]] | None = None,
     callbacks: list[L.Callback] | None = None,
     loggers: list[Logger] | None = None,
     **changes: Any,
@@ -255,7 +254,7 @@ def run_training(
     stage_1 = isinstance(module, VQGANTraining)
     grids: L.Callback = SampleGrids(directory / "grids", num_images=3)
     if stage_1:
-        grids = ReconstructionGrids(directory / "grids", num_images=3, palette=palette)
+        grids = ReconstructionGrids(directory / "grids", num_images=3)
     monitor = monitor or ("val/reconstruction_loss" if stage_1 else "val/loss")
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
     average = average_weights(ema_decay)
