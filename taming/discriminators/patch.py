@@ -69,7 +69,7 @@ class PatchDiscriminator(PretrainedModel):
         self.apply(_initialise)
 
     @property
-    def judges_images_alone(self) -> bool:
+    def scores_images_independently(self) -> bool:
         """Whether a score depends on no other image of its batch."""
         return self.config["norm"] != "batch"
 

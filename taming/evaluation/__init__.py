@@ -14,6 +14,7 @@ from taming.evaluation.frechet import (
 from taming.evaluation.judging import JudgedImages, Judges, in_proportion, measure_validation
 from taming.evaluation.metrics import (
     CodebookUsage,
+    ExactMean,
     LabelMapMetrics,
     LPIPSMetric,
     ReconstructionMetrics,
@@ -25,6 +26,7 @@ from taming.evaluation.tiling import reconstruct_tiled
 __all__ = [
     "ClassifierTraining",
     "CodebookUsage",
+    "ExactMean",
     "FeatureExtractor",
     "FeatureStatistics",
     "FrechetDistance",

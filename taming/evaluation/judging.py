@@ -147,7 +147,7 @@ def measure_validation(
         "reconstructions": {**reconstructed.numbers(real), **_plain(quality), **_plain(codebook)}
     }
     for name, likelihood in likelihoods.items():
-        numbers[name] = {"num_tokens": int(likelihood.num_tokens), **_plain(likelihood)}
+        numbers[name] = {"num_tokens": int(likelihood.weight), **_plain(likelihood)}
     return real, numbers
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from torchmetrics.functional.image import structural_similarity_index_measure
 
@@ -14,6 +14,7 @@ from taming.losses import LPIPSLoss
 
 __all__ = [
     "CodebookUsage",
+    "ExactMean",
     "LPIPSMetric",
     "LabelMapMetrics",
     "ReconstructionMetrics",
@@ -65,7 +66,15 @@ class ReconstructionMetrics(Metric):
         return {"psnr": self.psnr_sum / self.num_images, "ssim": self.ssim_sum / self.num_images}
 
 
-class LPIPSMetric(Metric):
+class ExactMean(MeanMetric):
+    """A weighted mean, added up in float64; NaN stays NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(nan_strategy=math.nan)  # "disable" would ignore the weights
+        self.set_dtype(torch.float64)
+
+
+class LPIPSMetric(ExactMean):
     """Mean over images of each image's LPIPS distance to its reconstruction; lower is better.
 
     Zhang et al. 2018. Reconstructions are clamped to [-1, 1] first; always in float32. The weights
@@ -73,29 +82,22 @@ class LPIPSMetric(Metric):
     """
 
     names = ("lpips",)  # of the numbers that `compute` returns
-    higher_is_better = False
-    full_state_update = False
+    higher_is_better = False  # type: ignore[assignment]
 
     def __init__(self, lpips: LPIPSLoss) -> None:
         super().__init__()
         self.lpips = lpips
         self.min_side = lpips.min_side
-        self.lpips_sum: Tensor
-        self.num_images: Tensor
-        for name in ("lpips_sum", "num_images"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     @torch.no_grad()
-    def update(self, reconstructions: Tensor, images: Tensor) -> None:
+    def update(self, reconstructions: Tensor, images: Tensor) -> None:  # type: ignore[override]
         """Adds a batch; both are `(b c H W)` of float, c of 3 or 1."""
         with torch.autocast(images.device.type, enabled=False), full_precision():
             mean = self.lpips(reconstructions.float().clamp(-1, 1), images.float())
-        self.lpips_sum += mean.double() * len(images)  # batches of any size count by their images
-        self.num_images += len(images)
+        super().update(mean, len(images))  # batches of any size count by their images
 
-    def compute(self) -> dict[str, Tensor]:
-        """Returns `lpips`."""
-        return {"lpips": self.lpips_sum / self.num_images}
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"lpips": super().compute()}
 
 
 class LabelMapMetrics(MulticlassConfusionMatrix):
@@ -152,7 +154,6 @@ class CodebookUsage(Metric):
         self.counts += code_counts
 
     def compute(self) -> dict[str, Tensor]:
-        """Returns the two numbers."""
         frequencies = self.counts.double() / self.counts.sum().clamp(min=1)
         entropy = torch.special.entr(frequencies).sum()
         return {
@@ -161,32 +162,25 @@ class CodebookUsage(Metric):
         }
 
 
-class TokenLikelihood(Metric):
+class TokenLikelihood(ExactMean):
     """Mean negative log-likelihood of a token, over all tokens of all updates and ranks.
 
     `compute` returns `nats_per_token`, −log p with the natural logarithm; `bits_per_token`, the
     same with base 2; and `perplexity`, exp of the nats: the number of equally probable tokens that
     would be as hard to predict. (torchmetrics' Perplexity adds up in float32.)
+
+    Attributes:
+        weight: the number of tokens.
     """
 
-    full_state_update = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nats: Tensor
-        self.num_tokens: Tensor
-        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("num_tokens", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, tokens: Tensor) -> None:
+    def update(self, logits: Tensor, tokens: Tensor) -> None:  # type: ignore[override]
         """Adds logits `(b n v)` and the tokens they predict, `(b n)`."""
+        # in float64 b·n·v numbers would fill a GPU
         nats = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        self.nats += nats.double().sum()  # b·n·v numbers in float64 would fill a GPU
-        self.num_tokens += tokens.numel()
+        super().update(nats)
 
-    def compute(self) -> dict[str, Tensor]:
-        """Returns the three numbers."""
-        nats = self.nats / self.num_tokens
+    def compute(self) -> dict[str, Tensor]:  # type: ignore[override]
+        nats = super().compute()
         return {
             "nats_per_token": nats,
             "bits_per_token": nats / math.log(2),

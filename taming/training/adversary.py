@@ -1,4 +1,4 @@
-"""The discriminator in training: when it learns, and when the generator listens to it."""
+"""The discriminator with its losses and its schedule."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -113,21 +113,21 @@ class Adversary(nn.Module):
         scores_real, scores_fake = self._scores(images.detach(), reconstructions.detach())
         loss = self.loss.discriminator(scores_real, scores_fake)
         right = (scores_real > 0).float().mean() + (scores_fake < 0).float().mean()
-        numbers = {
+        metrics = {
             "scores_real": scores_real.mean(),
             "scores_fake": scores_fake.mean(),
             "discriminator_accuracy": right / 2,
         }
         if self.lecam_weight > 0:
-            numbers["lecam_loss"] = self.lecam(scores_real, scores_fake)
-            loss = loss + self.lecam_weight * numbers["lecam_loss"]
-        return {"discriminator_loss": loss, **numbers}
+            metrics["lecam_loss"] = self.lecam(scores_real, scores_fake)
+            loss = loss + self.lecam_weight * metrics["lecam_loss"]
+        return {"discriminator_loss": loss, **metrics}
 
     def _scores(
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         images, reconstructions = self.augmentation(images), self.augmentation(reconstructions)
-        if self.discriminator.judges_images_alone:  # one pass is faster than two
+        if self.discriminator.scores_images_independently:  # one pass is faster than two
             scores = self.discriminator(torch.cat([images, reconstructions])).float()
             scores_real, scores_fake = scores.chunk(2)
             return scores_real, scores_fake

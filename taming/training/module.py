@@ -41,9 +41,9 @@ class TrainingModule(L.LightningModule):
     """A LightningModule that averages its reports over steps and resumes bit for bit.
 
     Attributes:
-        report: the training numbers logged at this step; empty at steps without a report.
-        val_metrics: the numbers of the latest validation.
-        val_modes: whether `"min"` or `"max"` is best, for each number that validation logs.
+        report: the training metrics logged at this step; empty at steps without a report.
+        val_metrics: the metrics of the latest validation.
+        val_modes: whether `"min"` or `"max"` is best, for each metric that validation logs.
     """
 
     IN_PROGRESS_BAR: ClassVar[tuple[str, ...]] = ()
@@ -70,7 +70,7 @@ class TrainingModule(L.LightningModule):
         """Returns the model to export, with the weights of a module's or checkpoint's state."""
 
     def training_metrics(self) -> dict[str, float]:
-        """Returns more numbers to report beside the means; none unless overridden."""
+        """Returns more metrics to report beside the means; none unless overridden."""
         return {}
 
     # --- optimizers -----------------------------------------------------------------------------
@@ -109,7 +109,11 @@ class TrainingModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips each network by itself, and reports its gradient norm."""
+        """Clips each network by itself, and writes the training report of steps that have one.
+
+        Lightning calls this once a step, right before the update: the gradient norms are known, and
+        callbacks, whose `on_train_batch_end` runs before the module's, find the report there.
+        """
         for trained in self.trained_networks():
             norm = self._clip(trained.network, gradient_clip_val or None, gradient_clip_algorithm)
             if norm is not None:
@@ -143,20 +147,23 @@ class TrainingModule(L.LightningModule):
 
     # --- reports --------------------------------------------------------------------------------
 
-    def remember(self, numbers: Mapping[str, torch.Tensor]) -> None:
-        """Adds one batch's numbers to the means of the next report."""
-        for name, value in numbers.items():
+    def remember(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Adds one batch's metrics to the means of the next report."""
+        for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.detach().float()
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def recent(self, name: str) -> float:
-        """Returns the mean of a number since the last report, else that report's, on all ranks."""
+        """Returns a metric's mean over all ranks since the last report.
+
+        If nothing is newer, it is the mean of that report.
+        """
         if name not in self._sums:
             return self._latest.get(name, math.nan)
         return float(mean_over_ranks(self._sums[name] / self._counts[name]))
 
     def _log_training(self, step: int) -> None:
-        """Logs the mean of each number since the last report, over all ranks."""
+        """Logs the mean of each metric since the last report, over all ranks."""
         names = list(self._sums)
         means = torch.stack([self._sums[name] / self._counts[name] for name in names])
         report = dict(zip(names, mean_over_ranks(means).tolist(), strict=True))
@@ -170,13 +177,13 @@ class TrainingModule(L.LightningModule):
         for name, value in report.items():
             self.log(f"train/{name}", value, prog_bar=name in self.IN_PROGRESS_BAR)
 
-    def log_validation(self, numbers: Mapping[str, float]) -> None:
-        """Logs the numbers of a validation, which are those of all ranks."""
-        self.val_metrics = {f"val/{name}": float(value) for name, value in numbers.items()}
+    def log_validation(self, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of a validation, which are those of all ranks."""
+        self.val_metrics = {f"val/{name}": float(value) for name, value in metrics.items()}
         self.log_dict({**self.val_metrics, "step": float(self.global_step)})
 
     def require_finite(self, broken: list[str] | None = None) -> None:
-        """Raises a `UserError` if a gradient, or one of the named numbers, was NaN or infinite."""
+        """Raises a `UserError` if a gradient, or one of the named metrics, was NaN or infinite."""
         if not broken and (self._finite is None or bool(self._finite)):
             return
         raise UserError(
@@ -200,7 +207,7 @@ class TrainingModule(L.LightningModule):
             checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Notes where to go on; see `on_train_start`."""
+        """Remembers the state to resume from; see `on_train_start`."""
         checkpoint.pop("loops", None)
         self.val_metrics = checkpoint["val_metrics"]
         self._latest = checkpoint["latest_report"]
@@ -209,7 +216,7 @@ class TrainingModule(L.LightningModule):
         }
 
     def on_train_start(self) -> None:
-        """Goes on at the step, the random numbers and the learning rates of a resumed run.
+        """Restores step, random state and learning rates of a resumed run.
 
         Lightning's loops start afresh there: their own restart skips or repeats validations
         depending on the moment of the save.

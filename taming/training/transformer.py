@@ -71,8 +71,8 @@ class TransformerTraining(TrainingModule):
         if compile:
             self._token_logits = torch.compile(self.transformer.token_logits)
         self.likelihood = TokenLikelihood()
-        numbers = ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
-        self.val_modes = dict.fromkeys(numbers, "min")
+        metrics = ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
+        self.val_modes = dict.fromkeys(metrics, "min")
 
     @property
     def generator(self) -> ImageGenerator:
@@ -80,7 +80,6 @@ class TransformerTraining(TrainingModule):
         return self._generator[0]
 
     def trained_networks(self) -> list[TrainedNetwork]:
-        """Returns the transformer."""
         return [TrainedNetwork(self.transformer, self.optimizer)]
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> dict[str, Any]:
@@ -96,15 +95,6 @@ class TransformerTraining(TrainingModule):
         loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
         self.remember({"loss": loss})
         return {"loss": loss}
-
-    def on_before_batch_transfer(
-        self, batch: dict[str, torch.Tensor], dataloader_idx: int
-    ) -> dict[str, torch.Tensor]:
-        """Refuses unknown conditions on the CPU: a GPU would have to be waited for."""
-        condition = self._condition(batch)
-        if condition is not None:
-            self.conditioning.check_values(condition)
-        return batch
 
     def _disturbed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the tokens, each replaced by a random one with probability 1 - `pkeep`."""
@@ -123,18 +113,15 @@ class TransformerTraining(TrainingModule):
     # --- validation -----------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Forgets the last validation."""
         self.likelihood.reset()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        """Adds a batch's likelihood."""
         tokens = to_tokens(batch["indices"])
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
         logits = self.transformer.token_logits(prompt.prefix, tokens, prompt.context)
         self.likelihood.update(logits, tokens)
 
     def on_validation_epoch_end(self) -> None:
-        """Logs the numbers over all tokens of all ranks."""
         found = {name: float(value) for name, value in self.likelihood.compute().items()}
         loss = found.pop("nats_per_token")
         self.log_validation({"loss": loss, **found, "gap": loss - self.recent("loss")})

@@ -1,6 +1,6 @@
 """Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +21,8 @@ from taming.training.validation import Validation
 from taming.vqgan import VQGAN
 
 __all__ = ["VQGANTraining"]
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of reconstructions and images
 
 
 class VQGANTraining(TrainingModule):
@@ -73,11 +75,14 @@ class VQGANTraining(TrainingModule):
                 "label maps are no pictures: training.reconstruction=cross_entropy needs "
                 "perceptual=none, adversary=none and no metrics."
             )
-        losses = ["pixel_loss", "reconstruction_loss"]
-        losses += [] if perceptual is None else ["perceptual_loss"]
+        self.perceptual = perceptual
+        self.pixel_loss = RECONSTRUCTION_LOSSES[reconstruction]
+        self.reconstruction_weight = reconstruction_weight
+        self.perceptual_weight = perceptual_weight
+        losses = [*self.loss_terms(), "reconstruction_loss"]
         self.validation = Validation(vqgan, losses, metrics)
         self.val_modes = self.validation.modes
-        for judge in (*self.validation.images, perceptual):
+        for judge in (*self.validation.metrics.values(), perceptual):
             smallest = getattr(judge, "min_side", 0)
             if min(vqgan.resolution) < smallest:
                 raise UserError(
@@ -91,12 +96,8 @@ class VQGANTraining(TrainingModule):
         self.frozen: list[nn.Module] = frozen if trained == "decoder" else []
         for part in self.frozen:
             part.requires_grad_(False)
-        self.perceptual = perceptual
         self.adversary = adversary
         self.optimizer = optimizer
-        self.pixel_loss = RECONSTRUCTION_LOSSES[reconstruction]
-        self.reconstruction_weight = reconstruction_weight
-        self.perceptual_weight = perceptual_weight
         self.codebook_window = CodebookUsage(vqgan.codebook_size)
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
@@ -130,7 +131,6 @@ class VQGANTraining(TrainingModule):
         return self
 
     def trained_networks(self) -> list[TrainedNetwork]:
-        """Returns the VQGAN, and the discriminator if there is one."""
         networks = [TrainedNetwork(self.vqgan, self.optimizer)]
         if self.adversary is not None:
             self.adversary.settle_start(self.trainer.max_steps)
@@ -182,25 +182,33 @@ class VQGANTraining(TrainingModule):
         # this sum's derivative with respect to the reconstructions is `gradient`
         loss = (reconstructions * gradient).sum() + output.quantizer.loss
         if adversary is not None and adversary.trains_at(self.global_step):
-            numbers = adversary.discriminator_loss(images, reconstructions.detach())
-            loss = loss + numbers["discriminator_loss"]
-            losses |= numbers
+            metrics = adversary.discriminator_loss(images, reconstructions.detach())
+            loss = loss + metrics["discriminator_loss"]
+            losses |= metrics
         self.remember({**losses, **output.quantizer.losses})
         return {"loss": loss}
+
+    def loss_terms(self) -> dict[str, tuple[float, Loss]]:
+        """Returns weight and function of each term of the reconstruction loss, by name.
+
+        A term added here is trained, validated and logged.
+        """
+        terms: dict[str, tuple[float, Loss]] = {
+            "pixel_loss": (self.reconstruction_weight, self.pixel_loss)
+        }
+        if self.perceptual is not None:
+            terms["perceptual_loss"] = (self.perceptual_weight, self.perceptual)
+        return terms
 
     def reconstruction_losses(
         self, reconstructions: torch.Tensor, images: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Returns the loss terms by name, and their weighted sum as `reconstruction_loss`."""
-        pixel = self.pixel_loss(reconstructions, images)
-        losses = {"pixel_loss": pixel, "reconstruction_loss": self.reconstruction_weight * pixel}
-        if self.perceptual is not None:
-            perceptual = self.perceptual(reconstructions, images)
-            losses["perceptual_loss"] = perceptual
-            losses["reconstruction_loss"] = (
-                losses["reconstruction_loss"] + self.perceptual_weight * perceptual
-            )
-        return losses
+        losses, weighted_sum = {}, torch.zeros((), device=images.device)
+        for name, (weight, term) in self.loss_terms().items():
+            losses[name] = term(reconstructions, images)
+            weighted_sum = weighted_sum + weight * losses[name]
+        return {**losses, "reconstruction_loss": weighted_sum}
 
     def _gradient(self, loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         """Returns the derivative of the loss with respect to the leaf, `(b c H W)`."""
@@ -235,11 +243,10 @@ class VQGANTraining(TrainingModule):
     # --- validation -----------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Forgets the last validation."""
         self.validation.reset()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """Adds a batch to the numbers; returns the reconstructions `(b c H W)`."""
+        """Adds a batch to the metrics; returns the reconstructions `(b c H W)`."""
         images = batch["images"]
         output = self.vqgan(images)
         reconstructions = output.reconstructions.float()
@@ -247,7 +254,6 @@ class VQGANTraining(TrainingModule):
         return reconstructions
 
     def on_validation_epoch_end(self) -> None:
-        """Logs numbers over the whole validation set, of all ranks."""
         self.log_validation(self.validation.compute())
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -269,7 +275,7 @@ class VQGANTraining(TrainingModule):
         checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores them; a discriminator that has begun goes on, whatever share its start is."""
+        """Restores both; a discriminator that has started stays on, even if `start` is changed."""
         super().on_load_checkpoint(checkpoint)
         self.codebook_window.counts = checkpoint["codebook_window"]["counts"].clone()
         start = checkpoint["adversary_start"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 from PIL import Image, ImageOps
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 from tqdm import tqdm
 
 from taming.data import ImageFolder, InspectionImages, PictureReader
@@ -90,16 +90,16 @@ def reconstruct_images(
     )
     device = vqgan.last_layer.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
-    metrics: list[Metric] = [ReconstructionMetrics()]
+    codebook = CodebookUsage(vqgan.codebook_size)
+    chosen: list[Metric] = [ReconstructionMetrics()]
     about: dict[str, Any] = {}
     if lpips is not None:
-        metrics.append(LPIPSMetric(LPIPSLoss(backbone=lpips)))
+        chosen.append(LPIPSMetric(LPIPSLoss(backbone=lpips)))
         about["lpips_network"] = lpips
     if features is not None:
-        metrics.append(FrechetDistance(features))
+        chosen.append(FrechetDistance(features))
         about["frechet_features"] = features.description
-    codebook = CodebookUsage(vqgan.codebook_size).to(device)
-    metrics = [*(metric.to(device) for metric in metrics), codebook]
+    metrics = MetricCollection([*chosen, codebook], compute_groups=False).to(device)
     sizes: Counter[tuple[int, ...]] = Counter()
     names = _file_names([images.folder.name(number) for number in range(len(images))])
     shown: dict[int, list[Image.Image]] = {}
@@ -110,9 +110,11 @@ def reconstruct_images(
         with torch.inference_mode(), bar:
             for numbers, batch in images.batches(batch_size, num_workers):
                 outputs, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
-                for metric in metrics[:-1]:
-                    metric.update(outputs.float().to(device), batch.to(device))
-                codebook.update(code_counts.to(device))
+                metrics.update(
+                    reconstructions=outputs.float().to(device),
+                    images=batch.to(device),
+                    code_counts=code_counts.to(device),
+                )
                 sizes[tuple(batch.shape[2:])] += len(batch)
                 for number, *pair in zip(numbers, to_uint8(batch), to_uint8(outputs), strict=True):
                     if write_images:
@@ -132,7 +134,7 @@ def reconstruct_images(
         found = {
             "num_images": sizes.total(),
             "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
-            **{k: float(value) for metric in metrics for k, value in metric.compute().items()},
+            **{name: float(value) for name, value in metrics.compute().items()},
             **about,
             "codebook_size": vqgan.codebook_size,
             "num_latents": int(codebook.counts.sum()),

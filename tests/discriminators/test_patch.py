@@ -89,7 +89,7 @@ def test_whether_scores_depend_on_the_batch_is_known(norm: str, alone: bool) -> 
     network(torch.randn(2, 3, 16, 16))
     images, others = torch.randn(2, 2, 3, 16, 16)
     scores, among_others = network(images), network(torch.cat([images, others]))[:2]
-    assert network.judges_images_alone is alone
+    assert network.scores_images_independently is alone
     assert torch.allclose(scores, among_others, atol=1e-6) is alone
 
 

@@ -199,7 +199,7 @@ def test_likelihood_is_the_mean_over_all_tokens_however_they_come() -> None:
     metric = TokenLikelihood()
     metric.update(torch.zeros(1, 3, 4), torch.tensor([[0, 3, 1]]))
     metric.update(torch.tensor([[[0.0, 0.0, -torch.inf, -torch.inf]]]), torch.tensor([[1]]))
-    assert metric.num_tokens == 4
+    assert metric.weight == 4
     found = {name: value.item() for name, value in metric.compute().items()}
     bits = (3 * 2 + 1) / 4
     assert found["bits_per_token"] == pytest.approx(bits, rel=1e-7)

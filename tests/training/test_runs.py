@@ -42,7 +42,7 @@ def rows(directory: Path) -> list[dict[str, str]]:
 def validations(module: Any, values: list[float]) -> None:
     """Replaces the loss of the validations."""
     log, following = module.log_validation, iter(values)
-    module.log_validation = lambda numbers: log({**numbers, "loss": next(following)})
+    module.log_validation = lambda metrics: log({**metrics, "loss": next(following)})
 
 
 # --- steps --------------------------------------------------------------------------------------
