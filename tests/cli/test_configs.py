@@ -144,8 +144,7 @@ def test_finetuning_and_its_resume(
         f"finetune.checkpoint={vqgan_run}", "model.quantizer.codebook_size=24", "run_dir=tuned",
     )  # fmt: skip
     assert "begins anew" not in succeeds(started).err
-    dropped = "other settings of `model` have no effect"
-    assert (dropped in started.err) is (mode != "new_codebook")
+    assert "other settings of `model` have no effect" in started.err  # its shape is another
     before, tuned = (VQGAN.from_pretrained(path) for path in (vqgan_run, tmp_path / "tuned"))
     assert tuned.codebook_size == (24 if mode == "new_codebook" else 16)
     same = torch.equal(before.encoder.conv_in.weight, tuned.encoder.conv_in.weight)
