@@ -141,9 +141,12 @@ class ImageGenerator(TokenGenerator):
             UserError: if there is no tokenizer, or the tokens are not its codes.
         """
         tokenizer = self.require_tokenizer()
-        grid_size = self.grid_size if grid_size is None else height_and_width(grid_size)
+        height, width = self.grid_size if grid_size is None else height_and_width(grid_size)
+        tokens = self._check_tokens(tokens, (height, width))
+        if tokens.shape[1] < height * width:
+            raise UserError(f"{height} × {width} codes are not {tokens.shape[1]} tokens.")
         with evaluation_mode(tokenizer):
-            images = tokenizer.decode(to_indices(self._check_tokens(tokens, grid_size), grid_size))
+            images = tokenizer.decode(to_indices(tokens, (height, width)))
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 import torch
 from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from taming.errors import UserError
@@ -17,16 +16,6 @@ from taming.tokenizer import height_and_width
 __all__ = ["Guidance", "SamplingOptions"]
 
 
-def _positive(temperature: float) -> float:
-    if not temperature > 0:
-        raise PydanticCustomError(
-            "temperature",
-            "Input should be greater than 0 (for the most probable tokens use greedy=true)",
-        )
-    return temperature
-
-
-Temperature = Annotated[float, AfterValidator(_positive)]
 Share = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 GridSize = Annotated[tuple[Count, Count], BeforeValidator(height_and_width)]
@@ -105,7 +94,8 @@ class SamplingOptions:
         ValueError: pydantic's, if a value is not of its type or out of its range.
     """
 
-    temperature: Temperature = 1.0  # below 1 more of the probable, above 1 less
+    # below 1 more of the probable, above 1 less, 0 the most probable alone
+    temperature: Annotated[float, Ge(0)] = 1.0
     top_k: Count | None = None  # draw among this many most probable; None: all
     # draw among the most probable tokens with this probability together
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
@@ -131,11 +121,15 @@ class SamplingOptions:
         """Returns the options, or those that the six arguments of `ImageGenerator.sample` make.
 
         Raises:
-            UserError: if there are both.
+            UserError: if there are both, or an argument is out of range.
         """
         temperature, top_k, top_p, guidance_scale, greedy, seed = arguments
-        made = cls(temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed,
-                   guidance=Guidance(guidance_scale))  # fmt: skip
+        try:
+            made = cls(temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed,
+                       guidance=Guidance(scale=guidance_scale))  # fmt: skip
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise UserError(f"{wrong['loc'][0]} is {wrong['input']!r}: {wrong['msg']}.") from error
         if options is not None and made != cls():
             raise UserError("give temperature, seed and so on in the options, not beside them.")
         return options or made

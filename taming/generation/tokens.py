@@ -44,6 +44,14 @@ class TokenGenerator(PretrainedModel):
                 f"{codebook_size}: they are not of the same model."
             )
         self.grid_size = height_and_width(grid_size)
+        needed = conditioning.transformer_config(self.grid_size)
+        for name in ("num_prefix_ids", "context_length"):
+            if getattr(transformer.config, name) < needed[name]:
+                raise UserError(
+                    f"the transformer has {name}={getattr(transformer.config, name)}, and the "
+                    f"condition and a grid of {self.grid_size} need {needed[name]}: they are not "
+                    "of the same model."
+                )
         self.transformer = transformer
         self.condition_tokenizer = condition_tokenizer
         self.tokenizer = tokenizer

@@ -74,7 +74,7 @@ def test_every_setting_reaches_the_generator(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("temperature=0", "temperature should be greater than 0"),
+        ("temperature=-1", "temperature should be greater than or equal to 0"),
         ("top_p=many", "top_p"),
         ("rejection.candidates=0", "rejection.candidates"),
         ("classes=wolves", "'wolves' does not exist"),

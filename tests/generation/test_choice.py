@@ -62,7 +62,7 @@ def test_all_together_and_each_alone() -> None:
 def test_extreme_temperatures() -> None:
     """The smallest leave the most probable tokens, the largest make all equal not ruled out."""
     logits = torch.tensor([[0.0, 2.0, -torch.inf, 2.0]])
-    for temperature in (1e-50, 1e-39, 1e-30):  # float32 takes the first for 0
+    for temperature in (0.0, 1e-50, 1e-39, 1e-30):  # the second is 0 in float32
         probabilities = filter_logits(logits, temperature, top_k=3, top_p=0.99).softmax(-1)
         assert probabilities.tolist() == [[0.0, 0.5, 0.0, 0.5]]
     logits[0, 3] = -30.0

@@ -125,6 +125,8 @@ def test_images_show_the_grid_row_by_row_and_are_clamped() -> None:
     assert images[0, 0, ::2, ::2].tolist() == [[-1.0, -1.0, -0.5], [0.0, 0.5, 1.0]]
     images = model.sample(5, LABELS[:5], options=sampling(seed=3, batch_size=2))
     assert torch.equal(images, model.decode(model.sample_tokens(5, LABELS[:5], seed=3)))
+    with pytest.raises(UserError, match="2 × 3 codes are not 4 tokens"):
+        model.decode(torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_without_a_tokenizer_it_draws_tokens_only() -> None:
@@ -143,9 +145,14 @@ def test_logits_have_gradients_and_do_not_read_the_last_token() -> None:
     assert not torch.allclose(model.logits(tokens), logits)  # without condition
 
 
-def test_a_tokenizer_of_another_model() -> None:
+def test_parts_of_another_model() -> None:
     with pytest.raises(UserError, match="8 codes and the transformer 16"):
         make(tokenizer=GreyTokenizer(), codebook_size=16)
+    transformer = make().transformer
+    with pytest.raises(UserError, match=r"context_length=6, .* need 9"):
+        ImageGenerator(None, transformer, CLASS, (3, 3))
+    with pytest.raises(UserError, match=r"num_prefix_ids=4, .* need 6"):
+        ImageGenerator(None, transformer, ClassLabel(5), (2, 3))
 
 
 def test_broken_weights_are_noticed() -> None:

@@ -32,7 +32,7 @@ def test_a_square_grid_is_one_number(generator: ImageGenerator) -> None:
     ("name", "values"),
     [
         ("grid_size", [(3,), (3, 2.5), (0, 3)]),
-        ("temperature", [0.0, math.nan]),
+        ("temperature", [-1.0, math.nan]),
         ("top_k", [0, 2.5]),
         ("top_p", [0.0, 1.1]),
         ("seed", [-1]),
@@ -61,6 +61,8 @@ def test_arguments_and_options_are_the_same(generator: ImageGenerator) -> None:
     [
         ({"num_images": 0}, "num_images is 0"),
         ({"condition": torch.tensor([0, 3])}, "class label 3 does not exist"),
+        ({"top_p": 1.5}, "top_p is 1.5: Input should be less than or equal to 1"),
+        ({"guidance_scale": -1.0}, "scale is -1.0: Input should be greater than or equal to 0"),
         ({"given_tokens": torch.tensor([[0.9], [1.0]])}, "float32.* whole numbers"),
         ({"given_tokens": torch.tensor([[0], [8]])}, "0 to 8, .* 0 to 7"),
         ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\), .* at most 4"),
