@@ -73,12 +73,6 @@ class Conditioning(ABC):
             device: where the ids are to be.
         """
 
-    def check_values(self, condition: Tensor) -> None:  # noqa: B027 - there may be none
-        """Raises a `UserError` for labels or tokens out of range, whatever their shape.
-
-        Looking at values on a GPU means waiting for it: check them before they go there.
-        """
-
     def check(self, condition: Condition, num_images: int) -> Tensor | None:
         """Checks a condition and returns it as a tensor; class names become labels.
 
@@ -96,8 +90,6 @@ class Conditioning(ABC):
                 return None
             problem = "this model was trained without condition_dropout and needs a condition"
         elif isinstance(condition, Tensor) and self.fits(condition, num_images):
-            if not condition.is_floating_point():
-                self.check_values(condition)
             return condition
         elif isinstance(condition, Tensor):
             problem = f"the condition is {condition.dtype} of shape {tuple(condition.shape)}"
@@ -108,7 +100,11 @@ class Conditioning(ABC):
         )
 
     def fits(self, condition: Tensor, num_images: int) -> bool:
-        """Whether a tensor has the type and shape of conditions for so many images."""
+        """Whether a tensor has the type and shape of conditions for so many images.
+
+        Raises:
+            UserError: if it has, and its labels or tokens are out of range.
+        """
         return False
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:

@@ -69,12 +69,11 @@ class ClassLabel(Conditioning):
         return super().check(condition, num_images)
 
     def fits(self, condition: Tensor, num_images: int) -> bool:
-        """Whether there is an integer for each image."""
-        return condition.shape == (num_images,) and not condition.is_floating_point()
-
-    def check_values(self, condition: Tensor) -> None:
-        """Refuses labels of classes that do not exist."""
-        self.labels(condition.flatten().tolist())
+        """Whether there is an integer for each image; refuses classes that do not exist."""
+        if condition.shape != (num_images,) or condition.is_floating_point():
+            return False
+        self.labels(condition.tolist())
+        return True
 
 
 class HasClasses(Protocol):

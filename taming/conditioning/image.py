@@ -54,18 +54,20 @@ class ImageCondition(Conditioning):
             ids = condition.to(device=device, dtype=torch.int64)
         return Prompt(ids.new_zeros(len(ids), 1), ids) if self.as_context else Prompt(ids)
 
-    def check_values(self, condition: Tensor) -> None:
-        """Refuses tokens that are not codes of condition images."""
-        least, greatest = map(int, condition.aminmax()) if condition.numel() else (0, 0)
+    def fits(self, condition: Tensor, num_images: int) -> bool:
+        """Whether there is a float image or a grid of codes for each; refuses unknown codes."""
+        is_image = condition.is_floating_point()
+        if condition.ndim != 3 + is_image or len(condition) != num_images:
+            return False
+        least = greatest = 0
+        if condition.numel() and not is_image:
+            least, greatest = map(int, condition.aminmax())
         if not 0 <= least <= greatest < self.num_codes:
             raise UserError(
                 f"the condition's tokens are {least} to {greatest}, and this model knows 0 to "
                 f"{self.num_codes - 1}."
             )
-
-    def fits(self, condition: Tensor, num_images: int) -> bool:
-        """Whether there is a float image or a grid of codes for each image."""
-        return condition.ndim == 3 + condition.is_floating_point() and len(condition) == num_images
+        return True
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
         """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""
