@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 Channels = Literal[1, 3]
-Color = tuple[int, int, int]  # red, green and blue, 0 to 255
+Byte = Annotated[int, Ge(0), Le(255)]
+Color = tuple[Byte, Byte, Byte]  # red, green and blue
 File = str | Path | IO[bytes]
 ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
 
@@ -123,10 +124,15 @@ class LabelMapReader:
     num_classes: Annotated[int, Ge(2), Le(256)]
     unlabelled: int | None = 255
     unlabelled_class: int | None = None
-    palette: Sequence[Sequence[int]] | None = field(default=None, repr=False)
+    palette: Sequence[Color] | None = field(default=None, repr=False)
     label_maps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if not 0 <= (self.unlabelled_class or 0) < self.num_classes:
+            raise UserError(
+                f"unlabelled_class={self.unlabelled_class} is none of the {self.num_classes} "
+                f"classes, 0 to {self.num_classes - 1}."
+            )
         if self.palette is not None and len(self.palette) < self.num_classes:
             raise UserError(
                 f"the palette has {len(self.palette)} colours for {self.num_classes} classes."

@@ -28,6 +28,7 @@ WRONG: dict[str, dict[str, str]] = {
         "data.resolution=large": "a valid integer",
         "data.transform.crop_scale=[0,1]": "greater than 0, not [0, 1]",
         "data.val_fraction=1": "less than 1, not 1",
+        "data.source.reader.background=[0,0,256]": "less than or equal to 255, not",
         "export=bset": "'best' or 'last', not \"bset\"",
         "finetune.mode=encoder": "'whole', 'decoder' or 'new_codebook', not \"encoder\"",
         "model.base_channels=null": "a valid integer, not null",

@@ -63,10 +63,10 @@ def test_classes_that_there_are_not() -> None:
         read(grey([0, 255, 4]), unlabelled=None)
     with pytest.raises(UserError, match=r"a\.png has unlabelled .*255.*last, 11, and other"):
         read(grey([0, 255, 11]))  # they share no class unless told to
-    with pytest.raises(UserError, match="value 12, "):
-        read(grey([0, 255]), unlabelled_class=12)
     with pytest.raises(UserError, match="11 colours for 12 classes"):
-        LabelMapReader(12, palette=[[0, 0, 0]] * 11)
+        LabelMapReader(12, palette=[(0, 0, 0)] * 11)
+    with pytest.raises(UserError, match="unlabelled_class=12 is none of the 12 classes, 0 to 11"):
+        LabelMapReader(12, unlabelled_class=12)
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("RGB", "PNG"), ("LA", "PNG"), ("L", "JPEG")])

@@ -167,7 +167,7 @@ def test_the_fingerprint_follows_both_sides(pairs: Path) -> None:
 
     first = fingerprint()
     assert fingerprint() == first
-    palette = LabelMapReader(5, unlabelled=None, palette=[[0, 0, 0]] * 5)
+    palette = LabelMapReader(5, unlabelled=None, palette=[(0, 0, 0)] * 5)
     assert fingerprint(condition_reader=palette) == first
     found = {first, fingerprint(condition_reader=LabelMapReader(5, unlabelled=4))}
     found.add(fingerprint(condition_reader=LabelMapReader(6, unlabelled=None)))

@@ -154,7 +154,7 @@ def test_the_repr_that_token_caches_are_found_by() -> None:
     picture = "PictureReader(channels=1, background=(0, 127, 255))"
     assert repr(PictureReader(1, background=[0, 127, 255])) == picture
     maps = "LabelMapReader(num_classes=5, unlabelled=255, unlabelled_class=None)"
-    assert repr(LabelMapReader(5, palette=[[0, 0, 0]] * 5)) == maps
+    assert repr(LabelMapReader(5, palette=[(0, 0, 0)] * 5)) == maps
     whole = ImageTransform(resolution=16, resize="stretch", crop="none")
     assert repr(whole) == (
         "ImageTransform(resolution=(16, 16), resize='stretch', crop='none', crop_scale=(1.0, 1.0), "
