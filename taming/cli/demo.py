@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,11 +29,16 @@ def main(config: DictConfig) -> None:
     """Trains both stages, samples 200 digits and reports how good they are."""
     started = time.monotonic()
     output_dir = Path(config.output_dir)
-    if any(output_dir.iterdir()):
+    unfinished = output_dir / "demo.unfinished"
+    if unfinished.exists():  # a demo that was broken off is begun anew
+        for part in ("vqgan", "transformer", "tokens", "samples"):
+            shutil.rmtree(output_dir / part, ignore_errors=True)
+    elif any(output_dir.iterdir()):
         raise UserError(
             f"{output_dir} holds an earlier demo or other files: delete it, or give another "
             "output_dir."
         )
+    unfinished.touch()
     vqgan, transformer, samples = (
         output_dir / part for part in ("vqgan", "transformer", "samples")
     )
@@ -67,6 +73,7 @@ def main(config: DictConfig) -> None:
         **digits,
     }
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    unfinished.unlink()
     print(
         f"""
 The demo took {report["seconds"]:.0f} s. On new digits:

@@ -13,7 +13,7 @@ from taming.errors import UserError
 def test_any_folder_and_the_seed_reach_the_commands(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = {}
+    calls: dict[str, dict[str, object]] = {}
 
     def record(script: str, *overrides: str) -> None:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -23,13 +23,18 @@ def test_any_folder_and_the_seed_reach_the_commands(
 
     monkeypatch.setattr(demo, "run_command", record)
     monkeypatch.setenv("HOME", str(tmp_path))
-    outcome = run("demo", "output_dir='~/of (2), a=b'", "seed=7")
-    assert "that is enough" in outcome.err
+    demo_of_seed_7 = ("demo", "output_dir='~/of (2), a=b'", "seed=7")
+    assert "that is enough" in run(*demo_of_seed_7).err
     output_dir = Path("of (2), a=b")  # from the current directory, where it is below
     assert calls["train_vqgan"]["run_dir"] == str(output_dir / "vqgan")
     assert calls["train_transformer"]["vqgan"] == str(output_dir / "vqgan")
     assert calls["sample"]["output_dir"] == str(output_dir / "samples")
     assert [call["seed"] for call in calls.values()] == [7, 7, 7]
+    # it was broken off: it begins anew, and other files stay
+    (output_dir / "vqgan").mkdir()
+    (output_dir / "notes.txt").touch()
+    assert "that is enough" in run(*demo_of_seed_7).err
+    assert sorted(path.name for path in output_dir.iterdir()) == ["demo.unfinished", "notes.txt"]
 
 
 def test_an_earlier_demo_is_kept(run: Run, tmp_path: Path) -> None:
