@@ -1,19 +1,22 @@
-"""`compare`: the runs of a sweep, side by side."""
+"""`compare`: the runs of a sweep in one table."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
 from omegaconf import DictConfig
 from PIL import Image
 
 from taming.cli.app import resolved
 from taming.errors import UserError
+from taming.evaluation import markdown_table
 
 __all__ = ["main"]
+
+GAP = 8  # pixels between two grids
 
 
 def main(config: DictConfig) -> None:
@@ -25,10 +28,9 @@ def main(config: DictConfig) -> None:
         found.setdefault(_variant(result.parent.relative_to(runs)), []).append(result.parent)
     if not found:
         raise UserError(f"{runs} holds no finished runs: give the run_dir of a sweep.")
-    numbers = {
-        name: [_metrics(run, plain["columns"]) for run in some] for name, some in found.items()
-    }
-    text = _table(numbers, plain["columns"])
+    rows = [[name, *_cells(some, plain["columns"])] for name, some in found.items()]
+    header = ["", *(column.replace("_", " ") for column in plain["columns"])]
+    text = markdown_table(header, rows) + "\n"
     (runs / "table.md").write_text(text)
     print(f"{text}\nwrote {runs / 'table.md'}")
     grids = [max((some[0] / "grids").glob("*.png"), default=None) for some in found.values()]
@@ -47,6 +49,15 @@ def _variant(run: Path) -> str:
     return re.sub(r"^\d+_|(^|_)seed-\d+", "", str(run)).strip("_+") or "all"
 
 
+def _cells(runs: Sequence[Path], columns: Sequence[str]) -> Iterator[str]:
+    """Yields each number's mean over the seeds, and its range where there are several."""
+    metrics = [_metrics(run, columns) for run in runs]
+    for column in columns:
+        values = [found[column] for found in metrics]
+        spread = f" ({min(values):.4g}–{max(values):.4g})" if len(values) > 1 else ""
+        yield f"{mean(values):.4g}{spread}"
+
+
 def _metrics(run: Path, columns: Sequence[str]) -> dict[str, float]:
     found = json.loads((run / "result.json").read_text())["metrics"]
     for column in columns:
@@ -56,28 +67,11 @@ def _metrics(run: Path, columns: Sequence[str]) -> dict[str, float]:
     return {column: found[f"val/{column}"] for column in columns}
 
 
-def _table(numbers: Mapping[str, Sequence[Mapping[str, float]]], columns: Sequence[str]) -> str:
-    """Lays out a Markdown table: means over seeds, and the range where there are several."""
-    lines = [
-        f"| | {' | '.join(column.replace('_', ' ') for column in columns)} |",
-        f"|---|{'---|' * len(columns)}",
-    ]
-    for name, runs in numbers.items():
-        cells = []
-        for column in columns:
-            values = [run[column] for run in runs]
-            spread = f" ({min(values):.4g}–{max(values):.4g})" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.4g}{spread}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def _side_by_side(paths: Sequence[Path]) -> Image.Image:
-    with ExitStack() as stack:
-        pictures = [stack.enter_context(Image.open(path)) for path in paths]
-        size = (sum(p.width + 8 for p in pictures) - 8, max(p.height for p in pictures))
-        canvas, left = Image.new("RGB", size, "white"), 0
-        for picture in pictures:
-            canvas.paste(picture, (left, 0))
-            left += picture.width + 8
-    return canvas
+    pictures = [np.asarray(Image.open(path)) for path in paths]  # (H W 3)
+    height = max(len(picture) for picture in pictures)
+    padded = [
+        np.pad(picture, ((0, height - len(picture)), (0, GAP), (0, 0)), constant_values=255)
+        for picture in pictures
+    ]
+    return Image.fromarray(np.concatenate(padded, axis=1)[:, :-GAP])

@@ -20,7 +20,7 @@ from taming.evaluation.metrics import (
     ReconstructionMetrics,
     TokenLikelihood,
 )
-from taming.evaluation.report import report_text
+from taming.evaluation.report import markdown_table, report_text
 from taming.evaluation.tiling import reconstruct_tiled
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "TokenLikelihood",
     "frechet_distance",
     "in_proportion",
+    "markdown_table",
     "measure_validation",
     "reconstruct_tiled",
     "report_text",

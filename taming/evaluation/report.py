@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["report_text"]
+__all__ = ["markdown_table", "report_text"]
 
 MAX_TABLE_CLASSES = 30
 
@@ -31,7 +31,7 @@ def _likelihood(numbers: dict[str, Any]) -> str:
         for name, what in LIKELIHOODS.items()
         if name in numbers
     ]
-    return _table(["", "tokens", "nats per token", "bits per token", "perplexity"], rows)
+    return markdown_table(["", "tokens", "nats per token", "bits per token", "perplexity"], rows)
 
 
 def _images(numbers: dict[str, Any]) -> str:
@@ -50,7 +50,7 @@ def _images(numbers: dict[str, Any]) -> str:
         + [form.format(row[key]) if key in row else "" for key, (_, form) in columns.items()]
         for what, row in sets.items()
     ]
-    return _table(["", "images", *(title for title, _ in columns.values())], rows)
+    return markdown_table(["", "images", *(title for title, _ in columns.values())], rows)
 
 
 def _remarks(numbers: dict[str, Any]) -> str:
@@ -70,7 +70,7 @@ def _remarks(numbers: dict[str, Any]) -> str:
 
 
 def _classes(numbers: dict[str, Any]) -> str:
-    """The agreement of each class; if there are many classes, of those with the worst samples."""
+    """Lists the agreement of each class, or of those with the worst samples if there are many."""
     sampled = [row for row in numbers.get("samples", []) if "by_class" in row]
     if not sampled:
         return ""
@@ -91,7 +91,7 @@ def _classes(numbers: dict[str, Any]) -> str:
         for row in sampled:
             cells += [_share(row["by_class"][label]), row["by_class"][label]["instead"] or ""]
         rows.append(cells)
-    return title + _table(header, rows)
+    return title + markdown_table(header, rows)
 
 
 def _share(row: dict[str, Any]) -> str:
@@ -99,8 +99,8 @@ def _share(row: dict[str, Any]) -> str:
     return f"{share} of {row['num_images']:,}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, to be read as plain text too; empty for no rows."""
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lays out a Markdown table with aligned columns; empty for no rows."""
     if not rows:
         return ""
     widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]

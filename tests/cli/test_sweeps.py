@@ -39,10 +39,10 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
             picture.save(folder / "grids" / f"reconstructions_{step:07d}.png")
     succeeds(run("compare", "runs=sweep", "columns=[psnr]"))
     assert (tmp_path / "sweep" / "table.md").read_text().splitlines() == [
-        "| | psnr |",
-        "|---|---|",
-        "| recipe-ours | 20.75 (20–21.5) |",
-        "| recipe-esser2021 | 15.25 |",
+        "|                  | psnr            |",
+        "| ---------------- | --------------- |",
+        "| recipe-ours      | 20.75 (20–21.5) |",
+        "| recipe-esser2021 | 15.25           |",
     ]
     with Image.open(tmp_path / "sweep" / "grids.png") as grids:
         assert grids.size == (20 + 8 + 20, 30)
