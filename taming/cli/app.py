@@ -1,4 +1,4 @@
-"""What all commands share: building what a configuration names, run directories, resuming."""
+"""Shared by all commands: building what a configuration names, run directories, resuming."""
 
 import logging
 import re
@@ -21,8 +21,9 @@ from taming.cli.mistakes import COMPOSED_FILE, config_directory, leaves
 from taming.cli.setting_types import check_types
 from taming.errors import UserError, writing
 
-__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "device", "load_saved_config",
-    "program", "resolved", "resume_config", "set_seed", "write_config"]  # fmt: skip
+__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
+    "load_saved_config", "program", "resolved", "resume_config", "set_seed",
+    "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -54,8 +55,8 @@ def set_seed(seed: int) -> None:
     seed_everything(seed, workers=True, verbose=False)
 
 
-def device(name: str) -> torch.device:
-    """Returns the device a configuration names; `auto` is a GPU if there is one."""
+def find_device(name: str) -> torch.device:
+    """Returns the named device; `auto` is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -80,9 +81,11 @@ def build(config: DictConfig | None, /, **arguments: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, UserError):
             raise cause from None
-        if isinstance(cause, TypeError | ValueError | MisconfigurationException):
-            raise UserError(f"configuration of {config._target_}: {cause}.") from error
-        raise
+        if isinstance(cause, ImportError):  # Hydra's, in several lines
+            cause = cause.__cause__ or cause
+        elif not isinstance(cause, TypeError | ValueError | MisconfigurationException):
+            raise
+        raise UserError(f"configuration of {config._target_}: {cause}.") from error
 
 
 def build_all(config: DictConfig | None) -> list[Any]:

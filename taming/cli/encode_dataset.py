@@ -6,7 +6,7 @@ import shlex
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from taming.cli.app import device, program, resolved
+from taming.cli.app import find_device, program, resolved
 from taming.cli.data import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
@@ -22,11 +22,11 @@ def main(config: DictConfig) -> None:
     """Encodes the images, and their conditions, into the cache that stage 2 trains from."""
     resolved(config)  # missing values first
     check_types(config, ENCODING_TYPES)
-    where = device(config.device)
+    device = find_device(config.device)
     tokenizer = VQGAN.from_pretrained(config.vqgan)
     log.info("tokenizer: %s", find_model(config.vqgan))
     images, condition_tokenizer = open_images(config, tokenizer)
-    caches = encode(config, tokenizer, condition_tokenizer, images, where)
+    caches = encode(config, tokenizer, condition_tokenizer, images, device)
     for name, cache in zip(("training", "validation"), caches, strict=True):
         print(f"{cache.directory}: {describe(cache)} ({name})")
     same = [o for o in HydraConfig.get().overrides.task if not o.startswith("device=")]

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, build, device, load_saved_config, program, resolved
+from taming.cli.app import RESOLVED_FILE, build, find_device, load_saved_config, program, resolved
 from taming.cli.data import build_data, with_tokenizer_shape
 from taming.cli.hints import condition_settings, setting
 from taming.errors import UserError
@@ -24,7 +24,7 @@ def main(config: DictConfig) -> None:
     """Measures a generator, or a VQGAN, on the validation images of its data."""
     plain = resolved(config)
     evaluate_model, training = build(config.evaluation), build(config.classifier_training)
-    where = device(plain["device"])
+    device = find_device(plain["device"])
     features = None if config.frechet.weights is None else build(config.frechet)
     classifier = plain["classifier"] and ImageClassifier.from_pretrained(plain["classifier"])
     saved = load_saved_model(plain["checkpoint"])
@@ -41,7 +41,7 @@ def main(config: DictConfig) -> None:
     data = build_data(config)
     data.setup()
     numbers, written = evaluate_model(
-        model.to(where),
+        model.to(device),
         data,
         classifier=classifier,
         classifier_training=training,
@@ -84,7 +84,7 @@ def warn_of_trained_images(config: DictConfig) -> None:
 
 
 def next_steps(for_sampling: list[str], written: list[Path]) -> str:
-    """Returns what can be done now; the first setting `for_sampling` is the checkpoint."""
+    """Returns the commands that can follow; the first setting `for_sampling` is the checkpoint."""
     again = "evaluate with the same classifier again: add "
     lines = [again + setting("classifier", str(p)) for p in written if p.name == "classifier"]
     if any(path.suffix == ".png" for path in written):

@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, device, resolved
+from taming.cli.app import build, find_device, resolved
 from taming.vqgan import VQGAN
 
 __all__ = ["main"]
@@ -15,7 +15,7 @@ def main(config: DictConfig) -> None:
     plain = resolved(config)
     reconstruct_images = build(config.reconstruction)
     features = None if config.frechet.weights is None else build(config.frechet)
-    vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(device(plain["device"]))
+    vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(find_device(plain["device"]))
     numbers, written = reconstruct_images(vqgan, features=features)
     print(table(numbers))
     for note in numbers["notes"]:

@@ -1,15 +1,13 @@
 """`sample`: images from a generator."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig
 
-from taming.cli.app import build, device, program, resolved
+from taming.cli.app import build, find_device, program, resolved
 from taming.cli.hints import data_of_run, given_settings, setting
 from taming.cli.setting_types import check_types
 from taming.generation import ImageGenerator
@@ -22,11 +20,11 @@ def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
     plain = resolved(config)
     check_types(config, {"dtype": Literal["float32", "bfloat16"]})
-    sample_images, where = build(config.sample), device(plain["device"])
+    sample_images, device = build(config.sample), find_device(plain["device"])
     classifier = build_classifier(config.rejection.classifier)
     if isinstance(classifier, torch.nn.Module):
-        classifier.to(where)
-    generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(where)
+        classifier.to(device)
+    generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(device)
     generator.transformer.to(getattr(torch, plain["dtype"]))
     notes, written = sample_images(generator, classifier=classifier)
     for note in notes:
@@ -37,20 +35,19 @@ def main(config: DictConfig) -> None:
 
 
 def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
-    """Loads a classifier that `evaluate` wrote, or calls a `_target_`, also in this folder."""
+    """Loads a classifier that `evaluate` wrote, or builds the user's own."""
     if config is None:
         return None
     if isinstance(config, str):
         from taming.evaluation import ImageClassifier  # slow to import
 
         return ImageClassifier.from_pretrained(config)
-    sys.path.append(str(Path.cwd()))  # it begins with the folder of the script
     classifier: Callable[..., Any] = build(config)
     return classifier
 
 
 def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenerator) -> str:
-    """Returns what can be done now, as a command."""
+    """Returns the command that can follow."""
     checkpoint = setting("checkpoint", plain["checkpoint"])
     takes_images = generator.conditioning.takes_images
     if takes_images and given.path is None:

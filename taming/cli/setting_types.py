@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pkgutil
 import re
 import typing
 import warnings
@@ -9,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -37,6 +37,7 @@ def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -
 
 def _wrong_settings(config: DictConfig, expected: Mapping[str, Any]) -> Iterator[str]:
     annotations = _annotations(config.get("_target_") or KINDS.get(config.get("kind")))
+    key: Any  # a number, too
     for key in config:
         try:
             value, annotation = config[key], annotations.get(str(key))
@@ -54,7 +55,7 @@ def _annotations(target: str | type | None) -> dict[str, Any]:
     if target is None:
         return {}
     try:
-        found: Any = get_object(target) if isinstance(target, str) else target
+        found: Any = pkgutil.resolve_name(target) if isinstance(target, str) else target
         is_call = is_dataclass(found) or not inspect.isclass(found)
         call = found if is_call else found.__init__
         return typing.get_type_hints(call, include_extras=True)  # ranges, too

@@ -40,6 +40,7 @@ def start(name: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say what is wrong
+    sys.path.append(str(Path.cwd()))  # the user's own modules: Python looks beside the script
     main = hydra.main(config_path=str(config_directory()), config_name=name, version_base="1.3")
     arguments = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
     try:

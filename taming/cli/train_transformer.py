@@ -1,7 +1,7 @@
 """`train_transformer`: stage 2, a tokenizer and images to a generator."""
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Lt
 from omegaconf import DictConfig
@@ -46,7 +46,7 @@ def main(config: DictConfig) -> float | None:
         dropout=config.condition_dropout,
         condition_as=config.condition_as,
     )
-    if saved is not None and not _same(saved.config["conditioning"], conditioning.config()):
+    if saved is not None and saved.config["conditioning"] != conditioning.config():
         raise UserError(
             f"the classes or conditions of the images are no longer those that the run in "
             f"{config.resume} was begun with: resume it with the same data, or start a new run."
@@ -59,16 +59,11 @@ def main(config: DictConfig) -> float | None:
     )
     generator = ImageGenerator(tokenizer, GPT(shape), conditioning, grid_size, condition_tokenizer)
     module = build(config.training, generator=generator)
-    where = trainer.strategy.root_device
-    train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, where)
+    device = trainer.strategy.root_device
+    train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, device)
     tokens = TokenDataModule(train_tokens, val_tokens, images.loader, seed=config.seed)
     settings = [setting("checkpoint", config.run_dir)]
     if conditioning.takes_images:
         settings += [*condition_settings(config.data), "num_images=16"]
     next_step = f"sample from it:\n  {program('sample')} {' '.join(settings)}"
     return finish_run(config, module, tokens, trainer, resume_from=resume_from, next_step=next_step)
-
-
-def _same(saved: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Returns whether all saved values hold; older runs have not saved all of them."""
-    return all(new.get(name) == value for name, value in saved.items())

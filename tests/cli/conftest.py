@@ -24,6 +24,7 @@ def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:
     patch.setattr(torch.cuda, "is_available", lambda: False)  # results are compared with a CPU's
     patch.setattr(torch.cuda, "device_count", lambda: 0)
     patch.setattr(sys, "argv", [f"{name}.py", *overrides])
+    patch.setattr(sys, "path", sys.path.copy())
     GlobalHydra.instance().clear()
     try:
         start(name)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, fails_before_writing, write_images
+from tiny_commands import Run, fails, fails_before_writing, write_images
 from tiny_models import tiny_generator
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition
@@ -142,13 +142,16 @@ class MyClassifier:
     def __call__(self, images):
         light = images.mean((1, 2, 3))
         return torch.stack([-light, light], 1)
+
+class OfThree:
+    def __call__(self, images):
+        return torch.zeros(len(images), 3)
 """
 
 
 def test_rejection_by_a_classifier_of_ours_and_one_in_the_current_directory(
-    run: Run, of_classes: ImageGenerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, of_classes: ImageGenerator, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", sys.path.copy())
     (tmp_path / "my_module.py").write_text(MY_MODULE)
     torch.manual_seed(3)
     ours = ImageClassifier(num_classes=2, image_channels=3, resolution=4).eval()
@@ -165,6 +168,9 @@ def test_rejection_by_a_classifier_of_ours_and_one_in_the_current_directory(
     assert "wrote out/samples.npz" in out
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
     outcome = run("sample", *fixed, "rejection.classifier={_target_: my_modul.My}")
-    assert outcome.status == 2
-    assert "my_modul.My" in outcome.err
+    fails(outcome, "error: configuration of my_modul.My: No module named 'my_modul'.")
+    outcome = run("sample", *fixed, "rejection.classifier={_target_: my_module.My}")
+    fails(outcome, "error: configuration of my_module.My: No module named 'my_module.My'")
+    outcome = run("sample", *fixed, "rejection.classifier={_target_: my_module.OfThree}")
+    fails(outcome, "(4, 3) for 4 images, and must give a logit for each of the model's 2 classes")
     sys.modules.pop("my_module")

@@ -31,6 +31,15 @@ COMMON = (
     "training.optimizer.warmup_steps=0",
 )
 
+MY_MODULE = """
+from pathlib import Path
+import lightning
+
+class MyCallback(lightning.Callback):
+    def on_train_end(self, trainer, module):
+        Path(f"seen_{trainer.global_rank}").touch()
+"""
+
 
 def start(directory: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     """Starts Python as a user does."""
@@ -56,14 +65,17 @@ def test_two_processes_train_as_one(run: Run, tmp_path: Path) -> None:
     """Each job of a sweep in two processes; then stage 2 on two machines."""
     write_images(tmp_path / "few" / "a", 8, side=32)
     write_images(tmp_path / "few" / "b", 9, side=32, seed=1)
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
     succeeds(run("train_vqgan", "data.path=few", *COMMON, "data.batch_size=8", "run_dir=one"))
     # 5 images to validate, in batches of 1: one process has a batch more than the other
     two = ("data.batch_size=4", "data.loader.val_batch_size=1", "trainer.devices=2", "seed=0,1")
+    two += ("+callbacks.mine={_target_: my_module.MyCallback}",)
     script = (SCRIPTS / "train_vqgan.py", "-m", "data.path=few", *COMMON, *two, "run_dir=sweep")
     _, errors = (sweep := start(tmp_path, *script)).communicate(timeout=300)
     assert sweep.returncode == 0, errors
     results = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/result.json"))
     assert results == ["0_seed-0", "1_seed-1"]
+    assert {path.name for path in tmp_path.glob("seen_*")} == {"seen_0", "seen_1"}
     runs = (tmp_path / "one", tmp_path / "sweep" / "0_seed-0")
     one, split = map(VQGAN.from_pretrained, runs)
     # not every weight: where the gradient is all but zero, Adam's steps are rounding errors

@@ -68,6 +68,7 @@ def call(
     ) -> Outcome:
         monkeypatch.setattr(module, "import_module", lambda _: SimpleNamespace(main=main))
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *overrides])
+        monkeypatch.setattr(sys, "path", sys.path.copy())
         status = 0
         try:
             start(name)
