@@ -57,6 +57,18 @@ class Tokenizer(PretrainedModel):
             )
         return height // factor, width // factor
 
+    def check_kind(self, label_maps: bool, channels: int) -> None:
+        """Raises a `UserError` if images of this kind are not those of the training."""
+        trained, these = (
+            f"{'label maps' if maps else 'pictures'} of {count} channels"
+            for maps, count in ((self.label_maps, self.image_channels), (label_maps, channels))
+        )
+        if trained != these:
+            raise UserError(
+                f"the tokenizer was trained on {trained}, and the images are {these}: give another "
+                "model or other data."
+            )
+
     def encode(self, images: Tensor) -> Tensor:
         """Encodes `(b c H W)` images as `(b h w)` int64 indices."""
         raise NotImplementedError

@@ -1,7 +1,6 @@
 """The data settings of the commands: built, filled in, encoded."""
 
 import logging
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -18,7 +17,6 @@ from taming.generation import load_condition_tokenizer
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer
 from taming.vqgan import VQGAN
-from taming.workflows.encode_dataset import encode_dataset
 
 __all__ = [
     "ENCODING_TYPES",
@@ -42,9 +40,6 @@ ENCODING_TYPES = {
     "data.channels": int | None,
     "conditioning": Literal["auto", "class", "image", "none"],
     "condition_cell": Annotated[int, Ge(1)] | None,
-    "tokens.cache_dir": Path,
-    "tokens.num_views": Annotated[int, Ge(1)],
-    "tokens.batch_size": Annotated[int, Ge(1)],
 }
 
 
@@ -91,7 +86,7 @@ def open_images(
     set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
     images = build_data(config, conditions=config.conditioning in ("auto", "image"))
-    _check_kind("the tokenizer", tokenizer, "data", images.label_maps, images.channels)
+    tokenizer.check_kind(images.label_maps, images.channels)
     condition_tokenizer = _condition_tokenizer(config, images, tokenizer, saved)
     images.setup()
     return images, condition_tokenizer
@@ -125,28 +120,9 @@ def _condition_tokenizer(
             "Only label maps can do without."
         )
     if chosen is not None:
-        kind = reader.label_maps, reader.channels
-        _check_kind("the condition tokenizer", chosen, "conditions of the data", *kind)
+        chosen.check_kind(reader.label_maps, reader.channels)
         chosen.grid_size_for(resolution)
     return chosen
-
-
-def _check_kind(
-    name: str, tokenizer: Tokenizer, images: str, label_maps: bool, channels: int
-) -> None:
-    """Refuses a tokenizer of images of another kind, or of other channels."""
-    trained, found = (
-        f"{'label maps' if of_label_maps else 'pictures'} of {num_channels} channels"
-        for of_label_maps, num_channels in (
-            (tokenizer.label_maps, tokenizer.image_channels),
-            (label_maps, channels),
-        )
-    )
-    if trained != found:
-        raise UserError(
-            f"{name} was trained on {trained}, and the {images} are {found}: give another "
-            "tokenizer or other data."
-        )
 
 
 def encode(
@@ -157,7 +133,7 @@ def encode(
     device: torch.device,
 ) -> tuple[TokenDataset, TokenDataset]:
     """Encodes training and validation images, and their conditions, or finds their tokens."""
-    train_views = config.tokens.num_views
+    encode_dataset, train_views = build(config.tokens), config.tokens.num_views
     if train_views > 1 and not images.transform.augments:
         log.warning(
             "note: nothing of the data is augmented (crop, horizontal_flip, random_shift): one "
@@ -169,9 +145,7 @@ def encode(
         encode_dataset(
             tokenizer,
             dataset,
-            Path(config.tokens.cache_dir).expanduser(),
             num_views=num_views,
-            batch_size=config.tokens.batch_size,
             num_workers=images.num_workers_for(dataset),
             device=device,
             condition_tokenizer=condition_tokenizer,

@@ -1,4 +1,4 @@
-"""What the two training commands share: how a run begins, and what it says at its end."""
+"""Shared by the two training commands: how a run begins, and its report at the end."""
 
 import logging
 from collections.abc import Mapping

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from annotated_types import Ge
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-__all__ = ["EndlessBatches", "LoaderOptions"]
+__all__ = ["EndlessBatches", "LoaderOptions", "make_loader"]
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,12 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
                 items.append((int(order[position % self.num_items]), position))
             yield items
             batch += 1
+
+
+def make_loader(dataset: Dataset[Any], num_workers: int, **batching: Any) -> DataLoader[Any]:
+    """Makes a loader with a random generator of its own.
+
+    Starting an iterator then draws nothing from PyTorch's global one, so a run that finds its token
+    cache draws the same numbers as one that makes it.
+    """
+    return DataLoader(dataset, num_workers=num_workers, generator=torch.Generator(), **batching)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from taming.data.batches import make_loader
 from taming.data.files import some
 from taming.data.image_folder import ImageFolder
 from taming.data.readers import BrokenImageError
@@ -53,12 +54,6 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
             self._fixed = ImageTransform(
                 resolution=resolution, resize="shorter_side", crop="center"
             )
-            height, width = self._fixed.size
-            if height % downsample_factor or width % downsample_factor:
-                raise UserError(
-                    f"resolution is {height}×{width}: use multiples of {downsample_factor}, the "
-                    "model's downsample factor."
-                )
         folder.drop_broken("header", max_images)
         self.broken = folder.broken
         before = folder.sizes or []
@@ -101,13 +96,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         Raises:
             UserError: if no image can be read.
         """
-        loader = DataLoader(
-            self,
-            batch_size=None,
-            sampler=self._order,
-            num_workers=num_workers,
-            generator=torch.Generator(),
-        )
+        loader = make_loader(self, num_workers, batch_size=None, sampler=self._order)
         numbers: list[int] = []
         images: list[torch.Tensor] = []
         for number, (image, why) in zip(self._order, loader, strict=True):

@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.data import suggested_max_num_workers
 from torch.utils.data import DataLoader
 
-from taming.data.batches import EndlessBatches, LoaderOptions
+from taming.data.batches import EndlessBatches, LoaderOptions, make_loader
 from taming.data.dataset import ImageDataset, naming
 from taming.data.readers import Reader
 from taming.data.sources import DataSource
@@ -103,14 +103,12 @@ class EndlessDataModule(L.LightningDataModule):
 
     def _loader(self, dataset: Any, **batching: Any) -> Batches:
         num_workers = self.num_workers_for(dataset)
-        return DataLoader(
+        return make_loader(
             dataset,
-            num_workers=num_workers,
+            num_workers,
             collate_fn=getattr(dataset, "collate", None),
             pin_memory=torch.cuda.is_available(),
             persistent_workers=num_workers > 0,
-            # its own, so that starting an iterator draws nothing from torch's global generator
-            generator=torch.Generator().manual_seed(self.seed),
             **batching,
         )
 

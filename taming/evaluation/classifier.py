@@ -76,7 +76,7 @@ class ImageClassifier(PretrainedModel):
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """How a classifier is trained."""
+    """Settings of a classifier's training."""
 
     num_steps: Annotated[int, Ge(1)] = 1000  # most batches; with `batch_size` it bounds the time
     max_epochs: Annotated[int, Ge(1)] = 100  # most passes over the images, but 100 steps at least

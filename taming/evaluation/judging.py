@@ -1,4 +1,4 @@
-"""Sets of images as a classifier, a feature network and a tokenizer see them."""
+"""Measurements of image sets by a classifier, a feature network and a tokenizer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judges:
-    """The networks that look at images; without one of them its numbers are left out."""
+    """The networks that judge images; the numbers of one that is missing are left out."""
 
     classifier: ImageClassifier | None  # in evaluation mode
     features: FeatureExtractor | None  # for Fréchet distances
@@ -31,7 +31,7 @@ class Judges:
 
 
 class JudgedImages:
-    """What the judges see in one set of images; memory does not grow with the set."""
+    """Measurements of one set of images; memory does not grow with the set."""
 
     def __init__(self, judges: Judges) -> None:
         self._judges = judges

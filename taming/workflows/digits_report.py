@@ -1,4 +1,4 @@
-"""Whether sampled digits are good: recognisable, and not copies of the training images."""
+"""Quality of sampled digits: recognisable, and not copies of the training images."""
 
 from pathlib import Path
 

@@ -1,17 +1,19 @@
-"""Images to a token cache."""
+"""Encodes images into a token cache."""
 
 import hashlib
 import json
 import logging
 import time
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from filelock import FileLock, Timeout
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
+from taming.data.batches import make_loader
 from taming.data.files import some
 from taming.errors import UserError
 from taming.tokenizer import Tokenizer
@@ -26,11 +28,11 @@ RECORD_SECONDS = 10.0  # what a kill may cost
 def encode_dataset(
     tokenizer: Tokenizer,
     dataset: ImageDataset,
-    cache_dir: Path,
+    cache_dir: str | Path,
     *,
     condition_tokenizer: Tokenizer | None = None,
-    num_views: int,
-    batch_size: int,
+    num_views: Annotated[int, Ge(1)],
+    batch_size: Annotated[int, Ge(1)],
     num_workers: int,
     device: torch.device,
 ) -> TokenDataset:
@@ -54,6 +56,7 @@ def encode_dataset(
     Raises:
         UserError: if the cache cannot be written.
     """
+    cache_dir = Path(cache_dir).expanduser()
     tokenizers: dict[str, Tokenizer] = {"images": tokenizer}
     if condition_tokenizer is not None:
         tokenizers["conditions"] = condition_tokenizer
@@ -128,12 +131,7 @@ def _encode(
 ) -> None:
     for tokenizer in tokenizers.values():
         tokenizer.to(device)
-    loader = DataLoader(
-        dataset,
-        batch_sampler=writer.remaining(batch_size),
-        num_workers=num_workers,
-        generator=torch.Generator(),  # a run with a cache draws the same numbers
-    )
+    loader = make_loader(dataset, num_workers, batch_sampler=writer.remaining(batch_size))
     entries = {"indices": "images", "condition_indices": "conditions"}
     description = f"encoding {Path(dataset.images.description).name}"
     bar = tqdm(

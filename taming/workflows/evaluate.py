@@ -12,11 +12,11 @@ import torch
 from annotated_types import Ge
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from taming.contexts import evaluation_mode
 from taming.data import EndlessBatches, ImageDataset
+from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.errors import writing
 from taming.evaluation import (
@@ -207,13 +207,8 @@ def _batches(
     taken: Sequence[int] = range(len(dataset))
     if most is not None and (most < len(dataset) or repeat):
         taken = in_proportion([dataset.label(number) for number in taken], most, options.seed)
-    loader = DataLoader(
-        dataset,
-        sampler=taken,
-        batch_size=options.batch_size,
-        num_workers=data.num_workers_for(dataset),
-        generator=torch.Generator(),
-    )
+    num_workers = data.num_workers_for(dataset)
+    loader = make_loader(dataset, num_workers, sampler=taken, batch_size=options.batch_size)
     with tqdm(total=len(taken), unit="image", desc=name, mininterval=1) as bar:
         for batch in loader:
             yield batch
@@ -226,12 +221,8 @@ def _train(
     """Trains a classifier on the training images, with the augmentation of their transform."""
     dataset = data.train_dataset
     classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
-    loader = DataLoader(
-        dataset,
-        batch_sampler=EndlessBatches(len(dataset), training.batch_size, seed=training.seed),
-        num_workers=data.num_workers_for(dataset),
-        generator=torch.Generator(),  # its own: nothing is drawn from PyTorch's global state
-    )
+    batches = EndlessBatches(len(dataset), training.batch_size, seed=training.seed)
+    loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=batches)
     num_steps = training.steps_for(len(dataset))
     return train_classifier(classifier.to(device), loader, training, num_steps)
 

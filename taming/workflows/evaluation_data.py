@@ -1,4 +1,4 @@
-"""Whether model, data and classifier of an evaluation fit each other."""
+"""Checks that model, data and classifier match."""
 
 from taming.conditioning import ImageCondition, class_difference
 from taming.data import LabelMapReader
@@ -14,12 +14,7 @@ __all__ = ["check_classifier", "check_data"]
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     """Returns the model's tokenizer; refuses data that do not suit the model."""
     tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
-    if data.label_maps or data.channels != tokenizer.image_channels:
-        kind = "label maps" if data.label_maps else f"images of {data.channels} channels"
-        raise UserError(
-            f"the data are {kind}, and the model was trained on pictures of "
-            f"{tokenizer.image_channels} channels: give other data, or leave data.channels out."
-        )
+    tokenizer.check_kind(data.label_maps, data.channels)
     if isinstance(model, VQGAN):
         return tokenizer
     if data.resolution != model.resolution:
@@ -45,9 +40,7 @@ def _condition_difference(
     reader, tokenizer = data.condition_reader, generator.require_condition_tokenizer()
     if reader is None:
         return "they have no condition images: use data=paired"
-    if tokenizer.label_maps != reader.label_maps:
-        kinds = {False: "pictures (data.condition=image)", True: "label maps"}
-        return f"their conditions are {kinds[reader.label_maps]}, not {kinds[tokenizer.label_maps]}"
+    tokenizer.check_kind(reader.label_maps, reader.channels)
     if not reader.label_maps:
         return None
     reading = conditioning.unlabelled, conditioning.unlabelled_class
@@ -55,14 +48,13 @@ def _condition_difference(
         return None
     value, its_class = ("null" if number is None else str(number) for number in reading)
     return (
-        "their label maps would be read in another way: set "
-        f"data.num_classes={tokenizer.image_channels} data.label_map.unlabelled={value} "
+        f"their label maps would be read in another way: set data.label_map.unlabelled={value} "
         f"data.label_map.unlabelled_class={its_class}"
     )
 
 
 def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:
-    """Refuses a classifier of other classes or channels than the data's."""
+    """Refuses a classifier whose classes or channels are not the data's."""
     difference = class_difference(classifier, data)
     if classifier.image_channels != data.channels:
         difference = f"it takes images of {classifier.image_channels} channels"

@@ -1,4 +1,4 @@
-"""Images through a tokenizer and back, measured and written to disk."""
+"""Reconstructs images with a tokenizer, measures how well and writes the results to disk."""
 
 import json
 from collections import Counter
@@ -25,6 +25,7 @@ from taming.evaluation import (
 )
 from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
+from taming.tokenizer import height_and_width
 from taming.vqgan import VQGAN
 
 __all__ = ["reconstruct_images"]
@@ -75,6 +76,8 @@ def reconstruct_images(
         raise UserError("the model is of label maps, and reconstruct takes models of pictures.")
     if tile is not None and tile % factor:
         raise UserError(f"tile={tile} must be a multiple of {factor}, the downsample factor.")
+    if resolution is not None:
+        vqgan.grid_size_for(height_and_width(resolution))
     if overlap is None:
         overlap = (tile or 0) // 4
     elif tile is None or overlap > tile // 2:
@@ -153,7 +156,6 @@ def reconstruct_images(
 def _notes(
     found: dict[str, Any], images: InspectionImages, features: FeatureExtractor | None
 ) -> list[str]:
-    """Says what is unusual."""
     notes = []
     if images.broken:
         notes.append(f"{len(images.broken)} broken files left out ({images.describe_broken()}).")

@@ -1,4 +1,4 @@
-"""Images from a generator, written to disk."""
+"""Draws images from a generator and writes them to disk."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -72,7 +72,15 @@ def sample_images(
     given = conditions or GivenImages(), complete or ImagesToComplete()
     inputs = find_inputs(generator, grid_size, num_images, classes, *given)
     if classifier is not None:
-        _check_classifier(classifier, generator, has_classes=inputs.labels is not None)
+        if inputs.labels is None:
+            raise UserError(
+                "rejection.classifier needs a requested class: use a model of classes, and name "
+                "some with `classes`."
+            )
+        if hasattr(classifier, "num_classes") and hasattr(classifier, "class_names"):
+            difference = class_difference(classifier, generator.conditioning)
+            if difference is not None:
+                raise UserError(f"rejection.classifier does not fit the model: {difference}.")
     rows, columns = grid_size
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
@@ -173,15 +181,3 @@ def _write_images(
             name += f"_{class_names[number]}"
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
         Image.fromarray(image).save(directory / f"{safe}.png")
-
-
-def _check_classifier(classifier: Classifier, generator: ImageGenerator, has_classes: bool) -> None:
-    if not has_classes:
-        raise UserError(
-            "rejection.classifier needs a requested class: use a model of classes, and name "
-            "some with `classes`."
-        )
-    if hasattr(classifier, "num_classes") and hasattr(classifier, "class_names"):
-        difference = class_difference(classifier, generator.conditioning)
-        if difference is not None:
-            raise UserError(f"rejection.classifier does not fit the model: {difference}.")

@@ -1,4 +1,4 @@
-"""What samples are made from: classes, condition images, images to complete."""
+"""The inputs of sampling: classes, condition images, images to complete."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ NUM_IMAGES = 16  # where nothing says how many
 
 @dataclass(frozen=True)
 class GivenImages:
-    """Where condition images are, and how label maps among them are read."""
+    """The place of condition images, and how label maps among them are read."""
 
     path: str | Path | None = None  # a folder, a .zip file or one image; None: there are none
     subfolder: str | None = None  # only the images below this folder of it
@@ -42,14 +42,14 @@ class GivenImages:
 
 @dataclass(frozen=True)
 class ImagesToComplete(GivenImages):
-    """Where images are whose first rows of codes are kept."""
+    """The place of images whose first rows of codes are kept."""
 
     keep_rows: int | None = None  # None: half of them
 
 
 @dataclass
 class SampleInputs:
-    """What each image is made from; conditions and images to complete are taken in turn."""
+    """The inputs of each image; conditions and images to complete are taken in turn."""
 
     num_images: int
     labels: Tensor | None = None  # (num_images,) int64; None: no class is requested
@@ -86,7 +86,7 @@ def find_inputs(
     conditions: GivenImages,
     complete: ImagesToComplete,
 ) -> SampleInputs:
-    """Finds what images of `grid_size` codes are made from, and reads all of it once.
+    """Finds the inputs of images of `grid_size` codes, and reads all of them once.
 
     The arguments are those of `sample_images`.
 

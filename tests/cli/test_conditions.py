@@ -123,7 +123,7 @@ def test_tokenizers_of_the_other_kind(run: Run, of_maps: bool) -> None:
     outcome = run(
         "encode_dataset", "vqgan=tokenizer", f"data={data}", "data.path=scenes", "data.channels=3"
     )
-    fails(outcome, "trained on {} of 3 channels, and the data are {}".format(*kinds))
+    fails(outcome, "trained on {} of 3 channels, and the images are {}".format(*kinds))
     if of_maps:
         outcome = run("evaluate", "checkpoint=tokenizer", "data.path=scenes")
         fails(outcome, "evaluate measures pictures only")
@@ -202,7 +202,11 @@ def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: Non
 @pytest.mark.parametrize(
     ("paired", "settings", "message"),
     [
-        (True, "condition_tokenizer=tokenizer", "pictures of 3 channels, and the conditions"),
+        (
+            True,
+            "condition_tokenizer=tokenizer",
+            "pictures of 3 channels, and the images are label maps of 4",
+        ),
         (True, "condition_cell=5", "does not divide by the downsample factor 5"),
         (True, "condition_as=suffix", "condition_as should be 'prefix' or 'context'"),
         (False, "conditioning=image", "need images with condition images"),

@@ -159,12 +159,7 @@ def test_unusual_data_is_trained_on_and_remarked_upon(run: Run, tmp_path: Path) 
     Image.new("RGB", (32, 32), (20, 0, 90)).save(tmp_path / "few" / "1.png")
     tiny = ("size=tiny", "trainer.max_steps=2", "perceptual=none", "logger=csv", "run_dir=run")
     outcome = succeeds(run("train_vqgan", "data.path=few", *tiny))
-    for remark in (
-        "no image can be held out",
-        "1 training images make less than a batch of 4",
-        "fewer than the 1024 codes",
-        "each of a single colour",
-    ):
+    for remark in ("no image can be held out", "each of a single colour"):
         assert remark in outcome.err
 
 

@@ -153,12 +153,14 @@ def test_names_that_collide_or_leave_the_folder(
 ) -> None:
     write(tmp_path / "a.png", 16, 16)
     with ZipFile(tmp_path / "in.zip", "w") as archive:
-        for name in ("x/1.png", "x/1.jpg", "/top.png"):
+        for name in ("x/1.png", "x/1.jpg", "/top.png", "../up.png", "x/../../up.png"):
             archive.writestr(ZipInfo(name), (tmp_path / "a.png").read_bytes())
     arguments = ("input=in.zip", "write_images=true")
     reconstruct(vqgan_path, *arguments)
-    found = {p.relative_to("out/images").as_posix() for p in Path("out/images").rglob("*.png")}
-    assert found == {"x/1.png.png", "x/1.jpg.png", "top.png"}
+    found = {path.relative_to("out").as_posix() for path in Path("out").rglob("*.png")}
+    images = {"images/x/1.png.png", "images/x/1.jpg.png", "images/top.png"}
+    assert found == {*images, "reconstructions.png"}
+    assert not list(tmp_path.rglob("up*"))
     outcome = run("reconstruct", f"checkpoint={vqgan_path}", "output_dir=out", *arguments)
     fails(outcome, "out/images exists already")
 
