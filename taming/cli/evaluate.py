@@ -7,8 +7,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, build, find_device, load_saved_config, program, resolved
-from taming.cli.data import build_data, with_tokenizer_shape
+from taming.cli.data import ENCODING_TYPES, build_data, with_tokenizer_shape
 from taming.cli.hints import condition_settings, setting
+from taming.cli.setting_types import check_types
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator
@@ -23,6 +24,7 @@ log = logging.getLogger("taming")
 def main(config: DictConfig) -> None:
     """Measures a generator, or a VQGAN, on the validation images of its data."""
     plain = resolved(config)
+    check_types(config.data, ENCODING_TYPES)
     evaluate_model, training = build(config.evaluation), build(config.classifier_training)
     device = find_device(plain["device"])
     features = None if config.frechet.weights is None else build(config.frechet)

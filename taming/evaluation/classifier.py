@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from taming.errors import UserError
 from taming.serialization import PretrainedModel
 from taming.tokenizer import height_and_width
 
@@ -99,8 +100,15 @@ class ClassifierTraining:
         self, resolution: tuple[int, int], image_channels: int, class_names: Sequence[str]
     ) -> ImageClassifier:
         """Returns an untrained classifier; PyTorch's global random state is left as it was."""
+        if len(class_names) < 2:
+            raise UserError("a classifier needs 2 classes or more: give data of classes.")
         height, width = resolution
         scale = min(1.0, self.max_side / max(height, width))
+        if scale * min(height, width) < 2 ** (self.num_levels - 1):
+            raise UserError(
+                f"classifier_training.num_levels={self.num_levels} halves images of "
+                f"{height}×{width} too often: give fewer."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return ImageClassifier(

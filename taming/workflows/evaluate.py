@@ -18,13 +18,14 @@ from taming.contexts import evaluation_mode
 from taming.data import EndlessBatches, ImageDataset
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
-from taming.errors import writing
+from taming.errors import UserError, writing
 from taming.evaluation import (
     ClassifierTraining,
     FeatureExtractor,
     ImageClassifier,
     JudgedImages,
     Judges,
+    ReconstructionMetrics,
     in_proportion,
     measure_validation,
     report_text,
@@ -82,6 +83,8 @@ def evaluate_model(
     options = options or SamplingOptions(seed=0)
     options = replace(options, batch_size=options.images_at_once)
     tokenizer = check_data(model, data)
+    if min(data.resolution) < ReconstructionMetrics.min_side:
+        raise UserError(f"SSIM needs images of {ReconstructionMetrics.min_side} pixels or more.")
     generator = model if isinstance(model, ImageGenerator) else None
     key = None  # what a batch calls the generator's condition
     if generator is not None and generator.conditioning.takes_images:

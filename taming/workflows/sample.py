@@ -1,5 +1,6 @@
 """Draws images from a generator and writes them to disk."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from taming.workflows.sample_inputs import (
 )
 
 __all__ = ["sample_images"]
+
+log = logging.getLogger(__name__)
 
 Classifier = Callable[[Tensor], Tensor]
 MAX_GRID_IMAGES = 100
@@ -121,6 +124,8 @@ def _draw(
     all_samples, all_shown, shares = [], [], []
     size = min(options.images_at_once, inputs.num_images)
     options = replace(options, batch_size=size)  # a compiled step is for batches of one size
+    if options.compile:
+        log.info("compiling first: the progress bar stands still for half a minute or so")
     palette = palette_of(generator.tokenizer)
     colors = getattr(generator.conditioning, "palette", None)
     condition_palette = palette_of(generator.condition_tokenizer, colors)

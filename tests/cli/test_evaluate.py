@@ -226,6 +226,7 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
         ("guidance_scales=[2.0]", ["dropout"]),
         ("guidance_scales=2.0", ["guidance_scales", "array"]),
         ("classifier_training.num_steps=0", ["num_steps"]),
+        ("data.resolution=[16]", ["data.resolution should be a valid integer"]),
         ("frechet.resolution=16", ["frechet.resolution", "32"]),
     ],
 )

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from taming.errors import UserError
 from taming.evaluation import (
     ClassifierTraining,
     ImageClassifier,
@@ -95,3 +97,10 @@ def test_few_images_are_not_trained_on_for_ever() -> None:
     settings = ClassifierTraining()
     assert [settings.steps_for(n) for n in (60_000, 1280, 1279, 640, 4)] == [1000] * 3 + [500, 100]
     assert ClassifierTraining(num_steps=30).steps_for(4) == 30
+
+
+def test_classes_and_levels_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="2 classes or more"):
+        ClassifierTraining().new_classifier((16, 16), 1, ["cats"])
+    with pytest.raises(UserError, match="num_levels=6 halves images of 16×16 too often"):
+        ClassifierTraining(num_levels=6).new_classifier((16, 16), 1, ["cats", "dogs"])
