@@ -85,7 +85,8 @@ def build(config: DictConfig | None, /, **arguments: Any) -> Any:
             cause = cause.__cause__ or cause
         elif not isinstance(cause, TypeError | ValueError | MisconfigurationException):
             raise
-        raise UserError(f"configuration of {config._target_}: {cause}.") from error
+        why = " ".join(str(cause).split())
+        raise UserError(f"configuration of {config._target_}: {why}.") from error
 
 
 def build_all(config: DictConfig | None) -> list[Any]:

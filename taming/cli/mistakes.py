@@ -75,11 +75,16 @@ def check_config(config: DictConfig) -> None:
 
 def explain(error: HydraException, config_name: str) -> str:
     """Says what is wrong with the settings, and what may have been meant."""
+    if isinstance(error, OverrideParseException) and "=" not in error.override:
+        return (
+            f"{error.override} has no value: settings are NAME=VALUE, and a value with spaces goes "
+            "into two pairs of quotes: 'data.path=\"my images\"'."
+        )
     if isinstance(error, OverrideParseException):
         return (
-            f"the setting {error.override} cannot be read. A value with spaces, signs such as "
-            "= , [ & # ~ or letters such as é goes into two pairs of quotes, one for the shell and "
-            "one for Hydra: 'data.path=\"my images, size=64\"'."
+            f"the setting {error.override} cannot be read. Is each quote closed? A value with "
+            "spaces, signs such as = , [ & # ~ or letters such as é goes into two pairs of quotes, "
+            "one for the shell and one for Hydra: 'data.path=\"my images, size=64\"'."
         )
     text = str(error)
     if several := re.match(r"Ambiguous value for argument '([^']+)'", text):

@@ -54,7 +54,10 @@ class SavedModel:
     def require(self, kind: str) -> "SavedModel":
         """Returns the model itself if it is of this kind, else raises a `UserError`."""
         if self.kind != kind:
-            raise UserError(f"{self.source} holds a {self.kind}, where a {kind} is needed.")
+            raise UserError(
+                f"{self.source} holds a {self.kind}, where a {kind} is needed (stage 1 makes a "
+                "vqgan, stage 2 a generator)."
+            )
         return self
 
     def fingerprint(self) -> str:

@@ -115,7 +115,7 @@ def wandb_logger(
             "upload it later with `wandb sync`."
         )
         mode = "offline"
-    return WandbLogger(
+    logger = WandbLogger(
         name=name or run_dir.name,
         project=project,
         version=id_file.read_text().strip(),
@@ -124,3 +124,5 @@ def wandb_logger(
         settings=wandb.Settings(console="off", silent=True, init_timeout=120, finish_timeout=60),
         **settings,
     )
+    logger._wandb_init.pop("anonymous", None)  # Lightning hands it on, and wandb warns of it
+    return logger

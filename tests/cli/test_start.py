@@ -118,6 +118,7 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
         ("run_dir=null", "run_dir=null: give a path, or leave it out"),
         ("data.path=café", "data.path=café cannot be read"),
         ("data.path=my=images", "data.path=my=images cannot be read"),
+        ("images", "images has no value: settings are NAME=VALUE"),
         ('data.path="~nobody/x"', "data.path=~nobody/x does not exist"),
         ("seed=0,1", "--multirun for a run with each; or write 'seed=[0,1]'"),
         ("logger=null", "logger=null: give the name of a file of settings"),
