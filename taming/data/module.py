@@ -130,6 +130,7 @@ class ImageDataModule(EndlessDataModule):
         channels: channels of the images: 1, 3, or the number of classes of label maps.
         resolution, condition_resolution: (height, width) of images and conditions in pixels.
         label_maps: whether the images are one-hot label maps.
+        palette: colours to show label maps in, by class; None for generated ones.
         condition_reader: reads the conditions of pairs; None without.
     """
 
@@ -147,6 +148,7 @@ class ImageDataModule(EndlessDataModule):
         self.transform = transform
         self.resolution, self.condition_resolution = transform.size, transform.condition_size
         self.channels, self.label_maps = source.reader.channels, source.reader.label_maps
+        self.palette = getattr(source.reader, "palette", None)
         self.condition_reader: Reader | None = None
         if conditions:
             self.condition_reader = getattr(source, "condition_reader", None)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from taming.generation import ImageGenerator
-from taming.pictures import as_palette, palette_of, pixel_grid, side_by_side, to_uint8
+from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.sequence import to_tokens
 from taming.training.transformer import TransformerTraining
 from taming.training.vqgan import VQGANTraining
@@ -84,10 +84,8 @@ class ReconstructionGrids(_Grids):
         self, pl_module: VQGANTraining, outputs: torch.Tensor, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
         """Returns the first images of the batch, left, and their reconstructions, right."""
-        palette = None
-        if pl_module.vqgan.label_maps:
-            data: Any = pl_module.trainer.datamodule  # type: ignore[attr-defined]
-            palette = as_palette(data.source.reader.palette, pl_module.vqgan.image_channels)
+        colors = getattr(pl_module.trainer.datamodule, "palette", None)  # type: ignore[attr-defined]
+        palette = palette_of(pl_module.vqgan, colors)
         images, reconstructions = (
             to_uint8(pictures[: self.num_images], palette)
             for pictures in (batch["images"], outputs)

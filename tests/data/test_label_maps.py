@@ -101,7 +101,10 @@ def test_batches_of_a_subfolder(pairs: Path, kind: str, num_workers: int) -> Non
     source = label_map_files(pairs if kind == "folder" else zipped(pairs))
     data = data_module(source, **{**FRAME, "resolution": (24, 32), "num_workers": num_workers})
     assert (len(data.train_dataset), len(data.val_dataset)) == (6, 2)
-    assert (data.channels, data.num_classes) == (5, None)
+    assert (data.channels, data.num_classes, data.palette) == (5, None, None)
+    colors = [(0, 0, value) for value in range(5)]
+    reader = LabelMapReader(5, palette=colors)
+    assert data_module(label_map_files(pairs, reader=reader)).palette == colors
     assert "24x32, label maps of 5 classes" in data.summary()
     for batch in islice(data.train_dataloader(), 2):
         assert batch.keys() == {"images"}

@@ -17,7 +17,6 @@ from tiny_training import (
     tiny_adversary,
 )
 
-from taming.data import LabelMapReader
 from taming.errors import UserError
 from taming.training import ReconstructionGrids, VQGANTraining
 from taming.vqgan import VQGAN
@@ -56,13 +55,9 @@ def halves() -> torch.Tensor:
     return maps
 
 
-def with_palette(data: Any) -> Any:
-    data.source = SimpleNamespace(reader=LabelMapReader(3, palette=COLORS))
-    return data
-
-
 def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None:
-    data = with_palette(TinyData(6, images=halves()))
+    data = TinyData(6, images=halves())
+    data.palette = COLORS
     changes = {"max_steps": 60, "val_check_interval": 60, "ema_decay": None}
     run = run_training(tmp_path, label_map_training(), data, **changes)
     metrics = run.result.metrics
@@ -83,12 +78,14 @@ def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None
 
 def test_a_grid_has_images_left_and_reconstructions_right() -> None:
     module = alone(label_map_training())
-    module.trainer.datamodule = with_palette(SimpleNamespace())
+    module.trainer.datamodule = SimpleNamespace(palette=COLORS)
     maps = torch.eye(3)[:2, :, None, None].expand(-1, -1, 48, 48)  # all class 0, all class 1
     picture = ReconstructionGrids("").picture(module, 30 * maps.flip(0), {"images": maps})
     shown = [picture.getpixel((20 + 50 * column, 20)) for column in range(4)]
     red, green, _ = map(tuple, COLORS)
     assert shown == [red, green, green, red]
+    module.trainer.datamodule = SimpleNamespace()  # the user's own, without a palette
+    assert ReconstructionGrids("").picture(module, maps, {"images": maps}).size == picture.size
 
 
 def test_its_gradient_is_that_of_the_cross_entropy() -> None:
