@@ -8,14 +8,13 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from taming.cli.app import build, set_seed
-from taming.cli.hints import resolution_of
 from taming.conditioning import CellClasses
 from taming.data import TokenDataset
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
 from taming.serialization import SavedModel
-from taming.tokenizer import Tokenizer
+from taming.tokenizer import Tokenizer, height_and_width
 from taming.vqgan import VQGAN
 
 __all__ = [
@@ -65,7 +64,7 @@ def with_tokenizer_shape(
     if config.data.resolution is None:
         height, width = resolution or tokenizer.resolution
         config.data.resolution = height if height == width else [height, width]
-    elif resolution is None and resolution_of(config.data) != tokenizer.resolution:
+    elif resolution is None and height_and_width(config.data.resolution) != tokenizer.resolution:
         log.warning(
             "note: the tokenizer was trained at %d×%d, and data.resolution is %s: leave it out for "
             "the tokenizer's.",

@@ -14,7 +14,7 @@ from taming.tokenizer import height_and_width
 from taming.workflows.sample_inputs import GivenImages
 
 __all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "override",
-    "resolution_of", "setting"]  # fmt: skip
+    "setting"]  # fmt: skip
 
 PLAIN = re.compile(r"[A-Za-z_./][\w./@+-]*", re.ASCII)
 OF_THE_TRAINING = ("resolution", "channels", "batch_size", "loader")
@@ -82,7 +82,7 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
     if path.is_file():
         data = load_saved_config(path).data
         settings = data_settings(data)
-        if settings and resolution_of(data) != resolution:
+        if settings and height_and_width(data.resolution) != resolution:
             settings.append(setting("data.resolution", data.resolution))
     return settings or ["data.path=MY_IMAGES"]
 
@@ -93,8 +93,3 @@ def condition_settings(data: DictConfig) -> list[str]:
         return given_settings(GivenImages("MY_CONDITIONS"))
     path = data.path if data.val_path is None else data.val_path
     return given_settings(GivenImages(path, data.source.condition_folder))
-
-
-def resolution_of(data: DictConfig) -> tuple[int, int]:
-    """Returns the (height, width) of the images."""
-    return height_and_width(data.resolution)

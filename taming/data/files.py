@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from taming.errors import MissingPathError, UserError
+from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["FileEntry", "FileList", "natural_key", "open_files", "some"]
+__all__ = ["FileEntry", "FileList", "natural_key", "open_files"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
-NUM_NAMED = 10
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
         files = ZipFiles(path) if is_zip else FileList(path)
     except PermissionError as error:
         raise UserError(f"{error.filename} may not be read: check its permissions.") from error
-    ignored = some([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
+    ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
     if not files.entries:
         raise UserError(
             f"{path} holds no images{f' (but {ignored})' if ignored else ''}: they are files that "
@@ -134,7 +133,7 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
         if not files.entries:
             raise UserError(
                 f"{path} holds no images in the folder {start[:-1]}; its folders with images: "
-                f"{some(sorted(folders, key=natural_key))}."
+                f"{join_names(sorted(folders, key=natural_key))}."
             )
     return files
 
@@ -143,12 +142,6 @@ def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Returns a sort key under which `image10` follows `image9`; ties go by the plain name."""
     parts = re.split(r"([0-9]+)", name)
     return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
-
-
-def some(names: list[str], separator: str = ", ") -> str:
-    """Joins the first ten names, and says how many more there are."""
-    more = f"{separator}and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-    return separator.join(names[:NUM_NAMED]) + more
 
 
 def _entry(name: str, file: Path) -> FileEntry:

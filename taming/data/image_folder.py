@@ -13,9 +13,9 @@ from typing import Literal
 from PIL import Image
 from tqdm import tqdm
 
-from taming.data.files import FileEntry, natural_key, open_files, some
+from taming.data.files import FileEntry, natural_key, open_files
 from taming.data.readers import BrokenImageError, Reader, decoding, header_size
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 
 __all__ = ["Check", "ImageFolder", "LabelMode", "folder_labels"]
 
@@ -132,7 +132,7 @@ class ImageFolder:
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
         if self.broken:
             found = f"{self.description}: {len(self.broken)} of {len(results)} images are broken"
-            listed = some([f"{name}: {why}" for name, why in self.broken], "; ")
+            listed = join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
             if not whole or len(self.broken) > self.max_broken_fraction * len(results):
                 raise UserError(
                     f"{found} ({listed}): repair or remove them (max_broken_fraction is "
@@ -223,9 +223,10 @@ def _known_labels(
             return [number[parts[level]] for parts in folders]
     level = _class_level(folders, one_is_enough=True)
     found = {parts[level] if len(parts) > level else "no folder" for parts in folders}
+    unknown = join_names(sorted(found - set(known), key=natural_key))
     raise UserError(
-        f"{source}: {some(sorted(found - set(known), key=natural_key))} is not a class of the "
-        f"training data, which has {some(list(known))}. Every validation image must lie in a "
+        f"{source}: {unknown} is not a class of the "
+        f"training data, which has {join_names(list(known))}. Every validation image must lie in a "
         "folder named like one; or set labels=none."
     )
 

@@ -6,11 +6,10 @@ import torch
 from torch.utils.data import Dataset
 
 from taming.data.batches import make_loader
-from taming.data.files import some
 from taming.data.image_folder import ImageFolder
 from taming.data.readers import BrokenImageError
 from taming.data.transforms import ImageTransform
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 
 __all__ = ["InspectionImages"]
 
@@ -116,7 +115,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
 
     def describe_broken(self) -> str:
         """Lists the broken files and their reasons, at most ten."""
-        return some([f"{name}: {why}" for name, why in self.broken], "; ")
+        return join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
 
     def _size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Returns the result's (height, width) for an image of this size."""

@@ -11,11 +11,10 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Gt, Le, Lt
 
 from taming.data.dataset import Part, naming
-from taming.data.files import some
 from taming.data.image_folder import Check, ImageFolder, LabelMode
 from taming.data.readers import Reader
 from taming.data.transforms import check_same_shape
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 
 __all__ = ["DataSource", "Fraction", "ImageFiles", "PairFiles", "held_out_split", "hold_out"]
 
@@ -143,7 +142,7 @@ class PairFiles(ImageFiles):
                 "%s: %d files have no partner and are left out (%s); %d pairs are left",
                 images.description,
                 len(alone),
-                some(alone),
+                join_names(alone),
                 len(images),
             )
         return images, conditions
@@ -159,7 +158,7 @@ class PairFiles(ImageFiles):
             names = [name for name, _ in images.broken + conditions.broken]
             raise UserError(
                 f"{images.description}: {num_broken} of {num_pairs} pairs have a broken file "
-                f"({some(names)}): repair or remove them (max_broken_fraction is "
+                f"({join_names(names)}): repair or remove them (max_broken_fraction is "
                 f"{self.max_broken_fraction:g})."
             )
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):

@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.data.batches import make_loader
-from taming.data.files import some
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 from taming.tokenizer import Tokenizer
 
 __all__ = ["encode_dataset"]
@@ -92,7 +91,7 @@ def encode_dataset(
             "stand for them. If they can be read now, delete %s: all are encoded again.",
             images,
             len(tokens.replaced_names),
-            some(tokens.replaced_names),
+            join_names(tokens.replaced_names),
             directory,
         )
     return tokens

@@ -18,8 +18,7 @@ from taming.data import (
     PictureReader,
     Reader,
 )
-from taming.data.files import some
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 from taming.generation import ImageGenerator, check_keep_rows
 from taming.tokenizer import Tokenizer
 
@@ -175,7 +174,7 @@ def _check_pairs(conditions: ImageDataset, complete: ImageDataset) -> None:
         return  # one for all, pairs, or names that have nothing to do with each other
     raise UserError(
         "conditions and images to complete are paired in their order, and some have no partner of "
-        f"their name: remove {some(sorted({*stems[0]} ^ {*stems[1]}))}."
+        f"their name: remove {join_names(sorted({*stems[0]} ^ {*stems[1]}))}."
     )
 
 
