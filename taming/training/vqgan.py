@@ -102,13 +102,18 @@ class VQGANTraining(TrainingModule):
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
         vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
-        self.channels_last = channels_last
+        self.channels_last = False
         if channels_last:
-            self.to(memory_format=torch.channels_last)
+            self.use_channels_last()
         if compile:
-            self._compile()
+            self.compile_networks()
 
-    def _compile(self) -> None:
+    def use_channels_last(self) -> None:
+        """Keeps weights and images channel by channel in memory from now on."""
+        self.channels_last = True
+        self.to(memory_format=torch.channels_last)
+
+    def compile_networks(self) -> None:
         """Compiles in place: names of weights, and so checkpoints, stay as they are.
 
         The decoder's last convolution stays out: the adaptive weight differentiates it alone, and
