@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from taming.attention import MultiHeadAttention
+from taming.normalisation import GroupNorm
 
 __all__ = [
     "AttentionBlock",
@@ -18,12 +19,12 @@ __all__ = [
 ]
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
+def group_norm(channels: int) -> GroupNorm:
     """Makes a group normalisation with 32 groups, or the most that divide the channels."""
     num_groups = next(
         groups for groups in range(min(32, channels), 0, -1) if channels % groups == 0
     )
-    return nn.GroupNorm(num_groups, channels, eps=1e-6)
+    return GroupNorm(num_groups, channels, eps=1e-6)
 
 
 class ResidualBlock(nn.Module):
@@ -97,7 +98,9 @@ class Upsample(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`(b c h w) -> (b c 2h 2w)`."""
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        with torch.autocast(x.device.type, enabled=False):  # CUDA's would copy to float32
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        return self.conv(x)
 
 
 def run_level(level: nn.Module, x: torch.Tensor, checkpointing: bool) -> torch.Tensor:

@@ -47,7 +47,8 @@ class ActNorm(nn.Module):
                 self._initialise(first_scale, first_shift)
             else:
                 scale, shift = first_scale, first_shift
-        return x * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
+        scale, shift = (row.to(x.dtype).view(-1, 1, 1) for row in (scale, shift))
+        return x * scale + shift
 
     @torch.no_grad()
     def _normalising(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

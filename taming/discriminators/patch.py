@@ -10,6 +10,7 @@ from torch import nn
 
 from taming.discriminators.actnorm import ActNorm
 from taming.errors import UserError
+from taming.normalisation import GroupNorm
 from taming.serialization import PretrainedModel
 
 __all__ = ["BlurPool", "PatchDiscriminator", "frozen_statistics"]
@@ -104,9 +105,9 @@ class BlurPool(nn.Module):
         return F.avg_pool2d(F.avg_pool2d(padded, 2, stride=1), 2, stride=2)  # [1, 1] * [1, 1]
 
 
-def _group_norm(width: int) -> nn.GroupNorm:
+def _group_norm(width: int) -> GroupNorm:
     most = max(1, min(32, width // 4))
-    return nn.GroupNorm(next(n for n in range(most, 0, -1) if width % n == 0), width)
+    return GroupNorm(next(n for n in range(most, 0, -1) if width % n == 0), width)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
