@@ -7,13 +7,14 @@ from taming.training.callbacks import (
     WarmEMA,
     average_weights,
 )
+from taming.training.checkpoints import IntervalCheckpoint, SavingShare, WholeFileCheckpointIO
 from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
 from taming.training.grids import ReconstructionGrids, SampleGrids
 from taming.training.health import HealthWatch, OverfittingWatch
 from taming.training.loggers import MetricsFile, wandb_logger
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
-from taming.training.run import TrainingResult, WholeFileCheckpointIO, check_resume, train
+from taming.training.run import TrainingResult, check_resume, train
 from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
 
@@ -21,11 +22,13 @@ __all__ = [
     "Adversary",
     "EndAfterStep",
     "HealthWatch",
+    "IntervalCheckpoint",
     "MetricsFile",
     "OptimizerConfig",
     "OverfittingWatch",
     "ReconstructionGrids",
     "SampleGrids",
+    "SavingShare",
     "TrainingInterrupted",
     "TrainingModule",
     "TrainingResult",

@@ -1,7 +1,6 @@
 """One training run: what it checks first, how it is fitted, and what it leaves."""
 
 import json
-import logging
 import shutil
 import warnings
 from collections.abc import Callable
@@ -13,20 +12,18 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from taming.errors import MissingPathError, UserError, replacing
+from taming.errors import MissingPathError, UserError
 from taming.serialization import (
     load_training_checkpoint,
     read_training_checkpoint,
     save_model_directory,
 )
 from taming.training.callbacks import TrainingInterrupted
+from taming.training.checkpoints import WholeFileCheckpointIO
 from taming.training.module import TrainingModule
 
-__all__ = ["TrainingResult", "WholeFileCheckpointIO", "check_resume", "train"]
-
-log = logging.getLogger("taming")
+__all__ = ["TrainingResult", "check_resume", "train"]
 
 
 @dataclass(frozen=True)
@@ -44,40 +41,6 @@ class TrainingResult:
     interrupted: bool
     exported_step: int
     metrics: dict[str, float]
-
-
-class WholeFileCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there when it is whole.
-
-    A full disk or a kill costs the new checkpoint, never the old one, and does not end the
-    training. Lightning's own writes to the system's directory for temporary files first, which may
-    be small, and copies from there.
-
-    Attributes:
-        failures: by file, why its latest checkpoint is not on the disk.
-    """
-
-    def __init__(self) -> None:
-        self.failures: dict[Path, str] = {}
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Writes `checkpoint` to `path`, or warns why it cannot."""
-        path = Path(path)
-        self.failures.pop(path, None)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, "wb") as file:
-                torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:  # torch's word for a full disk
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            kept = f" The earlier {path.name} is intact." if path.exists() else ""
-            self.failures[path] = (
-                f"the checkpoint {path} could not be written ({reason}).{kept} Is the disk full? "
-                "Free some space."
-            )
-            log.warning("%s Training goes on.", self.failures[path])
 
 
 def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:

@@ -185,6 +185,7 @@ class Failure(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == 5:
+            trainer.strategy.checkpoint_io.teardown()  # what has been saved is on the disk
             shutil.copytree(self.directory, self.directory.with_suffix(".killed"))
             raise RuntimeError("the machine stopped")
 
