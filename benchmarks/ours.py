@@ -86,6 +86,7 @@ def autoencoder_call(
         compile=settings["compile"],
         channels_last=settings["channels_last"],
     ).to(images.device)
+    module.setup("fit")
     facts = {"versions": VERSIONS, "parameters": num_parameters(**parts)}
     if settings["channels_last"]:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -123,6 +124,7 @@ def transformer_call(
     generator = ImageGenerator(None, gpt, conditioning, grid_size)
     if measurement == "gpt_step":
         module = TransformerTraining(generator, optimizer=OPTIMIZER, compile=settings["compile"])
+        module.setup("fit")
         batch = {"indices": to_indices(tokens, grid_size), "labels": tokens.new_zeros(b)}
         return training_step(module, settings, batch), facts
     generator.eval()

@@ -15,8 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from taming.cli.app import build, build_all, program, resume_config, write_config
 from taming.cli.hints import setting
 from taming.cli.setting_types import check_types
+from taming.data.module import EndlessDataModule
 from taming.errors import UserError
 from taming.training import MetricsFile, TrainingModule, TrainingResult, check_resume, train
+from taming.training.execution import Execution, choose_execution, default_precision
 
 __all__ = ["begin_run", "finish_run"]
 
@@ -24,6 +26,7 @@ TYPES = {
     "trainer.max_steps": Annotated[int, Ge(1)],
     "trainer.precision": int | str,  # auto, too
     "trainer.gradient_clip_val": Annotated[float, Ge(0)] | None,
+    "float32_matmul_precision": Literal["highest", "high", "medium"],
     "export": Literal["best", "last"],
 }
 
@@ -74,7 +77,8 @@ def _trainer(config: DictConfig) -> L.Trainer:
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     settings = config.trainer.copy()
     if settings.precision == "auto":
-        settings.precision = _precision(settings.accelerator)
+        on_gpu = settings.accelerator != "cpu" and torch.cuda.is_available()
+        settings.precision = default_precision(torch.device("cuda" if on_gpu else "cpu"))
     alone = str(settings.devices) == "1" and settings.num_nodes == 1
     if settings.strategy == "auto" and OmegaConf.select(config, "adversary._target_") and not alone:
         # until its start a discriminator gets no gradients, which plain DDP takes for an error
@@ -83,17 +87,38 @@ def _trainer(config: DictConfig) -> L.Trainer:
     return trainer
 
 
-def _precision(accelerator: str) -> str:
-    if accelerator == "cpu" or not torch.cuda.is_available():
-        return "32-true"
-    native = torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16-mixed" if native else "16-mixed"
+def settle_execution(
+    config: DictConfig, module: TrainingModule, data: EndlessDataModule, trainer: L.Trainer
+) -> L.Trainer:
+    """Chooses how the steps are computed, and puts it into module and configuration.
+
+    Returns:
+        The trainer: another one if it was built for another precision.
+    """
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(config.float32_matmul_precision)
+    wanted = Execution(config.trainer.precision, module.channels_last, module.compiled)
+    chosen = choose_execution(
+        wanted,
+        module,
+        data.first_batch,
+        device,
+        num_steps=trainer.max_steps,
+        world_size=trainer.world_size,
+    )
+    module.channels_last, module.compiled = chosen.channels_last, chosen.compile
+    config.trainer.precision = chosen.precision
+    for name in {"channels_last", "compile"} & config.training.keys():
+        config.training[name] = getattr(chosen, name)
+    rebuilt = wanted.precision == "auto" and trainer.precision != chosen.precision
+    return _trainer(config) if rebuilt else trainer
 
 
 def finish_run(
     config: DictConfig,
     module: TrainingModule,
-    data: L.LightningDataModule,
+    data: EndlessDataModule,
     trainer: L.Trainer,
     *,
     resume_from: Path | None,
@@ -108,6 +133,7 @@ def finish_run(
         KeyboardInterrupt: if the user ended the training.
     """
     run_dir = Path(config.run_dir)
+    trainer = settle_execution(config, module, data, trainer)
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         if resume_from is None and trainer.is_global_zero:
             write_config(config)

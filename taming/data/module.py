@@ -74,6 +74,14 @@ class EndlessDataModule(L.LightningDataModule):
         )
         return self._loader(self.train_dataset, batch_sampler=batches)
 
+    def first_batch(self) -> dict[str, Any]:
+        """Loads the first training batch in this process."""
+        keys = next(iter(EndlessBatches(len(self.train_dataset), self.batch_size, seed=self.seed)))
+        collate = getattr(self.train_dataset, "collate", None)
+        return next(
+            iter(make_loader(self.train_dataset, 0, batch_sampler=[keys], collate_fn=collate))
+        )
+
     def val_dataloader(self) -> Batches:
         """Returns a loader of this rank's validation items, in order and not augmented."""
         num_items, (rank, world_size) = len(self.val_dataset), self._ranks

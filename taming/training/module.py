@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import lightning as L
 import numpy as np
@@ -17,7 +17,10 @@ from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel, checkpoint_entry
 from taming.training.optimizer import OptimizerConfig, build_optimizer
 
-__all__ = ["TrainedNetwork", "TrainingModule", "prefixed"]
+__all__ = ["Switch", "TrainedNetwork", "TrainingModule", "prefixed"]
+
+Switch = bool | Literal["auto"]
+"""`"auto"` stands for what `choose_execution` finds; it is False if that is not called."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class TrainingModule(L.LightningModule):
     """A LightningModule that averages its reports over steps and resumes bit for bit.
 
     Attributes:
+        channels_last: whether images and weights lie channel by channel in memory while training.
+        compiled: whether the networks are compiled for training.
         report: the training metrics logged at this step; empty at steps without a report.
         val_metrics: the metrics of the latest validation.
         val_modes: whether `"min"` or `"max"` is best, for each metric that validation logs.
@@ -51,6 +56,8 @@ class TrainingModule(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
+        self.channels_last: Switch = False
+        self.compiled: Switch = False
         self.report: dict[str, float] = {}
         self.val_metrics: dict[str, float] = {}
         self._sums: dict[str, torch.Tensor] = {}
@@ -66,6 +73,10 @@ class TrainingModule(L.LightningModule):
         """Returns what is trained; each network is clipped by itself."""
 
     @abstractmethod
+    def compile_networks(self) -> None:
+        """Compiles in place: names of weights, and so checkpoints, stay as they are."""
+
+    @abstractmethod
     def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
         """Returns the model to export, with the weights of a module's or checkpoint's state."""
 
@@ -76,7 +87,14 @@ class TrainingModule(L.LightningModule):
     # --- optimizers -----------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Notes which weights are matrices: FSDP flattens them before the optimizer is built."""
+        """Lays out and compiles the networks, and notes which weights are matrices.
+
+        FSDP flattens weights before the optimizer is built.
+        """
+        if self.channels_last is True:
+            self.to(memory_format=torch.channels_last)
+        if self.compiled is True:
+            self.compile_networks()
         for parameter in self.parameters():
             parameter.is_matrix = parameter.ndim > 1  # type: ignore[attr-defined]
 

@@ -105,8 +105,6 @@ def train(
             on_start()
 
     trainer.callbacks.insert(0, LambdaCallback(on_train_start=begin))  # type: ignore[attr-defined]
-    if trainer.strategy.root_device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32
     interrupted = False
     try:
         with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from taming.losses import FrozenNetwork
 from taming.sequence import to_tokens
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer
-from taming.training.module import TrainedNetwork, TrainingModule, prefixed
+from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
 
 __all__ = ["TransformerTraining", "build_conditioning"]
@@ -35,7 +35,7 @@ class TransformerTraining(TrainingModule):
         pkeep: probability with which each input token is kept; the others are replaced by random
             ones, as if sampling had gone wrong there (Esser et al. 2021's code).
         compile: whether to compile the transformer with `torch.compile`: slow to start, then
-            faster.
+            faster; `"auto"` is for `choose_execution`.
         checkpointing: whether to compute the transformer's activations again in the backward pass:
             less memory, more time.
     """
@@ -48,7 +48,7 @@ class TransformerTraining(TrainingModule):
         *,
         optimizer: OptimizerConfig,
         pkeep: Annotated[float, Gt(0), Le(1)] = 1.0,
-        compile: bool = False,
+        compile: Switch = False,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -66,13 +66,15 @@ class TransformerTraining(TrainingModule):
         self.optimizer = optimizer
         self.pkeep = pkeep
         self.transformer.checkpointing = checkpointing
-        # of training alone: in sampling every length would be compiled
         self._token_logits = self.transformer.token_logits
-        if compile:
-            self._token_logits = torch.compile(self.transformer.token_logits)
+        self.compiled = compile
         self.likelihood = TokenLikelihood()
         metrics = ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
         self.val_modes = dict.fromkeys(metrics, "min")
+
+    def compile_networks(self) -> None:
+        """Compiles the transformer for training alone: sampling would compile every length."""
+        self._token_logits = torch.compile(self.transformer.token_logits)
 
     @property
     def generator(self) -> ImageGenerator:

@@ -15,7 +15,7 @@ from taming.losses import RECONSTRUCTION_LOSSES, adaptive_weight
 from taming.ranks import mean_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
-from taming.training.module import TrainedNetwork, TrainingModule, prefixed
+from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
 from taming.training.validation import Validation
 from taming.vqgan import VQGAN
@@ -46,7 +46,7 @@ class VQGANTraining(TrainingModule):
         metrics: more numbers for validation, such as `FrechetDistance` and `LPIPSMetric`.
         compile: whether to compile the networks with `torch.compile`: slow to start, then faster.
         channels_last: whether to keep images and weights channel by channel in memory, which
-            convolutions on GPUs prefer.
+            convolutions on GPUs prefer; `"auto"`, here too, is for `choose_execution`.
         checkpointing: whether to compute the autoencoder's activations again in the backward pass:
             less memory, more time.
     """
@@ -65,8 +65,8 @@ class VQGANTraining(TrainingModule):
         perceptual_weight: Annotated[float, Ge(0)] = 1.0,
         trained: Literal["all", "decoder"] = "all",
         metrics: Sequence[Metric] = (),
-        compile: bool = False,
-        channels_last: bool = False,
+        compile: Switch = False,
+        channels_last: Switch = False,
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -102,19 +102,10 @@ class VQGANTraining(TrainingModule):
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
         vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
-        self.channels_last = False
-        if channels_last:
-            self.use_channels_last()
-        if compile:
-            self.compile_networks()
-
-    def use_channels_last(self) -> None:
-        """Keeps weights and images channel by channel in memory from now on."""
-        self.channels_last = True
-        self.to(memory_format=torch.channels_last)
+        self.channels_last, self.compiled = channels_last, compile
 
     def compile_networks(self) -> None:
-        """Compiles in place: names of weights, and so checkpoints, stay as they are.
+        """Compiles encoder, decoder, perceptual network and discriminator, each by itself.
 
         The decoder's last convolution stays out: the adaptive weight differentiates it alone, and
         a compiled network can only be differentiated whole.
@@ -158,7 +149,7 @@ class VQGANTraining(TrainingModule):
         the pixels, and nothing of it can reach the discriminator's weights.
         """
         images = batch["images"]
-        if self.channels_last:
+        if self.channels_last is True:
             images = images.contiguous(memory_format=torch.channels_last)
         self.vqgan.quantizer.set_step(self.global_step)
         output = self.vqgan(images)

@@ -186,6 +186,7 @@ def alone(module: Any, step: int = 0, scaler: Any = None) -> Any:
         model=module,
         precision_plugin=SimpleNamespace(scaler=scaler),
     )
+    module.setup("fit")
     return module.train()
 
 

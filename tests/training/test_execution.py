@@ -1,0 +1,119 @@
+"""Precision, memory format and compilation: what is chosen where nothing is set."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import STAGES, stage, tiny_adversary, vqgan_training
+
+from taming.training import execution
+from taming.training.execution import Execution, choose_execution, fastest
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+AUTO = Execution("auto", "auto", "auto")
+PLAIN = Execution("32-true", False, False)
+BF16 = Execution("bf16-mixed", False, False)
+
+
+def choose(wanted: Execution, device: torch.device = CPU, **settings: Any) -> Execution:
+    def load_batch() -> dict[str, torch.Tensor]:
+        return {"images": torch.rand(2, 3, 16, 16)}
+
+    settings = {"num_steps": 100, "world_size": 1} | settings
+    return choose_execution(wanted, vqgan_training(), load_batch, device, **settings)
+
+
+@pytest.mark.parametrize(
+    ("native", "capability", "expected"),
+    [(True, (9, 0), "bf16-mixed"), (False, (7, 5), "16-mixed"), (False, (6, 1), "32-true")],
+)
+def test_gpus_by_what_they_have(
+    monkeypatch: pytest.MonkeyPatch, native: bool, capability: tuple[int, int], expected: str
+) -> None:
+    monkeypatch.setattr(execution, "has_bf16", lambda device: native)
+    monkeypatch.setattr(execution, "device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose(AUTO, CUDA) == Execution(expected, channels_last=True, compile=False)
+    explicit = Execution("32-true", False, True)
+    assert choose(explicit, CUDA) == explicit
+
+
+@pytest.mark.parametrize("settings", [{"num_steps": 1999}, {"num_steps": 9999, "world_size": 2}])
+def test_short_trainings_and_several_processes_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
+) -> None:
+    monkeypatch.setattr(execution, "has_bf16", lambda device: True)
+    monkeypatch.setattr(execution, "seconds_per_step", None)
+    assert choose(AUTO, **settings) == PLAIN
+
+
+def timer(times: dict[Execution, float], tried: list[Execution]) -> Callable[..., float]:
+    def seconds(*arguments: Any) -> float:
+        tried.append(arguments[-1])
+        return times[arguments[-1]]
+
+    return seconds
+
+
+def test_what_is_timed_and_chosen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = Execution("bf16-mixed", False, True)
+    times = {PLAIN: 2.0, BF16: 1.0, Execution("bf16-mixed", True, False): 0.95, compiled: 0.5}
+    tried: list[Execution] = []
+    monkeypatch.setattr(execution, "seconds_per_step", timer(times, tried))
+    monkeypatch.setattr(execution, "has_bf16", lambda device: True)
+    with caplog.at_level(logging.INFO, "taming"):
+        assert choose(AUTO, num_steps=4000) == compiled
+    assert tried == list(times)
+    (line,) = caplog.messages  # what was chosen, and why
+    assert "bf16-mixed, compiled" in line and "bf16-mixed, channels_last 0.95" in line
+    # without hardware for it, bfloat16 is not even tried; what is set stays
+    tried.clear()
+    times[Execution("32-true", True, False)] = 1.0
+    monkeypatch.setattr(execution, "has_bf16", lambda device: False)
+    wanted = Execution("auto", "auto", False)
+    assert choose(wanted, num_steps=4000) == Execution("32-true", True, False)
+    assert tried == [PLAIN, Execution("32-true", True, False)]
+
+
+def test_compiling_is_for_long_trainings_and_small_gains_are_noise() -> None:
+    change, compiled = [{"compile": True}], Execution("32-true", False, True)
+    tried: list[Execution] = []
+    seconds = timer({PLAIN: 0.5, compiled: 0.2}, tried)
+    assert fastest(PLAIN, change, seconds, num_steps=3000) == PLAIN and compiled not in tried
+    assert fastest(PLAIN, change, seconds, num_steps=4000) == compiled
+    seconds = timer({PLAIN: 0.5, compiled: 0.46}, tried)
+    assert fastest(PLAIN, change, seconds, num_steps=4000) == PLAIN
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_timing_leaves_the_training_as_it_is(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(execution, "has_bf16", lambda device: True)
+    module, data = stage(kind)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    random_state = torch.get_rng_state()
+    wanted = Execution("auto", "auto" if kind == "vqgan" else False, False)
+    choose_execution(wanted, module, data.first_batch, CPU, num_steps=2000, world_size=1)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    after = module.state_dict()
+    assert after.keys() == before.keys() and not module._sums and not module.compiled
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_failing_compiler_leaves_the_training_eager(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_networks(self: Any) -> None:
+        raise RuntimeError("No working C++ compiler found\nand so on")
+
+    module = vqgan_training(tiny_adversary())
+    monkeypatch.setattr(type(module), "compile_networks", compile_networks)
+    compiled = Execution("32-true", False, True)
+    batch = {"images": torch.rand(2, 3, 16, 16)}
+    assert execution.seconds_per_step(module, batch, CPU, compiled) == float("inf")
+    assert "No working C++ compiler found" in caplog.text and "and so on" not in caplog.text
