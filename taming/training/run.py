@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
