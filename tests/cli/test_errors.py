@@ -20,6 +20,7 @@ from tiny_commands import (
 )
 
 from taming.errors import UserError
+from taming.training import execution
 
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16", "data.val_fraction=0.25")
 
@@ -174,13 +175,19 @@ def test_a_run_that_is_another_now(
     fails(outcome, "classes", "same data")
 
 
-def test_time_is_limited_anew_in_each_session(run: Run, vqgan_run: Path) -> None:
+def test_time_is_limited_anew_in_each_session(
+    run: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # how the steps are computed is not timed again: a resumed run keeps it
+    monkeypatch.setattr(execution, "seconds_per_step", None)
     resume = ("train_vqgan", f"resume={vqgan_run}")
     limited = run(*resume, "trainer.max_steps=100000", "trainer.max_time=00:00:00:01")
     assert "out of time before step 100000" in succeeds(limited).out
     step = json.loads((vqgan_run / "result.json").read_text())["step"]
     # what stays the same may be given again
     saved = OmegaConf.load(vqgan_run / "config.yaml")
+    settings = saved.trainer.precision, saved.training.compile, saved.training.channels_last
+    assert settings == ("32-true", False, False)
     same = f"data.val_fraction={saved.data.val_fraction}"
     unlimited = run(*resume, f"trainer.max_steps={step + 2}", same)
     assert f"{step + 2} steps done" in unlimited.out, unlimited.err
