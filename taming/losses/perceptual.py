@@ -8,8 +8,10 @@ so.
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import nn
 
@@ -80,8 +82,19 @@ class LPIPSLoss(nn.Module):
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Returns the mean LPIPS distance of two `(b c H W)` in [-1, 1], a scalar; c is 3 or 1."""
-        pictures = (pixels.expand(-1, 3, -1, -1) for pixels in (reconstructions, images))
-        return self.lpips(*pictures).mean()
+        with torch.no_grad():
+            targets = self._features(images)
+        heads: Any = self.lpips.network.lins
+        features = self._features(reconstructions)
+        loss = reconstructions.new_zeros((), dtype=torch.float32)
+        for feature, target, head in zip(features, targets, heads, strict=True):
+            loss = loss + head((feature - target).square()).mean(dtype=torch.float32)
+        return loss
+
+    def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
+        network: Any = self.lpips.network
+        pictures = network.scaling_layer(images.expand(-1, 3, -1, -1))
+        return [unit_length(features) for features in network.net(pictures)]
 
 
 class FeatureLoss(nn.Module):
@@ -114,9 +127,17 @@ class FeatureLoss(nn.Module):
             targets = self._features(images)
         loss = reconstructions.new_zeros((), dtype=torch.float32)
         for feature, target in zip(self._features(reconstructions), targets, strict=True):
-            loss = loss + (feature - target).square().sum(1).mean()
+            loss = loss + (feature - target).square().sum(1).mean(dtype=torch.float32)
         return loss / len(targets)
 
     def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
-        features = [feature.float() for feature in self.features(images)]
-        return [x / (x.square().sum(1, keepdim=True) + 1e-10).sqrt() for x in features]
+        return [unit_length(features) for features in self.features(images)]
+
+
+def unit_length(features: torch.Tensor) -> torch.Tensor:
+    """Scales `(b f h w)` to length 1 along the channels, in its dtype; 0 stays 0.
+
+    There the gradient is finite, unlike that of the `lpips` package's square root.
+    """
+    with torch.autocast(features.device.type, enabled=False):  # CUDA's would copy to float32
+        return F.normalize(features, dim=1, eps=1e-6)

@@ -11,6 +11,7 @@ from torch import nn
 
 from taming.errors import MissingPathError, UserError
 from taming.losses import Backbone, FeatureLoss, FrozenNetwork, LPIPSLoss
+from taming.losses.perceptual import unit_length
 
 SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
 
@@ -140,15 +141,53 @@ def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
     assert first.grad.abs().sum() > 0
 
 
-def test_features_that_are_all_0_have_a_finite_lpips_gradient(hub: Path) -> None:
-    """The package takes a square root there, whose NaN the ReLU before it keeps back."""
+@pytest.mark.parametrize("backbone", ["alex", "vgg"])
+def test_lpips_is_the_packages(backbone: str, hub: Path) -> None:
+    torch.manual_seed(0)
+    loss = LPIPSLoss(backbone=backbone, pretrained=False)
+    first, second = images(side=32)
+    first.requires_grad_()
+    values = [loss(first, second), loss.lpips.network(first, second).mean()]
+    gradients = [torch.autograd.grad(value, first)[0] for value in values]
+    assert values[0].item() == pytest.approx(values[1].item(), rel=1e-6)
+    assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[1].norm()
+
+
+def test_pixels_whose_features_are_all_0_have_a_finite_gradient(hub: Path) -> None:
+    features, target = torch.rand(2, 2, 5, 3, 3).unbind()
+    features[:, :, 1, 1] = 0.0
+    features.requires_grad_()
+    (unit_length(features) - target).square().sum().backward()
+    assert unit_length(features)[:, :, 1, 1].abs().max() == 0
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+
     loss = LPIPSLoss(backbone="alex", pretrained=False)
+    first_layers = loss.lpips.network.net.slice1
+    first_layers[1] = nn.Identity()  # a ReLU would keep a NaN back
     with torch.no_grad():
-        loss.lpips.network.net.slice1[0].bias[:] = -1e3  # below 0 everywhere: the ReLU gives 0
+        first_layers[0].bias.zero_()
     first, second = images(side=64)
-    loss(first.requires_grad_(), second).backward()
-    assert first.grad is not None
-    assert torch.isfinite(first.grad).all()
+    first[0, :, :32, :32] = loss.lpips.network.scaling_layer.shift.view(3, 1, 1)  # becomes 0
+    for distance, finite in ((loss, True), (loss.lpips, False)):
+        pixels = first.clone().requires_grad_()
+        distance(pixels, second).mean().backward()
+        assert pixels.grad is not None
+        assert torch.isfinite(pixels.grad).all() == finite
+
+
+def test_lpips_in_bf16_is_close_to_float32(hub: Path) -> None:
+    torch.manual_seed(0)
+    loss = LPIPSLoss(backbone="alex", pretrained=False)
+    first, second = images(side=64)
+    first.requires_grad_()
+    value = loss(first, second)
+    with torch.autocast("cpu", torch.bfloat16):
+        in_bf16 = loss(first, second)
+    assert in_bf16.dtype == torch.float32
+    assert in_bf16.item() == pytest.approx(value.item(), rel=0.01)
+    pair = [torch.autograd.grad(x, first)[0].flatten() for x in (value, in_bf16)]
+    assert torch.cosine_similarity(*pair, dim=0) > 0.95
 
 
 # --- features -----------------------------------------------------------------------------------
