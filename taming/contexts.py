@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["evaluation_mode", "full_precision"]
+__all__ = ["evaluation_mode", "full_precision", "without_cudnn_attention"]
 
 
 @contextmanager
@@ -50,6 +50,21 @@ def full_precision() -> Iterator[None]:
             operation.fp32_precision = "none"  # it then follows the setting for all operations
             if operation.fp32_precision != precision:
                 operation.fp32_precision = precision
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Excludes cuDNN's attention, which PyTorch prefers on Hopper and newer GPUs.
+
+    It builds a plan for each number of keys that it has not seen, which takes up to a second, and
+    decoding has another number at every token.
+    """
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def _older() -> tuple[str, bool] | None:

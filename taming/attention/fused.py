@@ -21,6 +21,7 @@ def fused_attention(
     dropout: float = 0.0,
     *,
     causal: bool = False,
+    empty_rows: bool = True,
 ) -> Tensor:
     """Computes `taming.attention.equation.attention`, with the same arguments."""
     num_queries, num_keys = query.shape[-2], key.shape[-2]
@@ -36,6 +37,8 @@ def fused_attention(
             query, key, value, dropout_p=dropout, is_causal=causal
         )
     mask = torch.atleast_2d(mask)  # the kernels take no mask for the keys alone, `(n_k)`
+    if not empty_rows:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     # Kernels disagree about a query that may attend to nothing, so it attends to everything and
     # its output is put to zero.
     nothing = ~mask.any(dim=-1, keepdim=True)  # (… n_q 1)

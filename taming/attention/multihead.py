@@ -1,6 +1,7 @@
 """Multi-head attention: one module for self-, causal and cross-attention."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ class MultiHeadAttention(nn.Module):
             there with LayerNorm): scores cannot grow without bound.
         dropout: probability, less than 1, with which an attention weight is dropped in training.
         fused: the fast path; False computes the written-out equation.
+        empty_rows: whether a mask may leave a query nothing to attend to.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class MultiHeadAttention(nn.Module):
         qk_norm: bool = False,
         dropout: float = 0.0,
         fused: bool = True,
+        empty_rows: bool = True,
     ) -> None:
         super().__init__()
         source_dim = embed_dim if source_dim is None else source_dim
@@ -73,7 +76,7 @@ class MultiHeadAttention(nn.Module):
                 )
         self.num_heads = num_heads
         self.dropout = dropout
-        self.attention = fused_attention if fused else attention
+        self.attention = partial(fused_attention if fused else attention, empty_rows=empty_rows)
         self.query = nn.Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
         self.key = nn.Linear(source_dim, key_dim, bias=bias)  # W_K
         self.value = nn.Linear(source_dim, value_dim, bias=bias)  # W_V

@@ -34,6 +34,10 @@ class Prompt(NamedTuple):
             context = torch.cat([self.context, other.context])
         return Prompt(torch.cat([self.prefix, other.prefix]), context)
 
+    def rows(self, rows: slice) -> "Prompt":
+        """Returns some prompts of the batch."""
+        return Prompt(self.prefix[rows], None if self.context is None else self.context[rows])
+
 
 class Conditioning(ABC):
     """Turns conditions into ids for the transformer: a prefix, or a context.

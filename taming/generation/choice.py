@@ -21,10 +21,10 @@ __all__ = [
     "apply_temperature",
     "filter_logits",
     "guide",
-    "keep_top_k",
     "keep_top_p",
     "random_numbers",
     "sample_by_inverse_cdf",
+    "top_k_tokens",
 ]
 
 
@@ -51,15 +51,17 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
 
 
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Keeps the k most probable tokens; all of them where there are no more than k."""
-    if k >= logits.shape[-1]:
-        return logits
-    threshold = logits.topk(k).values[..., -1:]  # (… 1)
-    above, level = logits > threshold, logits == threshold  # (… v)
-    room = k - above.sum(dim=-1, keepdim=True)  # (… 1), for the first of those on a level with it
-    kept = above | (level & (level.cumsum(dim=-1) <= room))
-    return logits.masked_fill(~kept, -torch.inf)
+def top_k_tokens(logits: Tensor, k: int) -> Tensor:
+    """Returns the k most probable tokens, `(… k)` int64 in ascending order; k is at most v."""
+    highest = logits.topk(k).values  # (… k)
+    threshold = highest[..., -1:]  # (… 1)
+    room = (highest == threshold).sum(dim=-1, keepdim=True)  # for the first that are level with it
+    level = logits == threshold  # (… v)
+    kept = (logits > threshold) | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))
+    place = torch.arange(1, k + 1, dtype=torch.int32, device=logits.device)
+    # the token at which the count of those kept reaches each place
+    counts = kept.cumsum(dim=-1, dtype=torch.int32)  # (… v)
+    return torch.searchsorted(counts, place.expand(highest.shape).contiguous())
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
@@ -81,14 +83,21 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 def filter_logits(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> Tensor:
-    """Applies temperature, top-k and top-p in this order; None skips a filter."""
+) -> tuple[Tensor, Tensor | None]:
+    """Applies temperature, top-k and top-p in this order; None skips a filter.
+
+    Temperature leaves the order of the tokens as it is, so top-k comes first in fact: what follows
+    computes with k logits and not with all v.
+
+    Returns:
+        Logits, and the tokens that they are of, in ascending order; None where they are of all.
+    """
+    tokens = None
+    if top_k is not None and top_k < logits.shape[-1]:
+        tokens = top_k_tokens(logits, top_k)
+        logits = logits.gather(-1, tokens)
     logits = apply_temperature(logits, temperature)
-    if top_k is not None:
-        logits = keep_top_k(logits, top_k)
-    if top_p is not None:
-        logits = keep_top_p(logits, top_p)
-    return logits
+    return logits if top_p is None else keep_top_p(logits, top_p), tokens
 
 
 def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> Tensor:
@@ -122,6 +131,7 @@ class TokenChoice:
 
     uniforms: Tensor | None = None  # (b n) from `random_numbers`; None takes the most probable
     scales: Tensor | None = None  # (n,) guidance scale of each token; None: no guidance
+    guided: range = range(0)  # the tokens whose scale is not 1, and those between them
     temperature: float = 1.0  # see `filter_logits`
     top_k: int | None = None
     top_p: float | None = None
@@ -138,9 +148,9 @@ class TokenChoice:
             if device.type == "mps":
                 uniforms = uniforms.float()  # it has no float64
             uniforms = uniforms.to(device)
-        if not options.guidance.is_off:
+        if guided := options.guidance.guided(num_tokens):
             scales = options.guidance.scales(num_tokens).to(device)
-        return cls(uniforms, scales, options.temperature, options.top_k, options.top_p)
+        return cls(uniforms, scales, guided, options.temperature, options.top_k, options.top_p)
 
     @property
     def num_sequences(self) -> int:
@@ -158,8 +168,15 @@ class TokenChoice:
             logits = guide(conditional, unconditional, self.scales[number])
         if self.uniforms is None:
             return logits.argmax(dim=-1)
-        filtered = filter_logits(logits, self.temperature, self.top_k, self.top_p)
-        return sample_by_inverse_cdf(filtered, self.uniforms[:, number].squeeze(1))
+        kept, tokens = filter_logits(logits, self.temperature, self.top_k, self.top_p)
+        uniform = self.uniforms.index_select(1, number).squeeze(1)  # (b)
+        place = sample_by_inverse_cdf(kept, uniform)
+        return place if tokens is None else tokens.gather(1, place[:, None]).squeeze(1)
+
+    @property
+    def unguided(self) -> Self:
+        """The choice where the scale is 1: from the logits with condition alone."""
+        return replace(self, scales=None)
 
     @property
     def settings(self) -> tuple[object, ...]:
@@ -169,7 +186,8 @@ class TokenChoice:
 
     def narrow(self, start: int, length: int) -> Self:
         """Returns the choice for some tokens of the image, which then count from 0."""
-        return self._map(lambda x: x.narrow(-1, start, length))
+        guided = range(self.guided.start - start, self.guided.stop - start)
+        return replace(self._map(lambda x: x.narrow(-1, start, length)), guided=guided)
 
     def clone(self) -> Self:
         """Returns the choice with memory of its own."""

@@ -1,6 +1,7 @@
 """Decoding token by token: prefill and step are one function of tokens and their positions."""
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -9,13 +10,14 @@ from torch import Tensor
 
 from taming.attention import KeyValueCache
 from taming.conditioning import Prompt
+from taming.contexts import without_cudnn_attention
 from taming.errors import UserError
 from taming.generation.choice import TokenChoice
 from taming.transformer import GPT
 
 __all__ = ["CapturedStep", "CompiledSteps", "Steps", "decode_tokens", "next_tokens"]
 
-SHORTEST_SPAN = 256
+SPAN = 64  # a compiled step attends to a multiple of so many positions, most of them written
 Step = Callable[[Tensor, Tensor], Tensor]  # see `next_tokens`
 
 
@@ -45,12 +47,16 @@ def next_tokens(
     position: Tensor,
 ) -> Tensor:
     """Returns the tokens `(b,)` that follow the latest `(b 1)`, which are at a position `(1,)`."""
-    tokens = latest.repeat(choose.num_sequences, 1)
+    tokens = latest if choose.num_sequences == 1 else torch.cat([latest, latest])
     return choose(next_logits(transformer, cache, tokens, position), position - num_prefix + 1)
 
 
 class Steps:
     """Prefill and steps of batches of one shape.
+
+    With guidance the first half of the sequences has the condition, and the second has none. A
+    token that is not guided, its scale being 1, depends on the first half alone: the second is not
+    computed for it, and catches up when a guided token is next.
 
     Args:
         transformer: in evaluation mode.
@@ -64,78 +70,97 @@ class Steps:
     ) -> None:
         self.transformer = transformer
         self.choose = choose
-        self.num_prefix = prompt.prefix.shape[1]
-        max_length = self.num_prefix + num_tokens
-        self.cache = KeyValueCache(len(transformer.blocks), max_length)
+        self.choices = {True: choose, False: choose.unguided}  # by whether a token is guided
+        num_sequences, self.num_prefix = prompt.prefix.shape
+        self.with_condition = self.without = None  # rows of the sequences; None: all
+        if choose.num_sequences == 2:
+            half = num_sequences // 2
+            self.with_condition, self.without = slice(half), slice(half, None)
+        # more than the longest span: the compiler takes a view of everything for a case of its own
+        max_length = _span(self.num_prefix + num_tokens) + 1
+        self.cache = KeyValueCache(len(transformer.blocks), max_length, num_sequences)
         self.positions = torch.arange(max_length, device=prompt.prefix.device)
 
-    def prefill(self, prompt: Prompt, tokens: Tensor) -> Tensor:
-        """Returns the logits of what follows prompts and tokens `(b n)`."""
+    def prefill(self, prompt: Prompt, tokens: Tensor, rows: slice | None = None) -> Tensor:
+        """Returns the logits of what follows prompts and tokens `(b n)`; of some rows, or all."""
         self.cache.clear()
-        tokens = tokens.repeat(self.choose.num_sequences, 1)
+        self.cache.decode_rows(rows)
+        prompt = prompt if rows is None else prompt.rows(rows)
+        tokens = tokens.repeat(len(prompt.prefix) // len(tokens), 1)
         positions = self.positions[: self.num_prefix + tokens.shape[1]]
         return next_logits(self.transformer, self.cache, tokens, positions, prompt)
 
-    def step(self, latest: Tensor, number: int) -> Tensor:
+    def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
         """Returns token `number` (at least 1) of each image, `(b,)`, given the one before it."""
         end = self.num_prefix + number
-        return self.run(next_tokens, latest, self.positions[end - 1 : end])
+        self.cache.decode_rows(None if guided else self.with_condition)
+        return self.run(next_tokens, guided, latest, self.positions[end - 1 : end])
 
-    def run(self, function: Callable[..., Tensor], latest: Tensor, position: Tensor) -> Tensor:
+    def run(
+        self, function: Callable[..., Tensor], guided: bool, latest: Tensor, position: Tensor
+    ) -> Tensor:
         """Calls `next_tokens`, or its compiled form."""
-        return function(
-            self.transformer, self.cache, self.choose, self.num_prefix, latest, position
-        )
+        choose = self.choices[guided]
+        return function(self.transformer, self.cache, choose, self.num_prefix, latest, position)
 
 
 class CompiledSteps(Steps):
     """Steps that are compiled when they are first called, which takes a while.
 
     A step is small: run operation by operation it spends more time on starting them than on
-    computing. On GPUs it is also captured as a graph, for which the cache and the random numbers
-    stay at the same place in memory from batch to batch.
+    computing. It attends to the first 64 positions, 128, 192 and so on: the compiled code takes any
+    number of them. On GPUs it is also captured as a graph for each of these numbers, for which the
+    cache and the random numbers stay at the same place in memory from batch to batch.
     """
 
     def __init__(
         self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int
     ) -> None:
         super().__init__(transformer, choose.clone(), prompt, num_tokens)
-        self._steps: dict[int, Step] = {}  # by span
+        self._compiled: dict[bool, Callable[..., Tensor]] = {}  # by whether a token is guided
+        self._captured: dict[tuple[bool, int], CapturedStep] = {}  # and by the positions shown
         self._key = _key(transformer, choose, prompt, num_tokens)
 
     def fits(self, *arguments: Any) -> bool:
         """Whether the compiled steps can be reused for these constructor arguments."""
         return self._key == _key(*arguments)
 
-    def step(self, latest: Tensor, number: int) -> Tensor:
+    def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
         """See `Steps`."""
         end = self.num_prefix + number
         position = self.positions[end - 1 : end]
-        span = SHORTEST_SPAN  # of the cache: few different numbers, none much too large
-        while span < end:
-            span *= 2
-        self.cache.span = span = min(span, self.cache.max_length)
-        if span not in self._steps:
-            self._steps[span] = self._compile(latest, position)
-        return self._steps[span](latest, position)
+        self.cache.decode_rows(None if guided else self.with_condition)
+        span = _span(end)
+        if self.cache.shown is None or len(self.cache.shown) != span:
+            self.cache.shown = self.positions[:span]
+            torch._dynamo.mark_dynamic(self.cache.shown, 0)  # or each span would be compiled
+        if guided not in self._compiled:
+            self._compiled[guided] = self._compile()
+        step = partial(self.run, self._compiled[guided], guided)
+        if not self._captures(latest.device):
+            return step(latest, position)
+        if (guided, span) not in self._captured:
+            pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
+            self._captured[guided, span] = CapturedStep(step, latest, position, pool)
+        return self._captured[guided, span](latest, position)
 
-    def _compile(self, latest: Tensor, position: Tensor) -> Step:
+    def _compile(self) -> Callable[..., Tensor]:
         # PyTorch limits how often the code of a function is compiled: this one's is its own
-        code = next_tokens.__code__.replace()
-        function = torch.compile(
-            FunctionType(code, next_tokens.__globals__), fullgraph=True, dynamic=False
-        )
+        function = FunctionType(next_tokens.__code__.replace(), next_tokens.__globals__)
+        return torch.compile(function, fullgraph=True, dynamic=False)
 
-        def step(latest: Tensor, position: Tensor) -> Tensor:
-            return self.run(function, latest, position)
-
-        return step if latest.device.type != "cuda" else CapturedStep(step, latest, position)
+    def _captures(self, device: torch.device) -> bool:
+        return device.type == "cuda"
 
 
 class CapturedStep:
-    """A step recorded on the GPU with its memory, and replayed."""
+    """A step recorded on the GPU with its memory, and replayed.
 
-    def __init__(self, step: Step, latest: Tensor, position: Tensor) -> None:
+    Steps may share their memory, of the first one's `pool`, if the result of each is used before
+    another is called.
+    """
+
+    def __init__(self, step: Step, latest: Tensor, position: Tensor, pool: Any = None) -> None:
         self.latest, self.position = latest.clone(), position.clone()
         stream = torch.cuda.Stream(latest.device)  # which need not be the current device
         stream.wait_stream(torch.cuda.current_stream(latest.device))
@@ -145,7 +170,7 @@ class CapturedStep:
         torch.cuda.current_stream(latest.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         # of this thread alone: another may be loading data meanwhile
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool, stream, capture_error_mode="thread_local"):
             self.result = step(self.latest, self.position)
 
     def __call__(self, latest: Tensor, position: Tensor) -> Tensor:
@@ -154,6 +179,11 @@ class CapturedStep:
         self.position.copy_(position)
         self.graph.replay()
         return self.result
+
+
+def _span(length: int) -> int:
+    """Rounds up to a multiple of `SPAN`."""
+    return -(-length // SPAN) * SPAN
 
 
 def _key(transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int) -> object:
@@ -167,11 +197,13 @@ def _key(transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int)
 
 
 @torch.no_grad()
+@without_cudnn_attention()
 def decode_tokens(
     steps: Steps,
     prompt: Prompt,
     given_tokens: Tensor,
     num_tokens: int,
+    guided: range = range(0),
     on_step: Callable[[], object] = lambda: None,
 ) -> Tensor:
     """Continues the given tokens `(b m)` until there are `num_tokens`: `(b num_tokens)`.
@@ -185,18 +217,21 @@ def decode_tokens(
         return given_tokens
     tokens = given_tokens.new_empty(batch_size, num_tokens)
     tokens[:, :num_given] = given_tokens
-    logits = steps.prefill(prompt, given_tokens)  # (b v)
+    is_guided = num_given in guided
+    logits = steps.prefill(prompt, given_tokens, None if is_guided else steps.with_condition)
     if logits.isnan().any():
         raise UserError(
             "the transformer's logits are not numbers (NaN): its training diverged or its weights "
             "are damaged. Use an earlier checkpoint."
         )
-    latest = steps.choose(logits, steps.positions[num_given : num_given + 1])  # (b)
+    latest = steps.choices[is_guided](logits, steps.positions[num_given : num_given + 1])  # (b)
     tokens[:, num_given] = latest
     on_step()
     for number in range(num_given + 1, num_tokens):
+        if number == guided.start:
+            steps.prefill(prompt, tokens[:, : number - 1], steps.without)
         # not a part of `tokens`, whose strides differ from window to window: each would be compiled
-        latest = steps.step(latest[:, None], number)
+        latest = steps.step(latest[:, None], number, number in guided)
         tokens[:, number] = latest
         on_step()
     return tokens

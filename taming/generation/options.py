@@ -80,6 +80,11 @@ class Guidance:
             growth = (1 - math.cos(math.pi * (number / num_tokens) ** self.power)) / 2
         return 1 + (self.scale - 1) * growth
 
+    def guided(self, num_tokens: int) -> range:
+        """Returns the tokens from the first to the last whose scale is not 1."""
+        numbers = (self.scales(num_tokens) != 1).nonzero().flatten().tolist()
+        return range(numbers[0], numbers[-1] + 1) if numbers else range(0)
+
     def scales(self, num_tokens: int) -> Tensor:
         """Returns the scales of all tokens, `(num_tokens,)` float32 on the CPU."""
         scales = [self.scale_at(number, num_tokens) for number in range(num_tokens)]

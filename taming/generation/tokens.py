@@ -206,7 +206,9 @@ class TokenGenerator(PretrainedModel):
                 self._compiled.choose.copy_(choice)
             else:
                 steps = self._compiled = CompiledSteps(*arguments)
-            drawn = decode_tokens(steps, prompt, before, run.start + run.count, on_step)
+            drawn = decode_tokens(
+                steps, prompt, before, run.start + run.count, choice.guided, on_step
+            )
             tokens[:, done : done + run.count] = drawn[:, run.start :]
             done += run.count
         return tokens

@@ -23,7 +23,7 @@ def test_cached_equals_uncached(fused: bool, steps: list[int], span: int | None)
     module = MultiHeadAttention(8, 2, qk_norm=True, fused=fused).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     cache = KeyValueCache(num_layers=1, max_length=9)
-    cache.span = span
+    cache.shown = None if span is None else torch.arange(span)
     outputs = []
     with torch.no_grad():
         for positions in torch.arange(7).split(steps):
@@ -99,7 +99,7 @@ def test_what_the_cache_shows_has_one_length_wherever_it_is_written() -> None:
     cache = KeyValueCache(num_layers=1, max_length=6)
     part, layer = torch.randn(1, 2, 2, 4), cache.layers[0]
     layer.update(torch.arange(2), cache.advance(2), part, part)
-    cache.span = 4
+    cache.shown = torch.arange(4)
     last = torch.tensor([3])
     keys, values = layer.update(last, cache.advance(1), part[:, :, :1], part[:, :, 1:])
     assert keys.shape == values.shape == (1, 2, 4, 4)

@@ -94,15 +94,16 @@ def test_a_step_has_nothing_that_a_graph_could_not_record(
         transformer = build(conditioning, qk_norm=True).transformer
         to_cuda(transformer, torch.bfloat16 if bf16 else None)
         uniforms = torch.zeros(2, 4, dtype=torch.float64, device="cuda")
-        choose = TokenChoice(uniforms, torch.ones(4, device="cuda"), top_k=3, top_p=0.9)
+        scales = torch.ones(4, device="cuda")
+        choose = TokenChoice(uniforms, scales, range(4), top_k=3, top_p=0.9)
         prompt = conditioning.prompt(None, 4, "cuda")
         steps = CompiledSteps(transformer, choose, prompt, 4)
         steps.prefill(prompt, torch.zeros(2, 0, dtype=torch.int64, device="cuda"))
-        steps.cache.span = 5
+        steps.cache.shown = torch.arange(5, device="cuda")
         latest = torch.zeros(2, 1, dtype=torch.int64, device="cuda")
         position = torch.ones(1, dtype=torch.int64, device="cuda")
         watch.forget()
-        tokens = steps.run(next_tokens, latest, position)
+        tokens = steps.run(next_tokens, True, latest, position)
         assert tokens.shape == (2,) and everywhere_cuda(tokens)
         assert not watch.waits and not watch.uploads and not watch.scalars
 

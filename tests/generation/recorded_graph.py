@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from taming.generation.decoding import CapturedStep, CompiledSteps, next_tokens
+from taming.generation.decoding import CompiledSteps, next_tokens
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -38,6 +38,9 @@ class RecordedGraph(TorchDispatchMode):
             self.calls.append((func, args, kwargs, result))
         return result
 
+    def pool(self) -> None:
+        """Memory is not shared."""
+
     def replay(self) -> None:
         self.num_replays += 1
         for func, args, kwargs, result in self.calls:
@@ -50,13 +53,11 @@ class RecordedGraph(TorchDispatchMode):
 def record_graphs(patch: pytest.MonkeyPatch) -> None:
     """Lets compiled steps go through graphs on the CPU, not compiled."""
 
-    def captured(self: CompiledSteps, latest: torch.Tensor, position: torch.Tensor) -> CapturedStep:
-        return CapturedStep(lambda *inputs: self.run(next_tokens, *inputs), latest, position)
-
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    patch.setattr(CompiledSteps, "_compile", captured)
+    patch.setattr(CompiledSteps, "_compile", lambda self: next_tokens)
+    patch.setattr(CompiledSteps, "_captures", lambda self, device: True)
     patch.setattr(torch.cuda, "Stream", lambda device: stream)
     patch.setattr(torch.cuda, "current_stream", lambda device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     patch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
-    patch.setattr(torch.cuda, "graph", lambda graph, **settings: graph)
+    patch.setattr(torch.cuda, "graph", lambda graph, pool, stream, **settings: graph)

@@ -1,19 +1,22 @@
 """From logits to tokens: guidance, filters, random numbers."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from taming.generation import Guidance
 from taming.generation.choice import (
+    TokenChoice,
     apply_temperature,
     filter_logits,
     guide,
-    keep_top_k,
     keep_top_p,
     random_numbers,
     sample_by_inverse_cdf,
+    top_k_tokens,
 )
 
 LOGITS = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
@@ -21,6 +24,20 @@ LOGITS = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
 
 def kept(logits: torch.Tensor) -> list[int]:
     return logits.isfinite().nonzero()[:, -1].tolist()
+
+
+def filtered(logits: torch.Tensor, *filters: Any, **named: Any) -> torch.Tensor:
+    """What `filter_logits` leaves, `(… v)` again."""
+    left, tokens = filter_logits(logits, *filters, **named)
+    if tokens is None:
+        return left
+    return torch.full(logits.shape, -math.inf).scatter(-1, tokens, left)
+
+
+def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
+    tokens = top_k_tokens(logits, min(k, logits.shape[-1]))
+    assert (tokens.diff() > 0).all()
+    return torch.full_like(logits, -math.inf).scatter(-1, tokens, logits.gather(-1, tokens))
 
 
 @pytest.mark.parametrize(
@@ -48,22 +65,22 @@ def test_top_p_of_one_keeps_tokens_that_rounding_would_lose() -> None:
 
 
 def test_all_together_and_each_alone() -> None:
-    assert kept(filter_logits(LOGITS)) == [0, 1, 2, 3]
-    assert kept(filter_logits(LOGITS, top_p=0.41)) == [1, 3]  # without any top-k
-    assert kept(filter_logits(LOGITS, top_k=3)) == [1, 2, 3]
+    assert kept(filtered(LOGITS)) == [0, 1, 2, 3]
+    assert kept(filtered(LOGITS, top_p=0.41)) == [1, 3]  # without any top-k
+    assert kept(filtered(LOGITS, top_k=3)) == [1, 2, 3]
     # top-p sees what temperature and top-k have left: 0.4, 0.3 of 0.7 are 0.57, 0.43
-    assert kept(filter_logits(LOGITS, top_k=2, top_p=0.5)) == [1]
-    assert kept(filter_logits(LOGITS, top_k=2, top_p=0.6)) == [1, 3]
+    assert kept(filtered(LOGITS, top_k=2, top_p=0.5)) == [1]
+    assert kept(filtered(LOGITS, top_k=2, top_p=0.6)) == [1, 3]
     # at temperature 0.5 the probabilities are 1, 16, 4, 9 of 30
-    assert kept(filter_logits(LOGITS, temperature=0.5, top_p=0.8)) == [1, 3]
-    assert kept(filter_logits(LOGITS, temperature=1.0, top_p=0.8)) == [1, 2, 3]
+    assert kept(filtered(LOGITS, temperature=0.5, top_p=0.8)) == [1, 3]
+    assert kept(filtered(LOGITS, temperature=1.0, top_p=0.8)) == [1, 2, 3]
 
 
 def test_extreme_temperatures() -> None:
     """The smallest leave the most probable tokens, the largest make all equal not ruled out."""
     logits = torch.tensor([[0.0, 2.0, -torch.inf, 2.0]])
     for temperature in (0.0, 1e-50, 1e-39, 1e-30):  # the second is 0 in float32
-        probabilities = filter_logits(logits, temperature, top_k=3, top_p=0.99).softmax(-1)
+        probabilities = filtered(logits, temperature, top_k=3, top_p=0.99).softmax(-1)
         assert probabilities.tolist() == [[0.0, 0.5, 0.0, 0.5]]
     logits[0, 3] = -30.0
     for temperature in (1e30, 1e39, math.inf):
@@ -84,9 +101,9 @@ def test_half_precision_is_filtered_as_its_float32_values(dtype: torch.dtype) ->
     # 1000 probabilities would stop where one more is below half the last bit
     logits = (100 + 10 * torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))).to(dtype)
     for top_k, top_p in ((None, None), (None, 0.999), (500, None), (500, 0.9)):
-        result = filter_logits(logits, 1.3, top_k, top_p)
+        result = filtered(logits, 1.3, top_k, top_p)
         assert result.dtype == torch.float32
-        assert torch.equal(result, filter_logits(logits.float(), 1.3, top_k, top_p))
+        assert torch.equal(result, filtered(logits.float(), 1.3, top_k, top_p))
     assert torch.equal(
         keep_top_p(logits, 0.999).isfinite(), keep_top_p(logits.float(), 0.999).isfinite()
     )
@@ -103,9 +120,9 @@ def test_properties_on_rows_with_ties_and_ruled_out_tokens(seed: int) -> None:
     logits[torch.rand(40, 12, generator=generator) < 0.3] = -torch.inf
     logits[:, 5] = 1.0  # no row is ruled out as a whole
     for temperature, top_k, top_p in ((1.0, 4, 1.0), (0.7, 12, 0.8), (2.0, 5, 0.6), (1.0, 1, 0.01)):
-        filtered = filter_logits(logits, temperature, top_k, top_p)
-        assert not filtered.isnan().any()
-        for before, after in zip(logits.tolist(), filtered.tolist(), strict=True):
+        result = filtered(logits, temperature, top_k, top_p)
+        assert not result.isnan().any()
+        for before, after in zip(logits.tolist(), result.tolist(), strict=True):
             weights = [math.exp(value / temperature) for value in before]
             candidates = [token for token in in_order(before)[:top_k] if weights[token] > 0]
             total = sum(weights[token] for token in candidates)
@@ -131,6 +148,44 @@ def test_random_numbers_belong_to_seed_and_image() -> None:
     assert not torch.equal(random_numbers(6, range(4), 100), numbers)
     many = random_numbers(0, range(2000), 1)
     assert abs(many.mean().item() - 0.5) < 0.02 and many.min() >= 0 and many.max() < 1
+
+
+@pytest.mark.parametrize("top_p", [None, 0.8])
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_a_choice_among_k_is_that_among_all_with_the_others_ruled_out(
+    top_p: float | None, scale: float
+) -> None:
+    """For the same random numbers, on bf16 logits, which have many ties."""
+    logits = random_logits(0, scale).bfloat16()
+    uniforms = random_numbers(0, range(16), 50)
+    for top_k in (1, 2, 30, 257):
+        choose = TokenChoice(uniforms, top_k=top_k, top_p=top_p, temperature=0.8)
+        for number in torch.arange(50).split(1):
+            everything = filtered(logits.float(), 0.8, top_k, top_p)
+            expected = sample_by_inverse_cdf(everything, uniforms[:, int(number)])
+            assert torch.equal(choose(logits, number), expected)
+
+
+def test_behind_top_k_nothing_is_as_wide_as_the_codebook() -> None:
+    """Counted: operations on all logits, in float64 none of them."""
+    logits, uniforms = torch.randn(2, 4096), random_numbers(0, range(2), 3)
+    choose = TokenChoice(uniforms, top_k=50, top_p=0.9)
+    with Widths() as widths:
+        choose(logits, torch.zeros(1, dtype=torch.int64))
+    assert widths.wide_double == 0 and widths.wide <= 8  # top-k and its ties
+
+
+class Widths(TorchDispatchMode):
+    """Counts the operations whose result is as wide as the codebook."""
+
+    wide = wide_double = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.shape[-1:] == (4096,):
+            self.wide += 1
+            self.wide_double += result.dtype == torch.float64
+        return result
 
 
 def test_inverse_cdf_at_its_borders() -> None:

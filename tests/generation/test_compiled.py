@@ -10,6 +10,7 @@ from every_kind import CLASS, build, condition, draw, tiny
 from recorded_graph import record_graphs
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
 from taming.conditioning import ClassLabel, Prompt
 from taming.contexts import full_precision
@@ -61,13 +62,13 @@ def draws_alike(model: ImageGenerator, condition: Tensor | None, **settings: Any
 def spans(model: ImageGenerator) -> list[int]:
     """Those of the steps that were compiled or captured."""
     assert model._compiled is not None
-    return list(model._compiled._steps)
+    return [span for _, span in model._compiled._captured]
 
 
 def replays(model: ImageGenerator) -> list[int]:
     """How often each pretended graph was replayed."""
     steps: Any = model._compiled
-    return [step.graph.num_replays for step in steps._steps.values()]
+    return [step.graph.num_replays for step in steps._captured.values()]
 
 
 @pytest.mark.parametrize(
@@ -85,26 +86,27 @@ def test_a_graph_draws_every_batch_and_window(name: str, device: str) -> None:
     model = build(name).to(device)
     settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95}
     if not name.startswith("unconditional"):
-        settings |= {"guidance_scale": 1.5, "guidance_schedule": "linear"}
+        settings |= {"guidance_scale": 1.5, "guidance_interval": (0.2, 0.7)}
     given = torch.ones(3, 5, dtype=torch.int64)
     assert draws_alike(model, condition(name), seed=1, **settings)
     used = model._compiled
     assert draws_alike(model, condition(name, seed=2), seed=2, given_tokens=given, **settings)
     large = condition(name, seed=3, scale=2)
     assert draws_alike(model, large, seed=3, grid_size=(6, 8), **settings)
-    assert model._compiled is used and len(spans(model)) == 1
-    assert device == "cuda" or replays(model)[0] > 2 * (model.num_tokens - 1)
+    num_kinds = 2 if "guidance_scale" in settings else 1  # steps of both halves, and of one
+    assert model._compiled is used and len(spans(model)) == num_kinds
+    assert device == "cuda" or sum(replays(model)) > 2 * (model.num_tokens - 1)
     assert draws_alike(model, condition(name), greedy=True)
 
 
 def test_an_image_longer_than_a_span_has_several_graphs(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "SHORTEST_SPAN", 4)  # a label and 12 tokens make 13
+    monkeypatch.setattr(decoding, "SPAN", 4)  # a label and 12 tokens make 13
     model = build("class").to(device)
     for seed in (1, 2):
         assert draws_alike(model, torch.arange(3), seed=seed)
-    assert spans(model) == [4, 8, 13]
+    assert spans(model) == [4, 8, 12]  # the last token is only predicted
     assert device == "cuda" or replays(model) == [2 * n for n in (3, 4, 4)]
 
 
@@ -139,12 +141,28 @@ def test_bf16(name: str) -> None:
 
 
 @pytest.mark.compile
-def test_compiled_steps_give_the_same_tokens() -> None:
+def test_compiled_steps_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "SPAN", 4)
+    counters.clear()
     model = build("context rotary_2d")
     settings = {"temperature": 0.9, "top_k": 6, "top_p": 0.95, "guidance_scale": 2.0}
     for seed in (2, 7):  # the memory of the first batch is used again
         large = condition("context", seed=seed, scale=2)
         assert draws_alike(model, large, seed=seed, grid_size=(6, 8), **settings)
+    assert counters["stats"]["unique_graphs"] == 1  # for all spans
+
+
+@pytest.mark.compile
+def test_one_compilation_is_enough_for_all_spans_and_two_with_unguided_tokens(
+    counter: CompileCounter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "SPAN", 2)
+    model = tiny(CLASS, num_layers=1, embed_dim=8)
+    assert draws_alike(model, torch.arange(3), seed=1)
+    assert counter.frame_count == 1
+    guidance = {"guidance_scale": 2.0, "guidance_interval": (0.3, 0.7)}
+    assert draws_alike(model, torch.arange(3), seed=1, **guidance)
+    assert counter.frame_count == 3
 
 
 @pytest.mark.compile

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taming.conditioning import CellClasses
 from taming.errors import UserError
-from taming.generation import ImageGenerator
+from taming.generation import Guidance, ImageGenerator
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.window import plan_windows
 from taming.sequence import to_tokens
@@ -56,6 +56,39 @@ def test_guided_decoding_is_its_equation_without_a_cache(name: str) -> None:
     greedy = model.sample_tokens(3, given_condition, greedy=True, guidance_scale=2.0)
     with_condition, without = model.logits(greedy, given_condition), model.logits(greedy)
     assert torch.equal((without + 2 * (with_condition - without)).argmax(-1), greedy)
+
+
+@conditional
+@pytest.mark.parametrize("interval", [(0.0, 0.5), (0.4, 0.8), (0.5, 1.0), (0.05, 0.1)])
+def test_tokens_without_guidance_are_drawn_from_one_half(
+    name: str, interval: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens are those of both halves at every step; the work is counted."""
+    model = build(name)
+    given_condition = condition(name)
+    given = torch.ones(3, 2, dtype=torch.int64)
+    settings: dict[str, Any] = {"guidance_scale": 3.0, "guidance_interval": interval}
+    guided = Guidance(3.0, interval=interval).guided(model.num_tokens)
+    rows = [0] * 100  # by the first position of a call
+    features = model.transformer.features
+
+    def watched(prefix: Any, tokens: Tensor, *inputs: Any, **how: Any) -> Tensor:
+        rows[int(how["positions"][0])] += len(tokens)
+        return features(prefix, tokens, *inputs, **how)
+
+    for num_given in (0, 2):
+        settings |= {"given_tokens": given[:, :num_given], "seed": 3}
+        halves = draw(model, given_condition, **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(Guidance, "guided", lambda self, num_tokens: range(num_tokens))
+            assert torch.equal(draw(model, given_condition, **settings), halves)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.transformer, "features", watched)
+        draw(model, given_condition, **settings | {"given_tokens": None})
+    assert rows[0] == 6  # each half is prefilled once
+    steps = rows[model.conditioning.prefix_length :]
+    expected = [6 if number in guided else 3 for number in range(1, model.num_tokens)]
+    assert steps[: len(expected)] == expected
 
 
 @every

@@ -53,12 +53,35 @@ def test_without_a_seed_pytorch_global_state_decides() -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_cudnn_attention_is_off_while_decoding_and_then_as_before(enabled: bool) -> None:
+    model = tiny(CLASS)
+    seen = []
+    model.transformer.norm.register_forward_hook(
+        lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+    )
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        model.sample_tokens(2, seed=0)
+        assert len(seen) == model.num_tokens and not any(seen)
+        nn.init.constant_(model.transformer.head.weight, math.nan)
+        with pytest.raises(UserError, match="NaN"):
+            model.sample_tokens(2, seed=0)
+        assert torch.backends.cuda.cudnn_sdp_enabled() == enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 PAIRS = torch.tensor(list(itertools.product(range(4), repeat=2)))  # all images of two codes of 4
 
 
 def assert_frequencies(logits: torch.Tensor, tokens: torch.Tensor, **options: Any) -> None:
     """Chi-square test of drawn images `(b 2)` against the logits `(16 2 4)` of all there are."""
-    log_probabilities = filter_logits(logits, **options).log_softmax(-1)
+    left, kept = filter_logits(logits, **options)
+    if kept is not None:
+        left = torch.full(logits.shape, -torch.inf).scatter(-1, kept, left)
+    log_probabilities = left.log_softmax(-1)
     chosen = log_probabilities.gather(-1, PAIRS[..., None]).squeeze(-1)  # (16 2)
     probabilities = chosen.sum(1).exp()
     torch.testing.assert_close(probabilities.sum(), torch.tensor(1.0))

@@ -50,6 +50,13 @@ def test_interval_is_half_open_in_fractions_of_the_image() -> None:
     assert inside.tolist() == list(range(7, 56))
 
 
+def test_guided_tokens_are_those_from_the_first_to_the_last_whose_scale_is_not_one() -> None:
+    assert Guidance(3.0, interval=(0.25, 0.75)).guided(8) == range(2, 6)
+    assert Guidance(3.0, "linear").guided(8) == range(1, 8)
+    assert Guidance(0.5).guided(8) == range(8)
+    assert not Guidance().guided(8) and not Guidance(3.0, interval=(0.9, 0.1)).guided(8)
+
+
 def test_interval_cuts_the_schedule_and_does_not_squeeze_it() -> None:
     whole = Guidance(5.0, "linear").scales(5)
     cut = Guidance(5.0, "linear", interval=[0.4, 0.8]).scales(5)
