@@ -69,10 +69,12 @@ class OptimizerConfig:
 def build_optimizer(groups: Iterable[dict[str, Any]], *, fused: bool) -> torch.optim.AdamW:
     """Builds AdamW over parameter groups.
 
-    When it loads a state, its own settings stay: a resumed run can be given others.
+    When it loads a state, its own settings stay, and so does the memory format of its parameters: a
+    resumed run can be given others.
     """
     optimizer = torch.optim.AdamW(groups, fused=fused)
     optimizer.register_load_state_dict_pre_hook(_with_own_settings)
+    optimizer.register_load_state_dict_post_hook(_lay_out_moments_as_parameters)
     return optimizer
 
 
@@ -82,3 +84,12 @@ def _with_own_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) 
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     return {**state, "param_groups": groups}
+
+
+@torch.no_grad()
+def _lay_out_moments_as_parameters(optimizer: torch.optim.Optimizer) -> None:
+    # the fused kernel goes through weights and moments in the order they have in memory
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter).copy_(value)

@@ -109,3 +109,28 @@ def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: boo
     moved = 0.1 * (0.91 / 0.99) / (0.81 / 0.96) ** 0.5
     torch.testing.assert_close(layer.weight.detach(), before * (1 - 0.1 * 0.5) - moved)
     torch.testing.assert_close(layer.bias.detach(), bias - moved)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_goes_on_in_another_memory_format(fused: bool) -> None:
+    """Fused AdamW takes the moments in the order of memory, whatever their strides say."""
+    formats = (torch.contiguous_format, torch.channels_last)
+    config = OptimizerConfig(learning_rate=0.1)
+    torch.manual_seed(0)
+    start, gradients = torch.randn(4, 3, 2, 2), torch.randn(2, 4, 3, 2, 2)
+    for before, after in (formats, formats[::-1]):
+        results = []
+        for other in (before, after):  # without the change, and with it
+            state: dict[str, Any] | None = None
+            weight = start
+            for memory_format, gradient in zip((before, other), gradients, strict=True):
+                layer = nn.Conv2d(3, 4, 2, bias=False).to(memory_format=memory_format)  # type: ignore[call-overload]
+                layer.weight.data.copy_(weight)
+                optimizer = build_optimizer(config.parameter_groups(layer), fused=fused)
+                if state is not None:
+                    optimizer.load_state_dict(state)
+                layer.weight.grad = gradient.contiguous(memory_format=memory_format)
+                optimizer.step()
+                state, weight = optimizer.state_dict(), layer.weight.detach()
+            results.append(weight)
+        torch.testing.assert_close(results[1], results[0])
