@@ -2,7 +2,7 @@
 
 from taming.discriminators.actnorm import ActNorm
 from taming.discriminators.augmentation import Augmentation, DifferentiableAugmentation
-from taming.discriminators.patch import BlurPool, PatchDiscriminator, frozen_statistics
+from taming.discriminators.patch import BlurPool, PatchDiscriminator, frozen
 
 __all__ = [
     "ActNorm",
@@ -10,5 +10,5 @@ __all__ = [
     "BlurPool",
     "DifferentiableAugmentation",
     "PatchDiscriminator",
-    "frozen_statistics",
+    "frozen",
 ]

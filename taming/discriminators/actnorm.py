@@ -23,7 +23,7 @@ class ActNorm(nn.Module):
     Attributes:
         initialised: bool scalar, a buffer.
         track_running_stats: as of batch normalisation: when False, an uninitialised layer
-            normalises a training batch and remembers nothing (see `frozen_statistics`).
+            normalises a training batch and remembers nothing (see `frozen`).
     """
 
     EPSILON = 1e-5  # added to the variance: a constant channel is not blown up

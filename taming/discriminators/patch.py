@@ -13,7 +13,7 @@ from taming.errors import UserError
 from taming.normalisation import GroupNorm
 from taming.serialization import PretrainedModel
 
-__all__ = ["BlurPool", "PatchDiscriminator", "frozen_statistics"]
+__all__ = ["BlurPool", "PatchDiscriminator", "frozen"]
 
 
 class PatchDiscriminator(PretrainedModel):
@@ -127,17 +127,23 @@ def _initialise(module: nn.Module) -> None:
 
 
 @contextmanager
-def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Makes normalisation work as in training but change no state, within the block.
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Makes a module work as in training, but learn nothing, within the block.
 
-    Batch normalisation updates no running statistics, and `ActNorm` is not initialised.
+    Batch normalisation updates no running statistics, `ActNorm` is not initialised, and weights get
+    no gradient: compiled, all gradients would be computed where only that of the images is used.
     """
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d | ActNorm)]
     tracking = [norm.track_running_stats for norm in norms]
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
     try:
         for norm in norms:
             norm.track_running_stats = False
+        for parameter in learning:
+            parameter.requires_grad_(False)
         yield
     finally:
         for norm, tracked in zip(norms, tracking, strict=True):
             norm.track_running_stats = tracked
+        for parameter in learning:
+            parameter.requires_grad_(True)

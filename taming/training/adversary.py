@@ -11,7 +11,7 @@ from taming.discriminators import (
     Augmentation,
     DifferentiableAugmentation,
     PatchDiscriminator,
-    frozen_statistics,
+    frozen,
 )
 from taming.losses import ADVERSARIAL_LOSSES, LeCAM
 from taming.training.optimizer import OptimizerConfig
@@ -96,7 +96,7 @@ class Adversary(nn.Module):
 
     def generator_loss(self, reconstructions: torch.Tensor) -> torch.Tensor:
         """Returns the generator's loss; changes no state of the discriminator."""
-        with frozen_statistics(self.discriminator):
+        with frozen(self.discriminator):
             scores = self.discriminator(self.augmentation(reconstructions))
         return self.loss.generator(scores.float())
 

@@ -1,6 +1,7 @@
 """Stage 1: training a VQGAN (Esser et al. 2021, §3.1)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -117,7 +118,8 @@ class VQGANTraining(TrainingModule):
         if self.perceptual is not None:
             self.perceptual.compile()
         if self.adversary is not None:
-            self.adversary.discriminator.compile()
+            # the generator's batch and the discriminator's of twice that size, each for itself
+            self.adversary.discriminator.compile(dynamic=False)
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode; frozen parts stay in evaluation mode, without codebook statistics."""
@@ -244,9 +246,12 @@ class VQGANTraining(TrainingModule):
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Adds a batch to the metrics; returns the reconstructions `(b c H W)`."""
         images = batch["images"]
-        output = self.vqgan(images)
-        reconstructions = output.reconstructions.float()
-        self.validation.update(images, output, self.reconstruction_losses(reconstructions, images))
+        compiled = self.compiled is True  # for training: here each size of batch would be anew
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            output = self.vqgan(images)
+            reconstructions = output.reconstructions.float()
+            losses = self.reconstruction_losses(reconstructions, images)
+        self.validation.update(images, output, losses)
         return reconstructions
 
     def on_validation_epoch_end(self) -> None:

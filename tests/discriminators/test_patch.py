@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from taming.discriminators import PatchDiscriminator, frozen_statistics
+from taming.discriminators import PatchDiscriminator, frozen
 from taming.errors import UserError
 
 
@@ -70,15 +70,18 @@ def test_the_initialisation_is_dcgans() -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "actnorm"])
-def test_frozen_statistics_normalise_by_the_batch_and_remember_nothing(norm: str) -> None:
+def test_a_frozen_discriminator_normalises_by_the_batch_and_remembers_nothing(norm: str) -> None:
     torch.manual_seed(0)
     network = PatchDiscriminator(base_channels=4, num_layers=2, norm=norm).train()
     images = torch.randn(4, 3, 16, 16)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    with frozen_statistics(network):
-        frozen = network(images)
+    with frozen(network):
+        scores = network(images.requires_grad_())
+    scores.sum().backward()
+    assert images.grad is not None
+    assert all(p.grad is None and p.requires_grad for p in network.parameters())
     assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
-    assert torch.equal(frozen, network(images))  # the same scores as the discriminator's own pass
+    assert torch.equal(scores, network(images))  # the same scores as the discriminator's own pass
     assert not all(torch.equal(before[name], t) for name, t in network.state_dict().items())
 
 

@@ -11,6 +11,7 @@ from tiny_training import (
     tiny_vqgan,
     vqgan_training,
 )
+from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import get_total_norm
 
 from taming.losses import hinge_generator_loss
@@ -178,6 +179,27 @@ def test_switches_of_speed_and_memory_change_no_gradient(
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
     for name, value in losses.items():
         torch.testing.assert_close(other_losses[name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch.compile itself
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_each_network_is_compiled_whole_and_once(
+    monkeypatch: pytest.MonkeyPatch, norm: str
+) -> None:
+    counter = CompileCounter()  # stands for the compiler
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    module = alone(vqgan_training(tiny_adversary(norm), compile=True))
+    module.setup("fit")
+    frames = []
+    for step in (0, 1, 2, 3, 4, 5):  # the discriminator starts at 2, the generator listens from 3
+        backward(alone(module, step), batch())
+        frames.append(counter.frame_count)
+    with torch.inference_mode():
+        module.eval().validation_step(batch(3), 0)
+    frames.append(counter.frame_count)
+    # encoder, decoder and perceptual loss; the discriminator learning, and being listened to
+    assert frames == [3, 3, 4, 5, 5, 5, 5]
 
 
 def test_checkpointing_keeps_fewer_activations() -> None:
