@@ -1,5 +1,6 @@
 """Models of a few weights that nobody trained."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 from taming.conditioning import Conditioning
 from taming.generation import ImageGenerator
+from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
@@ -53,3 +55,18 @@ def perturb(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def as_older(saved: SavedModel) -> SavedModel:
+    """The model as older versions saved it: what one layer does today, several did."""
+    several = {"query_key_value": ("query", "key", "value"), "gate_expand": ("gate", "expand")}
+    state = dict(saved.state)
+    for name in saved.state:
+        parent, _, leaf = name.rpartition(".")
+        parent, _, layer = parent.rpartition(".")
+        if layer in several:
+            parts = state.pop(name).chunk(len(several[layer]))
+            names = [f"{parent}.{part}.{leaf}" for part in several[layer]]
+            state.update(zip(names, parts, strict=True))
+    assert len(state) > len(saved.state)
+    return replace(saved, state=state)

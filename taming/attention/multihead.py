@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from taming.attention.equation import attention
 from taming.attention.fused import fused_attention
 from taming.errors import UserError
+from taming.older_weights import stack_when_loading
 
 __all__ = ["CacheUpdate", "MultiHeadAttention", "Rotation"]
 
@@ -34,6 +35,8 @@ class MultiHeadAttention(nn.Module):
 
     Vaswani et al. 2017, section 3.2.2. What it is depends on its inputs: self-attention where the
     source S is X itself, causal with `causal=True`, cross-attention with another source.
+    W_Q, W_K and W_V of all heads stand side by side, so that self-attention multiplies once by all
+    three, and cross-attention once by W_Q and once by the other two.
 
     Args:
         embed_dim: width of x and of the output.
@@ -77,9 +80,15 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.attention = partial(fused_attention if fused else attention, empty_rows=empty_rows)
-        self.query = nn.Linear(embed_dim, key_dim, bias=bias)  # W_Q of all heads side by side
-        self.key = nn.Linear(source_dim, key_dim, bias=bias)  # W_K
-        self.value = nn.Linear(source_dim, value_dim, bias=bias)  # W_V
+        self.widths = (key_dim, key_dim, value_dim)
+        self.query_key_value: nn.Linear | None = None
+        if source_dim == embed_dim:
+            self.query_key_value = nn.Linear(embed_dim, sum(self.widths), bias=bias)
+            stack_when_loading(self, "query_key_value", ("query", "key", "value"))
+        else:  # the source is never x itself
+            self.query = nn.Linear(embed_dim, key_dim, bias=bias)
+            self.key_value = nn.Linear(source_dim, key_dim + value_dim, bias=bias)
+            stack_when_loading(self, "key_value", ("key", "value"))
         self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()
@@ -112,19 +121,24 @@ class MultiHeadAttention(nn.Module):
         Returns:
             `(b n_q embed_dim)`.
         """
-        keys, values = self.keys_and_values(x if source is None else source, rotate_keys)
+        if source is None:
+            assert self.query_key_value is not None, "x cannot be its own source: the widths differ"
+            query, key, value = self.query_key_value(x).split(self.widths, dim=-1)
+        else:
+            query, (key, value) = self._query(x), self._key_and_value(source)
+        queries = self._heads(query, self.query_norm, rotate_queries)  # (b heads n_q d_k)
+        keys = self._heads(key, self.key_norm, rotate_keys)  # (b heads n_k d_k)
+        values = self._split_heads(value)  # (b heads n_k d_v)
         if update_cache is not None:
             keys, values = update_cache(keys, values)
-        return self.attend(x, keys, values, mask=mask, causal=causal, rotate_queries=rotate_queries)
+        return self._attend(queries, keys, values, mask, causal)
 
     def keys_and_values(
         self, source: Tensor, rotate_keys: Rotation | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns `(b heads n_k d_k)` keys and `(b heads n_k d_v)` values of the source."""
-        keys = self.key_norm(self._split_heads(self.key(source)))
-        if rotate_keys is not None:
-            keys = rotate_keys(keys)
-        return keys, self._split_heads(self.value(source))
+        key, value = self._key_and_value(source)
+        return self._heads(key, self.key_norm, rotate_keys), self._split_heads(value)
 
     def attend(
         self,
@@ -137,14 +151,42 @@ class MultiHeadAttention(nn.Module):
         rotate_queries: Rotation | None = None,
     ) -> Tensor:
         """Computes `forward` from keys and values; the arguments are the same."""
-        queries = self.query_norm(self._split_heads(self.query(x)))  # (b heads n_q d_k)
-        if rotate_queries is not None:
-            queries = rotate_queries(queries)
+        queries = self._heads(self._query(x), self.query_norm, rotate_queries)
+        return self._attend(queries, keys, values, mask, causal)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool
+    ) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         heads = self.attention(queries, keys, values, mask, dropout, causal=causal)
         concatenated = heads.transpose(1, 2).flatten(2)  # (b n_q value_dim)
         return self.output(concatenated)
 
+    def _query(self, x: Tensor) -> Tensor:
+        """Returns x W_Q."""
+        if self.query_key_value is None:
+            return self.query(x)
+        return _multiply(x, self.query_key_value, slice(self.widths[0]))
+
+    def _key_and_value(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns S W_K and S W_V."""
+        if self.query_key_value is None:
+            both = self.key_value(source)
+        else:
+            both = _multiply(source, self.query_key_value, slice(self.widths[0], None))
+        key, value = both.split(self.widths[1:], dim=-1)
+        return key, value
+
+    def _heads(self, x: Tensor, norm: nn.Module, rotate: Rotation | None) -> Tensor:
+        """Makes queries or keys `(b heads n d_k)` of `(b n key_dim)`."""
+        heads = norm(self._split_heads(x))
+        return heads if rotate is None else rotate(heads)
+
     def _split_heads(self, x: Tensor) -> Tensor:
         """Reshapes `(b n heads·d)` to `(b heads n d)`."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _multiply(x: Tensor, maps: nn.Linear, rows: slice) -> Tensor:
+    """Applies some of the maps that stand side by side in a layer."""
+    return F.linear(x, maps.weight[rows], None if maps.bias is None else maps.bias[rows])

@@ -22,14 +22,12 @@ UNCONDITIONAL = "__is_unconditional__"
 IS_FIRST_STAGE = "__is_first_stage__"
 # our layers in a block
 BLOCK_NAMES = {
-    "attention_norm": "ln1",
-    "attention.query": "attn.query",
-    "attention.key": "attn.key",
-    "attention.value": "attn.value",
-    "attention.output": "attn.proj",
-    "feed_forward_norm": "ln2",
-    "feed_forward.expand": "mlp.0",
-    "feed_forward.contract": "mlp.2",
+    "attention_norm": ["ln1"],
+    "attention.query_key_value": ["attn.query", "attn.key", "attn.value"],
+    "attention.output": ["attn.proj"],
+    "feed_forward_norm": ["ln2"],
+    "feed_forward.expand": ["mlp.0"],
+    "feed_forward.contract": ["mlp.2"],
 }
 TRANSFORMER_DEFAULTS: dict[str, Any] = {"n_layer": 12, "n_head": 8, "n_embd": 256,
     "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "n_unmasked": 0}  # fmt: skip
@@ -240,12 +238,14 @@ def _state(
         "token_embedding.weight": table[:num_codes],
         "head.weight": head[:num_codes],
     }
-    names = {"positions.embedding.weight": "transformer.pos_emb"}
+    names: dict[str, str | Sequence[str]] = {"positions.embedding.weight": "transformer.pos_emb"}
     for name in gpt.state_dict():
         layer, _, leaf = name.rpartition(".")
         if layer.startswith("blocks."):
             _, index, inner = layer.split(".", 2)
-            names[name] = f"transformer.blocks.{index}.{BLOCK_NAMES[inner]}.{leaf}"
+            names[name] = [
+                f"transformer.blocks.{index}.{theirs}.{leaf}" for theirs in BLOCK_NAMES[inner]
+            ]
         elif layer == "norm":
             names[name] = f"transformer.ln_f.{leaf}"
     notes = []

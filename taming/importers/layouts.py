@@ -1,5 +1,6 @@
 """Names of weights that several programs share: CompVis' autoencoder and pix2pix' discriminator."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +14,9 @@ from taming.vqgan import VQGAN
 __all__ = ["NameScheme", "autoencoder_names", "patch_discriminator"]
 
 # our layers inside a block; the others have the same names
-RENAMED = {
-    ".skip.": ".nin_shortcut.",
-    ".attention.query.": ".q.",
-    ".attention.key.": ".k.",
-    ".attention.value.": ".v.",
-    ".attention.output.": ".proj_out.",
-}
+RENAMED = {".skip.": ".nin_shortcut.", ".attention.output.": ".proj_out."}
+STACKED = ".attention.query_key_value."
+SEPARATE = (".q.", ".k.", ".v.")
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class NameScheme:
     decoder_from_largest: bool = False
 
 
-def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
+def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str | Sequence[str]]:
     """Maps our names of all weights but the quantizer's to the other program's.
 
     Their 1×1 convolutions q, k, v and proj_out are our attention's linear layers.
@@ -57,13 +54,16 @@ def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str]:
                 else:
                     name = f"{number}.upsample"
                 blocks[f"{part}.levels.{index}.{position}"] = f"{part}.{levels}.{name}"
-    names = {name: name for name in vqgan.state_dict() if not name.startswith("quantizer.")}
-    for name in names:
+    names: dict[str, str | Sequence[str]] = {}
+    for name in vqgan.state_dict():
+        if name.startswith("quantizer."):
+            continue
         place = next((place for place in blocks if name.startswith(f"{place}.")), "")
         foreign = blocks.get(place, "") + name.removeprefix(place)
         for layer, renamed in RENAMED.items():
             foreign = foreign.replace(layer, renamed)
-        names[name] = foreign
+        separate = [foreign.replace(STACKED, layer) for layer in SEPARATE]
+        names[name] = separate if STACKED in foreign else foreign
     return names
 
 

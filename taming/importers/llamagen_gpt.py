@@ -1,7 +1,7 @@
 """LlamaGen's class-conditional transformer (Sun et al. 2024, §2.2), the generator of its tokens."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     for name, (layers, heads, dim) in SIZES.items()
 }
 BLOCK_NAMES = {
-    "attention_norm": "attention_norm",
-    "attention.output": "attention.wo",
-    "feed_forward_norm": "ffn_norm",
-    "feed_forward.gate": "feed_forward.w1",
-    "feed_forward.expand": "feed_forward.w3",
-    "feed_forward.contract": "feed_forward.w2",
+    "attention_norm": ["attention_norm"],
+    "attention.query_key_value": ["attention.wqkv"],
+    "attention.output": ["attention.wo"],
+    "feed_forward_norm": ["ffn_norm"],
+    "feed_forward.gate_expand": ["feed_forward.w1", "feed_forward.w3"],
+    "feed_forward.contract": ["feed_forward.w2"],
 }
 
 
@@ -152,19 +152,15 @@ def _state(
     classes = weights.take("cls_embedding.embedding_table.weight", (num_rows, width))
     zeros = classes.new_zeros(gpt.config.num_prefix_ids - num_rows, width)
     made = {"prefix_embedding.weight": torch.cat([classes, zeros])}
-    for index in range(arguments["n_layer"]):
-        thirds = weights.take(f"layers.{index}.attention.wqkv.weight", (3 * width, width)).chunk(3)
-        for projection, third in zip(("query", "key", "value"), thirds, strict=True):
-            made[f"blocks.{index}.attention.{projection}.weight"] = third
-    names = {
+    names: dict[str, str | Sequence[str]] = {
         "token_embedding.weight": "tok_embeddings.weight",
         "norm.weight": "norm.weight",
         "head.weight": "output.weight",
     }
     for name in gpt.state_dict():
-        if name.startswith("blocks.") and name not in made:
+        if name.startswith("blocks."):
             _, number, layer = name.removesuffix(".weight").split(".", 2)
-            names[name] = f"layers.{number}.{BLOCK_NAMES[layer]}.weight"
+            names[name] = [f"layers.{number}.{theirs}.weight" for theirs in BLOCK_NAMES[layer]]
     return weights.fill(gpt, names, made)
 
 

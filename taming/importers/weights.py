@@ -108,7 +108,7 @@ class ForeignWeights:
     def fill(
         self,
         module: nn.Module,
-        names: Mapping[str, str],
+        names: Mapping[str, str | Sequence[str]],
         made: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Returns the state of `module` from these weights, in its dtypes.
@@ -116,7 +116,7 @@ class ForeignWeights:
         Args:
             module: gives names, shapes and dtypes, and the values of buffers the other program does
                 not have.
-            names: the module's names to the other program's.
+            names: the module's names to the other program's; several are stacked, row under row.
             made: weights computed from foreign ones, by the module's names.
         """
         made = made or {}
@@ -126,11 +126,21 @@ class ForeignWeights:
                 assert made[name].shape == value.shape, name
                 state[name] = made[name].to(value.dtype)
             elif name in names:
-                state[name] = self.take(names[name], value.shape).to(value.dtype)
+                state[name] = self._take_stacked(names[name], value.shape).to(value.dtype)
             else:
                 assert name not in dict(module.named_parameters()), f"{name} has no foreign name"
                 state[name] = value
         return state
+
+    def _take_stacked(self, names: str | Sequence[str], shape: Sequence[int]) -> torch.Tensor:
+        """Uses one weight, or several with equally many rows each."""
+        if isinstance(names, str):
+            return self.take(names, shape)
+        num_rows, *width = shape
+        parts = [self.take(name, (num_rows // len(names), *width)) for name in names]
+        if self._missing or self._misshapen:  # `finish` will say so; no memory for zeros
+            return torch.zeros(()).expand(tuple(shape))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def drop(self, prefix: str, reason: str, *, ending: str = "") -> None:
         """Drops the weights with this prefix and ending, if there are any."""

@@ -3,6 +3,7 @@
 from taming.serialization.foreign import read_foreign_checkpoint
 from taming.serialization.pretrained import PretrainedModel, find_model, load_saved_model
 from taming.serialization.saved_model import (
+    FORMAT_VERSION,
     SavedModel,
     checkpoint_entry,
     load_model_directory,
@@ -11,7 +12,7 @@ from taming.serialization.saved_model import (
     save_model_directory,
 )
 
-__all__ = ["PretrainedModel", "SavedModel",
+__all__ = ["FORMAT_VERSION", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
     "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
     "save_model_directory"]  # fmt: skip

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
 
-__all__ = ["CONFIG_FILE", "SavedModel", "checkpoint_entry",
+__all__ = ["CONFIG_FILE", "FORMAT_VERSION", "SavedModel", "checkpoint_entry",
     "load_model_directory", "load_training_checkpoint", "read_training_checkpoint",
     "save_model_directory"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # in 1 layers that are one today were several: see `taming.older_weights`
 ENTRY = "model"  # of a checkpoint
 IMPORT_FIRST = (
     "Checkpoints of CompVis' or LlamaGen's programs are imported by scripts/import_checkpoint.py "
@@ -197,8 +197,8 @@ def _unreadable(path: Path) -> UserError:
 
 
 def _check_format_version(version: Any, path: Path) -> None:
-    if version != FORMAT_VERSION:
+    if version not in range(1, FORMAT_VERSION + 1):
         raise UserError(
-            f"{path} is of format version {version}, and this program reads version "
+            f"{path} is of format version {version}, and this program reads versions 1 to "
             f"{FORMAT_VERSION}: install a newer version of it."
         )

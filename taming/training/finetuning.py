@@ -48,6 +48,7 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
     config["resolution"] = list(new["resolution"])
     state = saved.state
     if mode == "new_codebook":
+        state = VQGAN.from_saved(saved).state_dict()  # in the shapes that the weights have today
         config["quantizer"] = dict(new["quantizer"])
         fresh = VQGAN(**config).state_dict()
         kept = {

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import (
+    FORMAT_VERSION,
     load_training_checkpoint,
     read_training_checkpoint,
     save_model_directory,
@@ -63,7 +64,7 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
     found = checkpoint["model"]["kind"]
     if found != kind:
         raise UserError(f"{path} holds a {found}, where a {kind} is needed: use the other command.")
-    if "random_state" not in checkpoint:
+    if checkpoint["model"]["format_version"] != FORMAT_VERSION:  # the optimizer's state is by layer
         raise UserError(f"{path} is of an older version of this program, which must finish it.")
     return path, checkpoint["global_step"]
 

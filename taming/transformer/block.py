@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from taming.attention import CacheUpdate, MultiHeadAttention, Rotation
+from taming.older_weights import stack_when_loading
 from taming.transformer.config import GPTConfig
 
 __all__ = ["FeedForward", "GatedFeedForward", "TransformerBlock", "build_norm"]
@@ -41,7 +42,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(nn.Module):
     """(SiLU(x W_gate) ⊙ x W_expand) W_contract on each token by itself: SwiGLU.
 
-    Shazeer 2020, "GLU Variants Improve Transformer", equation 6.
+    Shazeer 2020, "GLU Variants Improve Transformer", equation 6. W_gate and W_expand stand side by
+    side, so that one multiplication does for both.
 
     Args:
         embed_dim: width of x and of the output.
@@ -53,13 +55,14 @@ class GatedFeedForward(nn.Module):
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
         super().__init__()
         hidden_dim = -(-8 * embed_dim // (3 * 64)) * 64 if hidden_dim is None else hidden_dim
-        self.gate = nn.Linear(embed_dim, hidden_dim, bias=bias)
-        self.expand = nn.Linear(embed_dim, hidden_dim, bias=bias)
+        self.gate_expand = nn.Linear(embed_dim, 2 * hidden_dim, bias=bias)
+        stack_when_loading(self, "gate_expand", ("gate", "expand"))
         self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(b n d)` to `(b n d)`."""
-        return self.contract(F.silu(self.gate(x)) * self.expand(x))
+        gate, expanded = self.gate_expand(x).chunk(2, dim=-1)
+        return self.contract(F.silu(gate) * expanded)
 
 
 class TransformerBlock(nn.Module):

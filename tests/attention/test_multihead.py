@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from largest_error import check
 from padding import padding_mask
-from torch import Tensor
+from torch import Tensor, nn
 
 from taming.attention import (
     MultiHeadAttention,
@@ -34,6 +34,27 @@ def weights_of(module: MultiHeadAttention, x: Tensor, *source: Tensor, **how: An
     return weights
 
 
+def separate(module: MultiHeadAttention) -> dict[str, nn.Linear]:
+    """W_Q, W_K and W_V as layers of their own, as older versions had them."""
+    stacked = (
+        {"key_value": ("key", "value"), "query": ("query",)}
+        if module.query_key_value is None
+        else {"query_key_value": ("query", "key", "value")}
+    )
+    widths = dict(zip(("query", "key", "value"), module.widths, strict=True))
+    layers = {}
+    for name, parts in stacked.items():
+        layer = module.get_submodule(name)
+        start = 0
+        for part in parts:
+            rows = slice(start, start := start + widths[part])
+            layers[part] = nn.Linear(1, 1, bias=layer.bias is not None)
+            layers[part].weight = nn.Parameter(layer.weight[rows].detach())
+            if layer.bias is not None:
+                layers[part].bias = nn.Parameter(layer.bias[rows].detach())
+    return layers
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
@@ -44,13 +65,12 @@ def seed() -> None:
 def test_equals_torch_multi_head_attention(fused: bool, causal: bool) -> None:
     module = MultiHeadAttention(8, 2, fused=fused).double()
     x = torch.randn(1, 6, 8, dtype=torch.float64)
-    projections = (module.query, module.key, module.value)
     expected, expected_weights = F.multi_head_attention_forward(
         *[x.transpose(0, 1)] * 3,
         embed_dim_to_check=8,
         num_heads=2,
-        in_proj_weight=torch.cat([p.weight for p in projections]),
-        in_proj_bias=torch.cat([p.bias for p in projections]),
+        in_proj_weight=module.query_key_value.weight,
+        in_proj_bias=module.query_key_value.bias,
         bias_k=None,
         bias_v=None,
         add_zero_attn=False,
@@ -69,7 +89,8 @@ def test_concatenation_and_output_map_are_a_sum_over_heads() -> None:
     module = MultiHeadAttention(8, num_heads, source_dim=5, key_dim=12, value_dim=8).double()
     x, source = (torch.randn(2, *s, dtype=torch.float64) for s in ((5, 8), (6, 5)))
     total = module.output.bias.expand(2, 5, 8)
-    query, key, value = module.query(x), module.key(source), module.value(source)
+    layers = separate(module)
+    query, key, value = layers["query"](x), layers["key"](source), layers["value"](source)
     for h in range(num_heads):
         of_key, of_value = slice(h * d_k, (h + 1) * d_k), slice(h * d_v, (h + 1) * d_v)
         head = attention(query[..., of_key], key[..., of_key], value[..., of_value])
@@ -80,13 +101,13 @@ def test_concatenation_and_output_map_are_a_sum_over_heads() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_biases_are_optional(bias: bool) -> None:
     module = MultiHeadAttention(8, 2, source_dim=5, key_dim=6, value_dim=4, bias=bias)
-    expected_shapes = {"query": (6, 8), "key": (6, 5), "value": (4, 5), "output": (8, 4)}
+    expected_shapes = {"query": (6, 8), "key_value": (10, 5), "output": (8, 4)}
     for name, shape in expected_shapes.items():
         linear = getattr(module, name)
         assert linear.weight.shape == shape and (linear.bias is not None) is bias
     # Of a source of zeros only the values' bias arrives, through the output map.
     output = module(torch.randn(1, 3, 8), torch.zeros(1, 4, 5))
-    expected = module.output(module.value.bias) if bias else torch.zeros(8)
+    expected = module.output(module.key_value.bias[6:]) if bias else torch.zeros(8)
     torch.testing.assert_close(output, expected.expand(1, 3, 8))
 
 
@@ -126,7 +147,7 @@ def test_weights_are_those_the_output_is_made_of(name: str) -> None:
     allowed = weights.sum(-1)
     assert weights.shape == (2, 2, 6, 6)
     torch.testing.assert_close(allowed, (allowed > 0).double())  # a row sums to 1, or is empty
-    heads = weights @ module.value(x).unflatten(-1, (2, 4)).transpose(1, 2)
+    heads = weights @ separate(module)["value"](x).unflatten(-1, (2, 4)).transpose(1, 2)
     output = module.output(heads.transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, mask=MASKS[name]), output)
 
@@ -140,7 +161,7 @@ def test_normalised_queries_and_keys_written_out() -> None:
     def normalise(vectors: Tensor, scale: Tensor) -> Tensor:
         return scale * vectors / (vectors.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
-    query, key, value = module.query(x), module.key(x), module.value(x)
+    query, key, value = (separate(module)[name](x) for name in ("query", "key", "value"))
     heads = [
         attention(
             normalise(query[..., head], module.query_norm.weight),
@@ -182,6 +203,35 @@ def test_keys_and_values_can_be_computed_in_advance(fused: bool) -> None:
     output = module.attend(x, keys, values, mask=mask, rotate_queries=torch.sin)
     expected = module(x, source, mask=mask, rotate_queries=torch.sin, rotate_keys=torch.neg)
     assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("source_dim", [None, 5])
+def test_weights_of_separate_maps_load(source_dim: int | None, bias: bool) -> None:
+    """Older versions had W_Q, W_K and W_V in layers of their own, also within other modules."""
+    shape = {"source_dim": source_dim, "key_dim": 6, "value_dim": 4, "bias": bias, "qk_norm": True}
+    module, loaded = (nn.Sequential(MultiHeadAttention(8, 2, **shape)) for _ in range(2))
+    older = {
+        f"0.{layer}.{leaf}": tensor
+        for layer, linear in separate(module[0]).items()
+        for leaf, tensor in linear.state_dict().items()
+    }
+    older |= {n: t for n, t in module.state_dict().items() if "output" in n or "norm" in n}
+    kept = dict(older)
+    loaded.load_state_dict(older)
+    assert older.keys() == kept.keys()  # the caller's own dictionary
+    x, source = torch.randn(2, 3, 8), None if source_dim is None else torch.randn(2, 4, 5)
+    assert torch.equal(loaded[0](x, source), module[0](x, source))
+    del older["0.key.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"0\.\w*key_value\.weight"'):
+        loaded.load_state_dict(older)
+
+
+def test_x_as_its_own_source_is_projected_as_any_source() -> None:
+    """One product of three maps, and two of one and two of them, are the same."""
+    module = MultiHeadAttention(8, 2, key_dim=6, value_dim=4, qk_norm=True).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(module(x, x.clone()), module(x))
 
 
 def test_dropout_is_of_training_only() -> None:

@@ -48,7 +48,7 @@ def test_a_directory_gives_back_what_was_saved(tmp_path: Path) -> None:
     files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
     names = {"config.json", "model.safetensors"}
     assert files == names | {f"transformer/{name}" for name in names}
-    expected = {"kind": "vqgan", "format_version": 1, "sizes": [1, 2]}
+    expected = {"kind": "vqgan", "format_version": 2, "sizes": [1, 2]}
     assert json.loads((path / "config.json").read_text()) == expected
     assert equal(load_model_directory(path), saved())  # though `a` and `b` shared their storage
 
@@ -138,8 +138,8 @@ def checkpoint(path: Path, value: float = 1.0) -> Path:
 def test_a_checkpoint_gives_back_its_model(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "last.ckpt")
     assert equal(load_training_checkpoint(path), saved())
-    torch.save({"model": {**checkpoint_entry(saved()), "format_version": 2}}, path)
-    with pytest.raises(UserError, match=r"last\.ckpt is of format version 2"):
+    torch.save({"model": {**checkpoint_entry(saved()), "format_version": 3}}, path)
+    with pytest.raises(UserError, match=r"last\.ckpt is of format version 3"):
         load_saved_model(path)
 
 

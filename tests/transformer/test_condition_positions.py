@@ -68,8 +68,11 @@ def test_sinusoids_of_a_context_are_those_of_the_cells_it_lies_on() -> None:
     nowhere = torch.full((1, 2), torch.nan)  # the prefix is a start token
     expected = sinusoids(torch.cat([nowhere, IMAGE]))
     assert torch.equal(inputs_of(model.blocks[0], model), expected)
-    key = model.get_submodule("blocks.0.context_attention.key")
-    assert torch.equal(inputs_of(key, model), sinusoids(CONDITION))
+    attention, seen = model.get_submodule("blocks.0.context_attention"), []
+    compute = attention.keys_and_values
+    attention.keys_and_values = lambda source, rotate: seen.append(source) or compute(source)
+    call(model)
+    assert torch.equal(seen[0][0], sinusoids(CONDITION))
 
 
 ROW, COLUMN = 1.0, 2.0  # of each key's pairs that turn by its row, and by its column
@@ -77,10 +80,9 @@ ROW, COLUMN = 1.0, 2.0  # of each key's pairs that turn by its row, and by its c
 
 def scores(attention: nn.Module, model: GPT) -> Tensor:
     """Q Kᵀ, `(n_q n_k)`, where all queries are 1 and keys ROW and COLUMN before they are turned."""
-    for linear, bias in (("query", [1.0, 1.0]), ("key", [ROW, COLUMN])):
-        layer = attention.get_submodule(linear)
-        nn.init.zeros_(layer.weight)
-        layer.bias.data = torch.tensor(bias).repeat_interleave(4)
+    layer = attention.get_submodule("query_key_value")
+    nn.init.zeros_(layer.weight)
+    layer.bias.data = torch.tensor([1.0, 1.0, ROW, COLUMN, 0.0, 0.0]).repeat_interleave(4)
     seen: list[Tensor] = []
 
     def watched(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:

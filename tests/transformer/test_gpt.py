@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import as_older, perturb
 from torch import nn
 
 from taming.attention import KeyValueCache
@@ -162,6 +163,25 @@ def test_it_learns_a_sequence_by_heart() -> None:
         optimizer.step()
     assert loss.item() < 0.05
     assert torch.equal(model.token_logits(prefix, tokens).argmax(-1), tokens)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True},
+        {"num_context_ids": 3, "context_grid_size": [1, 2], "feed_forward": "swiglu"},
+    ],
+)
+def test_a_model_that_an_older_version_saved(changes: dict[str, Any]) -> None:
+    model = tiny(**changes).eval()
+    perturb(model)
+    older = as_older(model.to_saved())
+    assert {"blocks.0.attention.query.weight"} <= set(older.state) - set(model.state_dict())
+    loaded = GPT.from_saved(older)
+    context = torch.zeros(2, 2, dtype=torch.long)
+    assert torch.equal(loaded(*inputs(), context), model(*inputs(), context))
+    assert loaded.to_saved().fingerprint() == model.to_saved().fingerprint()
 
 
 def test_what_does_not_fit_is_refused() -> None:
