@@ -18,6 +18,7 @@ from taming.errors import UserError, replacing
 __all__ = ["CacheDescription", "TokenDataset", "TokenGrid", "TokenWriter"]
 
 META_FILE, PROGRESS_FILE = "meta.json", "progress.json"
+DRAWS_IN_BLOCK = 1024
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
     """A token cache as a map-style data set.
 
     `dataset[keys]` is a batch: `indices` int64 `(b h w)`; with conditions, `condition_indices`
-    int64 `(b h' w')`; with classes, `labels` int64 `(b,)`. A key is (index, draw) for one of the
-    image's views, chosen by (seed, draw) alone, or an index for the unaugmented one.
+    int64 `(b h' w')`; with classes, `labels` int64 `(b,)`. Keys are (index, draw) for one of each
+    image's views, chosen by (seed, draw) alone, or indices for the unaugmented ones.
 
     Args:
         directory: where the cache is.
@@ -109,18 +110,25 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return self.description.num_images
 
     def __getitem__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, torch.Tensor]:
-        pairs = [key if isinstance(key, tuple) else (key, None) for key in keys]
-        indices, views = [index for index, _ in pairs], [self._view(draw) for _, draw in pairs]
+        if isinstance(keys[0], tuple):
+            indices, draws = np.array(keys).T
+            views = self._views(draws)
+        else:
+            indices, views = np.array(keys), np.zeros(len(keys), dtype=np.int64)
         return {
             name: torch.from_numpy(array[indices, views].astype(np.int64))
             for name, array in self.arrays.items()
         }
 
-    def _view(self, draw: int | None) -> int:
-        if draw is None:
-            return 0
-        rng = np.random.default_rng((self.description.seed, draw))
-        return int(rng.integers(self.description.num_views))
+    def _views(self, draws: np.ndarray) -> np.ndarray:
+        """Chooses a view for each draw; one generator does for a block of draws."""
+        blocks, places = np.divmod(draws, DRAWS_IN_BLOCK)
+        views = np.empty_like(draws)
+        for block in np.unique(blocks):
+            rng = np.random.default_rng((self.description.seed, int(block)))
+            chosen = rng.integers(self.description.num_views, size=DRAWS_IN_BLOCK)
+            views[blocks == block] = chosen[places[blocks == block]]
+        return views
 
     # a loader then takes whole batches
     __getitems__ = __getitem__

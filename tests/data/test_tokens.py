@@ -14,6 +14,7 @@ from taming.data import (
     TokenWriter,
 )
 from taming.data.module import TokenDataModule
+from taming.data.tokens import DRAWS_IN_BLOCK
 from taming.errors import UserError
 
 PLAIN = CacheDescription(
@@ -68,15 +69,16 @@ def test_batches(tmp_path: Path) -> None:
     assert made(tmp_path / "b", PLAIN)[[0]].keys() == {"indices"}
 
 
-def test_a_view_is_drawn_for_all_of_an_item(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [0, DRAWS_IN_BLOCK - 7])
+def test_a_view_is_drawn_for_all_of_an_item(tmp_path: Path, start: int) -> None:
     tokens = made(tmp_path / "a")
-    batch = tokens[[(1, draw) for draw in range(20)]]
+    batch = tokens[[(1, draw) for draw in range(start, start + 20)]]
     views = batch["condition_indices"][:, 0, 0]
     assert set(views.tolist()) == {1, 5, 9}
     assert (batch["indices"] == 10 * views[:, None, None]).all()
     assert torch.equal(batch["labels"], 100 + views)
     for draw in range(20):  # by (seed, draw) alone
-        assert tokens[[(1, draw)]]["indices"][0, 0, 0] == 10 * views[draw]
+        assert tokens[[(1, start + draw)]]["indices"][0, 0, 0] == 10 * views[draw]
 
 
 def test_a_damaged_cache(tmp_path: Path) -> None:
