@@ -115,20 +115,20 @@ def measure_validation(
     tokenizer: VQGAN,
     batches: Iterable[Batch],
     judges: Judges,
-    logits: Mapping[str, Callable[[Tensor, Batch], Tensor]],
+    losses: Mapping[str, Callable[[Tensor, Batch], Tensor]],
 ) -> tuple[JudgedImages, dict[str, Any]]:
     """Measures a tokenizer and, by its tokens' likelihood, a transformer.
 
-    `batches` are `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`. `logits` are
-    functions of tokens `(b n)` and their batch that return the transformer's logits `(b n v)`, by
-    the name of the likelihood in the result.
+    `batches` are `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`. `losses` are
+    functions of tokens `(b n)` and their batch that return −log p of each token, by the name of the
+    likelihood in the result.
 
     Returns the images as judged, and the numbers: `reconstructions` and each likelihood.
     """
     real, reconstructed = JudgedImages(judges), JudgedImages(judges)
     quality = ReconstructionMetrics().to(judges.device)
     codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
-    likelihoods = {name: TokenLikelihood().to(judges.device) for name in logits}
+    likelihoods = {name: TokenLikelihood().to(judges.device) for name in losses}
     device = tokenizer.last_layer.device
     for batch in batches:
         images, labels = batch["images"].to(device), batch.get("labels")
@@ -136,8 +136,7 @@ def measure_validation(
         reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
         tokens = to_tokens(indices)
         for name, likelihood in likelihoods.items():
-            predicted = logits[name](tokens, batch)
-            likelihood.update(predicted.to(judges.device), tokens.to(judges.device))
+            likelihood.update(losses[name](tokens, batch).to(judges.device))
         real.update(images, labels)
         reconstructed.update(reconstructions, labels)
         quality.update(reconstructions.to(judges.device), images.to(judges.device))

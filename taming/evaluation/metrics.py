@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
@@ -165,19 +164,13 @@ class CodebookUsage(Metric):
 class TokenLikelihood(ExactMean):
     """Mean negative log-likelihood of a token, over all tokens of all updates and ranks.
 
-    `compute` returns `nats_per_token`, −log p with the natural logarithm; `bits_per_token`, the
-    same with base 2; and `perplexity`, exp of the nats: the number of equally probable tokens that
-    would be as hard to predict. (torchmetrics' Perplexity adds up in float32.)
+    `update` takes −log p of tokens in nats, of any shape. `compute` returns `nats_per_token`; the
+    same with base 2, `bits_per_token`; and `perplexity`, exp of the nats: the number of equally
+    probable tokens that would be as hard to predict. (torchmetrics' Perplexity adds up in float32.)
 
     Attributes:
         weight: the number of tokens.
     """
-
-    def update(self, logits: Tensor, tokens: Tensor) -> None:  # type: ignore[override]
-        """Adds logits `(b n v)` and the tokens they predict, `(b n)`."""
-        # in float64 b·n·v numbers would fill a GPU
-        nats = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="none")
-        super().update(nats)
 
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]
         nats = super().compute()

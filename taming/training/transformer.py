@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from annotated_types import Gt, Le
 from torch import nn
 
@@ -66,7 +65,7 @@ class TransformerTraining(TrainingModule):
         self.optimizer = optimizer
         self.pkeep = pkeep
         self.transformer.checkpointing = checkpointing
-        self._token_logits = self.transformer.token_logits
+        self._token_losses = self.transformer.token_losses
         self.compiled = compile
         self.likelihood = TokenLikelihood()
         metrics = ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
@@ -74,7 +73,7 @@ class TransformerTraining(TrainingModule):
 
     def compile_networks(self) -> None:
         """Compiles the transformer for training alone: sampling would compile every length."""
-        self._token_logits = torch.compile(self.transformer.token_logits)
+        self._token_losses = torch.compile(self.transformer.token_losses)
 
     @property
     def generator(self) -> ImageGenerator:
@@ -93,8 +92,9 @@ class TransformerTraining(TrainingModule):
         tokens = to_tokens(batch["indices"])  # (b n)
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
         prompt = self.conditioning.drop(prompt)
-        logits = self._token_logits(prompt.prefix, self._disturbed(tokens), prompt.context)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+        inputs = self._disturbed(tokens)
+        losses = self._token_losses(prompt.prefix, inputs, prompt.context, targets=tokens)  # (b n)
+        loss = losses.mean()
         self.remember({"loss": loss})
         return {"loss": loss}
 
@@ -120,8 +120,7 @@ class TransformerTraining(TrainingModule):
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         tokens = to_tokens(batch["indices"])
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
-        logits = self.transformer.token_logits(prompt.prefix, tokens, prompt.context)
-        self.likelihood.update(logits, tokens)
+        self.likelihood.update(self.transformer.token_losses(prompt.prefix, tokens, prompt.context))
 
     def on_validation_epoch_end(self) -> None:
         found = {name: float(value) for name, value in self.likelihood.compute().items()}

@@ -25,6 +25,7 @@ from taming.positions import (
 from taming.serialization import PretrainedModel, SavedModel
 from taming.transformer.block import TransformerBlock, build_norm
 from taming.transformer.config import GPTConfig
+from taming.transformer.loss import token_losses
 
 __all__ = ["GPT"]
 
@@ -177,10 +178,31 @@ class GPT(PretrainedModel):
         Returns:
             `(b n codebook_size)`.
         """
-        num_prefix, num_tokens = prefix.shape[1], tokens.shape[1]
+        return self.head(self._features_before(prefix, tokens, context))
+
+    def token_losses(
+        self,
+        prefix: Tensor,
+        tokens: Tensor,
+        context: Tensor | None = None,
+        *,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """Returns −log p of each token in nats, `(b n)`, without holding all logits at once.
+
+        The arguments are those of `token_logits`; `targets` `(b n)` are predicted in place of the
+        tokens themselves.
+        """
+        features = self._features_before(prefix, tokens, context)
+        targets = tokens if targets is None else targets
+        return token_losses(self.head, features, targets, self.config.codebook_size)
+
+    def _features_before(self, prefix: Tensor, tokens: Tensor, context: Tensor | None) -> Tensor:
+        """Returns the features `(b n d)` that predict each token."""
+        num_prefix = prefix.shape[1]
         assert num_prefix > 0, "the first token has nothing to be predicted from"
         features = self.features(prefix, tokens[:, :-1], context)  # (b p+n-1 d)
-        return self.head(features[:, num_prefix - 1 : num_prefix - 1 + num_tokens])
+        return features[:, num_prefix - 1 : num_prefix - 1 + tokens.shape[1]]
 
     def _contexts(self, context: Tensor | None, cache: KeyValueCache | None) -> Contexts:
         """Returns each layer's keys and values of the context; a cache remembers them."""
@@ -245,5 +267,5 @@ def apply_positions(
 ) -> tuple[Tensor, Rotation | None]:
     """Adds positions to embeddings `(b n d)`, or returns the rotation of queries and keys."""
     if isinstance(module, RotaryPositions2D):
-        return x, partial(module.rotate, positions=positions)
+        return x, module.rotation(positions)
     return module(x, positions), None

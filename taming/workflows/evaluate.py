@@ -111,7 +111,7 @@ def evaluate_model(
     judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     with evaluation_mode(model):
         batches = _batches(data, data.val_dataset, max_images, options, "validation images")
-        real, measured = measure_validation(tokenizer, batches, judges, _logits(generator, key))
+        real, measured = measure_validation(tokenizer, batches, judges, _losses(generator, key))
         numbers = {**(about or {}), "validation_images": real.numbers(None, data.class_names)}
         numbers |= {"resolution": list(data.resolution), **measured}
         if features is not None:
@@ -149,17 +149,19 @@ def evaluate_model(
     return numbers, written + [output_dir / name for name in names]
 
 
-def _logits(
+def _losses(
     generator: ImageGenerator | None, key: str | None
 ) -> dict[str, Callable[[Tensor, dict[str, Any]], Tensor]]:
     """Returns the likelihoods to measure: with its condition, and without where that is learned."""
     if generator is None:
         return {}
     found = {
-        "likelihood": lambda tokens, batch: generator.logits(tokens, batch[key] if key else None)
+        "likelihood": lambda tokens, batch: generator.token_losses(
+            tokens, batch[key] if key else None
+        )
     }
     if key and generator.conditioning.can_do_without:
-        found["likelihood_without_condition"] = lambda tokens, batch: generator.logits(tokens)
+        found["likelihood_without_condition"] = lambda tokens, batch: generator.token_losses(tokens)
     return found
 
 

@@ -85,8 +85,8 @@ def test_pkeep_replaces_inputs_and_never_targets() -> None:
     module = alone(transformer_training(ClassLabel(3), pkeep=0.75)).eval()
     tokens = torch.full((200, 64), 3)
     seen: list[torch.Tensor] = []
-    logits = module._token_logits
-    module._token_logits = lambda *args: seen.append(args[1]) or logits(*args)
+    losses = module._token_losses
+    module._token_losses = lambda *args, **kwargs: seen.append(args[1]) or losses(*args, **kwargs)
     labels = torch.zeros(200, dtype=torch.int64)
     loss = backward(module, {"indices": tokens.unflatten(1, (8, 8)), "labels": labels})["loss"]
     changed = (seen[0] != tokens).float().mean().item()
@@ -94,7 +94,8 @@ def test_pkeep_replaces_inputs_and_never_targets() -> None:
     assert len(seen[0].unique()) == 8
     with torch.no_grad():  # all targets are 3: the loss is that of predicting 3
         prompt = module.conditioning.prompt(labels, 200)
-        expected = -logits(prompt.prefix, seen[0]).log_softmax(-1)[..., 3].mean()
+        logits = module.transformer.token_logits(prompt.prefix, seen[0])
+        expected = -logits.log_softmax(-1)[..., 3].mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 

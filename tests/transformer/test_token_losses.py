@@ -1,0 +1,142 @@
+"""The cross-entropy in turns is that of all logits at once, and holds only those of a turn."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import perturb
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from taming.transformer import GPT, GPTConfig, loss
+
+NUM_TOKENS, WIDTH, NUM_CODES = 48, 16, 40
+TURNS = pytest.mark.parametrize("turns", [1, 4, 5, 48])
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches how many numbers the largest tensor has that an operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+def inputs(dtype: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    head = nn.Linear(WIDTH, NUM_CODES, bias=False).to(dtype)
+    features = torch.randn(3, 16, WIDTH, dtype=dtype, requires_grad=True)
+    return head, features, torch.randint(NUM_CODES, (3, 16))
+
+
+def in_turns(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    tokens = -(-NUM_TOKENS // turns)
+    monkeypatch.setattr(loss, "MAX_LOGITS", tokens * NUM_CODES + NUM_CODES // 2)
+
+
+@TURNS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_and_gradients_are_those_of_all_logits_at_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, turns: int
+) -> None:
+    in_turns(monkeypatch, turns)
+    head, features, tokens = inputs(dtype)
+    expected = F.cross_entropy(head(features).flatten(0, 1), tokens.flatten(), reduction="none")
+    losses = loss.token_losses(head, features, tokens, NUM_CODES)
+    assert losses.dtype == dtype and losses.shape == tokens.shape
+    torch.testing.assert_close(losses.flatten(), expected)
+    upstream = torch.randn_like(losses)
+    gradients = (
+        torch.autograd.grad(values.flatten(), (features, head.weight), upstream.flatten())
+        for values in (losses, expected)
+    )
+    for actual, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+@TURNS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_turns_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, turns: int
+) -> None:
+    """The turns' gradients of the head are added up in float32."""
+    head, features, tokens = inputs(torch.float64)
+    loss.token_losses(head, features, tokens, NUM_CODES).mean().backward()
+    errors = []
+    for number in (1, turns):
+        in_turns(monkeypatch, number)
+        own, rounded, _ = inputs(torch.float32)
+        own.load_state_dict(head.state_dict())
+        with torch.no_grad():
+            rounded.copy_(features)
+        with torch.autocast("cpu", dtype):
+            losses = loss.token_losses(own, rounded, tokens, NUM_CODES)
+        assert losses.dtype == torch.float32
+        scale = 2.0**12  # as of a gradient scaler
+        (scale * losses.mean()).backward()
+        pairs = (rounded.grad, features.grad), (own.weight.grad, head.weight.grad)
+        errors.append(
+            [float((ours / scale - exact).norm() / exact.norm()) for ours, exact in pairs]
+        )
+    assert max(errors[0]) < 0.02
+    assert errors[1] == pytest.approx(errors[0], rel=0.1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_no_more_logits_than_those_of_a_turn_are_held(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    in_turns(monkeypatch, turns=8)
+    head, features, tokens = inputs(torch.float32)
+    saved: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with LargestTensor() as seen, torch.set_grad_enabled(training):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            losses = loss.token_losses(head, features, tokens, NUM_CODES)
+        if training:
+            losses.mean().backward()
+    assert max(saved, default=0) < NUM_TOKENS * NUM_CODES / 2
+    assert seen.largest == max(NUM_TOKENS * WIDTH, NUM_CODES * WIDTH)  # features, or weights
+
+
+def test_few_tokens_are_not_computed_twice() -> None:
+    head, features, tokens = inputs(torch.float32)
+    calls = []
+    head.register_forward_hook(lambda *_: calls.append(None))
+    loss.token_losses(head, features, tokens, NUM_CODES).mean().backward()
+    assert len(calls) == 1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("tie_head", [False, True])
+def test_compiled_with_the_whole_transformer(
+    monkeypatch: pytest.MonkeyPatch, tie_head: bool
+) -> None:
+    config = {"codebook_size": NUM_CODES, "num_prefix_ids": 2, "context_length": 17}
+    shape = {"num_layers": 1, "num_heads": 2, "embed_dim": WIDTH, "tie_head": tie_head}
+    model = GPT(GPTConfig(**config, **shape))
+    perturb(model)
+    prefix, tokens = torch.zeros(3, 1, dtype=torch.long), torch.randint(NUM_CODES, (3, 16))
+    targets = torch.randint(NUM_CODES, (3, 16))
+    logits = model.token_logits(prefix, tokens)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    for turns in (1, 4):
+        in_turns(monkeypatch, turns)
+        torch.compiler.reset()
+        compiled = torch.compile(model.token_losses, backend="aot_eager", fullgraph=True)
+        for function in (model.token_losses, compiled):
+            mean = function(prefix, tokens, targets=targets).mean()
+            torch.testing.assert_close(mean, expected)
+            actual = torch.autograd.grad(mean, list(model.parameters()))
+            torch.testing.assert_close(actual, wanted)
