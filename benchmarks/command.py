@@ -16,7 +16,8 @@ from benchmarks.table import table
 
 __all__ = ["Preset", "main"]
 
-# "cases": architectures and batches by name, whose "measurements" say what they are for;
+# "cases": architectures and batches by name, whose "measurements" say what they are for, and whose
+# "rounds" come before the option's;
 # "peers": file in peers/ and, where it is not the run's, precision; and defaults of the options
 Preset = Mapping[str, Any]
 
@@ -113,6 +114,7 @@ def parsed(
         ("--tf32", "in float32 products"),
         ("--compile", "our training step; sampling has a measurement of its own"),
         ("--channels-last", "memory format of our side"),
+        ("--auto", "in our training steps what a long training chooses, in place of these"),
     ):
         add(name, action=argparse.BooleanOptionalAction, default=False, help=text)
     add("--rounds", type=int, default=5, help="turns of each side")

@@ -57,8 +57,12 @@ class Program:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.kill()
+        self.kill()
         self._process.communicate()
+
+    def kill(self) -> None:
+        """Ends the process; what it is asked then fails."""
+        self._process.kill()
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Returns what a method of `Session` in `peers/serve.py` returns.
@@ -120,10 +124,10 @@ def compare(
                 )
     for side in sides:
         seconds = [side.ask("run", 1)["seconds"] for _ in range(1 + options["warmup"])]
-        records[side.name]["first_seconds"] = seconds[0]
+        records[side.name] |= {"first_seconds": seconds[0], "second_seconds": [*seconds, None][1]}
     steps = max(1, math.ceil(options["turn_seconds"] / seconds[-1]))
     turns: dict[str, list[Record]] = {side.name: [] for side in sides}
-    for number in range(options["rounds"]):
+    for number in range(case.get("rounds", options["rounds"])):
         for side in sides[:: -1 if number % 2 == 0 else 1]:
             turns[side.name].append(side.ask("run", steps))
     for name, record in records.items():

@@ -24,10 +24,12 @@ from taming.training import (
     TransformerTraining,
     VQGANTraining,
 )
+from taming.training.execution import Execution, choose_execution
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
 NEVER = 10**9  # a step that is not reached
+DEFAULT_STEPS = 50_000  # of a training whose length is not given
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
 AUTOENCODER = (
     "resolution",
@@ -53,16 +55,35 @@ def autoencoder_call(
     settings: Settings, measurement: str, images: torch.Tensor
 ) -> tuple[Call, dict[str, Any]]:
     """Builds a training step of stage 1, `encode` or `decode`."""
+    module = vqgan_training(settings, measurement).to(images.device)
+    parts: dict[str, list[Any]] = {"autoencoder": [module.vqgan]}
+    if module.adversary is not None:
+        parts["discriminator"] = [module.adversary.discriminator]
+    if module.perceptual is not None:
+        parts["perceptual"] = [module.perceptual.lpips.network]
+    facts = {"versions": VERSIONS, "parameters": num_parameters(**parts)}
+    if "step" in measurement:
+        return training_step(module, settings, {"images": images}, facts), facts
+    module.setup("fit")
+    if settings["channels_last"]:
+        images = images.contiguous(memory_format=torch.channels_last)
+    vqgan = module.vqgan.eval()
+    encode = inference(settings, lambda: vqgan.encode(images))
+    indices = encode()
+    decode = inference(settings, lambda: vqgan.decode(indices))
+    return encode if measurement == "encode" else decode, facts
+
+
+def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
+    """Builds stage 1; `step` has a discriminator, `step_before_start` one that does nothing yet."""
     quantizer = {
         "kind": "vector",
         "codebook_size": settings["codebook_size"],
         "codebook_dim": settings["codebook_dim"],
         "revive_after": None,
     }
-    vqgan = VQGAN(quantizer=quantizer, **{key: settings[key] for key in AUTOENCODER})
-    parts, adversary, perceptual = {"autoencoder": [vqgan]}, None, None
+    adversary = perceptual = None
     if measurement in ("step", "step_before_start"):
-        perceptual = LPIPSLoss(pretrained=False)  # the same work, and no download
         discriminator = PatchDiscriminator(
             base_channels=settings["discriminator_channels"],
             num_layers=settings["discriminator_layers"],
@@ -77,43 +98,24 @@ def autoencoder_call(
             weight=0.8,
             adaptive=True,
         )
-        parts |= {"discriminator": [discriminator], "perceptual": [perceptual.lpips.network]}
-    module = VQGANTraining(
-        vqgan,
+        if settings.get("perceptual", True):
+            perceptual = LPIPSLoss(pretrained=False)  # the same work, and no download
+    return VQGANTraining(
+        VQGAN(quantizer=quantizer, **{key: settings[key] for key in AUTOENCODER}),
         perceptual,
         adversary,
         optimizer=OPTIMIZER,
         compile=settings["compile"],
         channels_last=settings["channels_last"],
-    ).to(images.device)
-    module.setup("fit")
-    facts = {"versions": VERSIONS, "parameters": num_parameters(**parts)}
-    if settings["channels_last"]:
-        images = images.contiguous(memory_format=torch.channels_last)
-    if "step" in measurement:
-        return training_step(module, settings, {"images": images}), facts
-    vqgan.eval()
-    encode = inference(settings, lambda: vqgan.encode(images))
-    indices = encode()
-    decode = inference(settings, lambda: vqgan.decode(indices))
-    return encode if measurement == "encode" else decode, facts
+    )
 
 
 def transformer_call(
     settings: Settings, measurement: str, tokens: torch.Tensor
 ) -> tuple[Call, dict[str, Any]]:
-    """Builds a training step of stage 2, or sampling; with guidance the model knows one class."""
-    guided = settings["guidance_scale"] != 1
-    conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
-    b, n = tokens.shape
-    height = math.isqrt(n) if math.isqrt(n) ** 2 == n else 1
-    grid_size = (height, n // height)
-    config = GPTConfig(
-        **{key: settings[key] for key in TRANSFORMER},
-        **conditioning.transformer_config(grid_size),
-        positions="learned",
-    )
-    gpt = GPT(config).to(tokens.device)
+    """Builds a training step of stage 2, or sampling."""
+    module = transformer_training(settings).to(tokens.device)
+    generator, gpt, (b, n) = module.generator, module.transformer, tokens.shape
     parameters = num_parameters(
         blocks=[gpt.blocks],
         embeddings=[gpt.token_embedding, gpt.positions],
@@ -121,17 +123,14 @@ def transformer_call(
         prefix=[gpt.prefix_embedding],  # the peers have none
     )
     facts: dict[str, Any] = {"versions": VERSIONS, "parameters": parameters}
-    generator = ImageGenerator(None, gpt, conditioning, grid_size)
     if measurement == "gpt_step":
-        module = TransformerTraining(generator, optimizer=OPTIMIZER, compile=settings["compile"])
-        module.setup("fit")
-        batch = {"indices": to_indices(tokens, grid_size), "labels": tokens.new_zeros(b)}
-        return training_step(module, settings, batch), facts
+        return training_step(module, settings, token_batch(module, tokens), facts), facts
     generator.eval()
     if settings["dtype"] == "bf16":
         generator.to(torch.bfloat16)
     # each token's step reads all weights but the tables', of which it needs a row, and of each
     # sequence the keys and values so far
+    guided = settings["guidance_scale"] != 1
     cached = n * (n + 1) * settings["embed_dim"] * settings["num_layers"] * b * (1 + guided)
     weights = n * (parameters["blocks"] + parameters["head"])
     facts["bytes_read"] = (weights + cached) * gpt.head.weight.element_size()
@@ -148,10 +147,50 @@ def transformer_call(
     return compiled_afresh(sample) if compiled else sample, facts
 
 
+def transformer_training(settings: Settings) -> TransformerTraining:
+    """Builds stage 2; where there is guidance the model knows one class."""
+    guided, n = settings["guidance_scale"] != 1, settings["num_tokens"]
+    conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
+    height = math.isqrt(n) if math.isqrt(n) ** 2 == n else 1
+    grid_size = (height, n // height)
+    config = GPTConfig(
+        **{key: settings[key] for key in TRANSFORMER},
+        **conditioning.transformer_config(grid_size),
+        positions="learned",
+    )
+    generator = ImageGenerator(None, GPT(config), conditioning, grid_size)
+    return TransformerTraining(generator, optimizer=OPTIMIZER, compile=settings["compile"])
+
+
+def token_batch(module: TransformerTraining, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns tokens `(b n)` as the batch that stage 2 trains on."""
+    indices = to_indices(tokens, module.generator.grid_size)
+    return {"indices": indices, "labels": tokens.new_zeros(len(tokens))}
+
+
 def training_step(
-    module: TrainingModule, settings: Settings, batch: dict[str, torch.Tensor]
+    module: TrainingModule,
+    settings: Settings,
+    batch: dict[str, torch.Tensor],
+    facts: dict[str, Any],
 ) -> Call:
-    """Makes a step as Lightning's Trainer does it, on the same batch each time."""
+    """Makes a step as Lightning's Trainer does it, on the same batch each time.
+
+    With the setting `auto` the facts tell what a long training has chosen.
+    """
+    if settings["compile"] or settings.get("auto"):
+        torch.compiler.reset()  # earlier measurements' compilations count against a limit
+    if settings.get("auto"):
+        device = torch.device(settings["device"])
+        auto = Execution("auto", "auto", "auto")
+        way = choose_execution(
+            auto, module, lambda: batch, device, num_steps=DEFAULT_STEPS, world_size=1
+        )
+        module.channels_last, module.compiled = way.channels_last, way.compile
+        dtype = "bf16" if way.precision == "bf16-mixed" else "float32"
+        facts |= {"dtype": dtype, "channels_last": way.channels_last, "compile": way.compile}
+        settings = settings | {"dtype": dtype}
+    module.setup("fit")
     module.trainer = Trainer(
         accelerator="auto" if settings["device"].startswith("cuda") else "cpu",
         max_steps=NEVER,

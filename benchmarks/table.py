@@ -31,7 +31,7 @@ def table(records: Sequence[Record]) -> str:
     lines = [
         f"on {first.get('gpu', first['device'])}; processor {first['processor']}; "
         f"{first['threads']} threads",
-        f"ms a call, median of {len(first['seconds']['rounds'])} rounds (least–greatest);",
+        "ms a call, median of the rounds (least–greatest);",
         "ratio: the peer's time over ours round by round, above 1 ours is faster",
         *(f"  {name:{width}s}  {description(side)}" for name, side in sides.items()),
     ]
@@ -63,7 +63,9 @@ def title(records: Sequence[Record]) -> str:
     for record in records:
         parameters |= record["ours"]["parameters"]
     numbers = ", ".join(f"{part} {number:,}" for part, number in parameters.items())
-    return f"{case['name']}: {shape}; {sum(parameters.values()):,} parameters: {numbers}"
+    rounds = len(records[0]["ours"]["seconds"]["rounds"])
+    total = sum(parameters.values())
+    return f"{case['name']}: {shape}; {rounds} rounds; {total:,} parameters: {numbers}"
 
 
 def cells(record: Record) -> dict[str, str]:
@@ -89,6 +91,9 @@ def cells(record: Record) -> dict[str, str]:
         **{
             f"{unit}/s": each(f"{unit}_per_second", ".4g") for unit in ("images", "steps", "tokens")
         },
+        "ms a token": " : ".join(f"{1000 / side['tokens_per_second']:.3g}" for side in sides)
+        if record["measurement"].startswith("sample")
+        else "",
         "first call s": each("first_seconds", ".2f"),
         "peak GiB": each("peak_memory_gib", ".1f"),
         "pays after": after,

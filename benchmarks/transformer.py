@@ -51,10 +51,12 @@ PRESETS: dict[str, Preset] = {
         | {f"step_{b}": SMALL | TRAINING | {"batch_size": b} for b in (2, 8)},
         "warmup": 1,
     },
-    "cpu_sequence_length": ON_CPU  # the longest takes minutes a call
+    "cpu_sequence_length": ON_CPU  # two blocks, and few rounds of the longest: within 12 minutes
     | {
-        "cases": {f"tokens_{n}": SMALL | SAMPLING | {"num_tokens": n} for n in LENGTHS},
-        "rounds": 3,
+        "cases": {
+            f"tokens_{n}": SMALL | SAMPLING | {"num_layers": 2, "num_tokens": n, "rounds": rounds}
+            for n, rounds in zip(LENGTHS, (5, 5, 2), strict=True)
+        },
         "warmup": 0,
     },
     "gpu": ON_GPU

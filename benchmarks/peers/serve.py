@@ -82,6 +82,20 @@ class Session:
         assert self.call is not None
         return count_flops(self.call)
 
+    def profile(self, path: str) -> str:
+        """Writes a trace of two calls to `path`; returns a table of the most costly operations."""
+        from torch.profiler import ProfilerActivity, profile
+
+        assert self.call is not None
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.on_gpu
+        self.run(1)
+        with profile(activities=activities) as profiler:
+            self.run(2)
+        profiler.export_chrome_trace(path)
+        order = "self_cuda_time_total" if self.on_gpu else "self_cpu_time_total"
+        averages = profiler.key_averages()
+        return averages.table(sort_by=order, row_limit=25, max_name_column_width=70)
+
 
 def random_inputs(settings: Settings) -> torch.Tensor:
     """Draws images `(b 3 H W)` in [-1, 1], or tokens `(b n)`; always the same ones."""

@@ -68,8 +68,15 @@ def test_the_ratio_is_of_pairs_in_the_same_round() -> None:
     # the rounds' ratios are 3, 1 and 2; the medians' would be 3 / 2
     assert record["ratio"] == {"median": 2.0, "least": 1.0, "greatest": 3.0}
     assert record["ours"]["first_seconds"] == 7.0
+    assert record["ours"]["second_seconds"] is None
     assert record["ours"]["images_per_second"] == 1.0  # two images in the median's 2 s
     assert record["peer"]["seconds"]["rounds"] == [3.0, 2.0, 8.0]
+
+
+def test_a_long_case_has_rounds_of_its_own() -> None:
+    record = timed(IMAGES | {"rounds": 1}, "step", Scripted("ours", [], 7.0, 6.0, 5.0, 4.0))
+    assert record["ours"]["seconds"]["rounds"] == [4.0]
+    assert record["ours"]["first_seconds"] == 7.0 and record["ours"]["second_seconds"] == 6.0
 
 
 def test_another_architecture_is_not_compared() -> None:
@@ -130,12 +137,12 @@ def test_the_table() -> None:
     ]
     assert table(records) == (
         "on cpu; processor abacus; 1 threads\n"
-        "ms a call, median of 3 rounds (least–greatest);\n"
+        "ms a call, median of the rounds (least–greatest);\n"
         "ratio: the peer's time over ours round by round, above 1 ours is faster\n"
         "  taming  float32; torch 2.99, taming 1.0\n"
         "  other   float32; torch 2.99, other 1.0\n"
         "\n"
-        "tiny: images 2×3×16×16; 1,234 parameters: all 1,234\n"
+        "tiny: images 2×3×16×16; 3 rounds; 1,234 parameters: all 1,234\n"
         "                                 peer   taming ms         peer ms           "
         "ratio             images/s    first call s\n"
         "training step, discriminator on  other  2000 (1000–4000)  3000 (2000–8000)  "
@@ -145,7 +152,7 @@ def test_the_table() -> None:
     )
     compiled = timed(TOKENS, "sample_compiled", Scripted("taming", [], 0.5))
     lines = table([{**compiled, "break_even": {"images": 2604, "tokens": 41}}]).splitlines()
-    assert lines[-3].startswith("gpt: tokens 2×9; 1,234 parameters")
+    assert lines[-3].startswith("gpt: tokens 2×9; 3 rounds; 1,234 parameters")
     assert lines[-1].split("  ")[-1] == "2,604 images, 41 tokens"
 
 

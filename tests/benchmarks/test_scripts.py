@@ -109,6 +109,25 @@ def test_sampling_compiled_and_with_guidance_in_bf16(ours: ModuleType) -> None:
     assert facts["bytes_read"] % 2 == 0
 
 
+def test_a_step_as_a_long_training_chooses_it(
+    ours: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def choose(wanted: Any, *arguments: Any, num_steps: int, **options: Any) -> Any:
+        asked.append((wanted, num_steps))
+        return ours.Execution("bf16-mixed", True, False)
+
+    monkeypatch.setattr(ours, "choose_execution", choose)
+    settings = {"codebook_size": 16, "num_layers": 1, "num_heads": 2, "embed_dim": 8}
+    settings |= {"num_tokens": 4, "guidance_scale": 1.0, "device": "cpu", "auto": True}
+    settings |= {"dtype": "float32", "compile": False, "channels_last": False}
+    call, facts = ours.build(settings, "gpt_step", torch.zeros(2, 4, dtype=torch.int64))
+    assert asked == [(ours.Execution("auto", "auto", "auto"), 50_000)]
+    assert facts["dtype"] == "bf16" and facts["channels_last"] and not facts["compile"]
+    assert call().isfinite()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments", "measured"),
