@@ -88,7 +88,11 @@ class LPIPSLoss(nn.Module):
         features = self._features(reconstructions)
         loss = reconstructions.new_zeros((), dtype=torch.float32)
         for feature, target, head in zip(features, targets, heads, strict=True):
-            loss = loss + head((feature - target).square()).mean(dtype=torch.float32)
+            difference = feature - target
+            squared = (difference * difference).sum((0, 2, 3), dtype=torch.float32)  # (f,)
+            # a head weights the channels of each position: here those of all positions at once
+            weighted = (head.model[-1].weight.flatten() * squared).sum()
+            loss = loss + weighted / difference[:, 0].numel()
         return loss
 
     def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
