@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from serve import random_inputs
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, IterableDataset
@@ -81,19 +82,22 @@ def main(measurement: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     inputs = random_inputs(settings)
     module: TrainingModule
-    strategy = "auto"
     if measurement == "gpt_step":
         module = transformer_training(settings)
         batch = token_batch(module, inputs)
     else:
         module, batch = vqgan_training(settings, measurement), {"images": inputs}
-        strategy = "ddp_find_unused_parameters_true"
     alone = settings["devices"] == 1
+    in_parallel = DDPStrategy(  # as a training has it
+        static_graph=measurement == "gpt_step",
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+    )
     clock = Clock(settings["steps"])
     trainer = L.Trainer(
         accelerator="gpu" if settings["device"] == "cuda" else "cpu",
         devices=settings["devices"],
-        strategy="auto" if alone else strategy,
+        strategy="auto" if alone else in_parallel,
         precision="bf16-mixed",
         max_steps=clock.last,
         max_epochs=-1,

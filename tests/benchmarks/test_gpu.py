@@ -15,6 +15,7 @@ from benchmarks.compare import ROOT
 from benchmarks.gpu import PRESETS, Part, parts_of
 
 TINY = ["--device=cpu", "--preset=tiny"]
+NARROW = {"base_channels": 32, "discriminator_channels": 4, "resolution": 16}
 NOT_NEEDED = ("hydra", "omegaconf", "lpips", "wandb", "sklearn", "huggingface_hub", "pytest")
 
 
@@ -31,9 +32,8 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_everything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    narrow = {"base_channels": 32, "discriminator_channels": 4, "resolution": 16}
     tiny = PRESETS["tiny"]
-    monkeypatch.setitem(PRESETS, "tiny", tiny | {"vqgan": tiny["vqgan"] | narrow})
+    monkeypatch.setitem(PRESETS, "tiny", tiny | {"vqgan": tiny["vqgan"] | NARROW})
     parts = [Part("no_such_thing", {"batch_size": 2, "resolution": 16}), *parts_of(PRESETS["tiny"])]
     monkeypatch.setattr(gpu, "parts_of", lambda preset: parts)
     (tmp_path / "profiles.txt").write_text("of an earlier run")
@@ -118,11 +118,15 @@ def test_few_packages_suffice() -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [part for part in parts_of(PRESETS["tiny"]) if part.measurement == "gpt_step"]
-    monkeypatch.setattr(gpu, "parts_of", lambda preset: parts[:1])
+    tiny = PRESETS["tiny"]
+    monkeypatch.setitem(PRESETS, "tiny", tiny | {"vqgan": tiny["vqgan"] | NARROW})
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    one, two = gpu.main([*TINY, "--devices=2", f"--output={tmp_path}"])
-    assert (one["devices"], two["devices"]) == (1, 2)
-    assert len(one["rounds"]) == len(two["rounds"]) == 5
-    assert one["collectives"] == {} and two["collectives"] == {"allreduce": 1}
-    assert two["gain"] == pytest.approx(two["per_second"] / one["per_second"])
+    records = gpu.main([*TINY, "--devices=2", f"--output={tmp_path}"])
+    assert [record["devices"] for record in records] == [1, 2, 1, 2]
+    for one, two in (records[:2], records[2:]):
+        assert len(one["rounds"]) == len(two["rounds"]) == 5
+        assert one["collectives"] == {}
+        assert two["gain"] == pytest.approx(two["per_second"] / one["per_second"])
+    # of the gradients; in stage 1 also of what its codes were used for
+    assert records[3]["collectives"] == {"allreduce": 1}
+    assert records[1]["collectives"].keys() == {"allreduce"}

@@ -19,6 +19,7 @@ from tiny_training import (
 )
 
 from taming.contexts import full_precision
+from taming.training.checkpoints import copied_to_host
 
 DEVICE = "cuda"
 pytestmark = [
@@ -81,3 +82,12 @@ def test_a_run_of_a_few_steps(stage: int, precision: Any, tmp_path: Path) -> Non
     assert all(math.isfinite(value) for value in result.metrics.values())
     unchanged = [name for name, (now, then) in weights.items() if torch.equal(now.cpu(), then)]
     assert unchanged == []
+
+
+def test_a_checkpoint_is_copied_to_the_hosts_memory() -> None:
+    weight = torch.arange(6.0, device=DEVICE).view(2, 3).t()
+    first, second = copied_to_host({"weights": [weight, weight[1:]]})["weights"]
+    weight.zero_()
+    assert first.device.type == second.device.type == "cpu"
+    assert torch.equal(first, torch.arange(6.0).view(2, 3).t()) and torch.equal(second, first[1:])
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
