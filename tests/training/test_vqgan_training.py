@@ -13,11 +13,13 @@ from tiny_training import (
 )
 from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import get_total_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from taming.losses import hinge_generator_loss
 from taming.training import VQGANTraining
 
 Tensors = dict[str, torch.Tensor]
+aten = torch.ops.aten
 
 
 def batch(size: int = 4, seed: int = 0) -> Tensors:
@@ -248,6 +250,27 @@ def test_bf16_is_close_to_float32() -> None:
     for name, least in (("decoder.conv_out.weight", 0.99), ("encoder.conv_in.weight", 0.8)):
         pair = [gradient[f"vqgan.{name}"].flatten() for gradient in (found, expected)]
         assert torch.cosine_similarity(*pair, dim=0) > least, name
+
+
+class Convolutions(TorchDispatchMode):
+    """Notes the type that each convolution computes in, forwards and backwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (aten.convolution.default, aten.convolution_backward.default):
+            self.dtypes += [x.dtype for x in args[:3] if x is not None]
+        return func(*args, **(kwargs or {}))
+
+
+def test_under_autocast_every_convolution_of_a_step_is_in_bf16() -> None:
+    """Those of the discriminator and of the adaptive weight too."""
+    module = alone(vqgan_training(tiny_adversary()), 4)
+    with Convolutions() as watch, torch.autocast("cpu", torch.bfloat16):
+        assert "adaptive_weight" in backward(module, batch())
+    assert len(watch.dtypes) > 100 and set(watch.dtypes) == {torch.bfloat16}
 
 
 class Half(Gradients):
