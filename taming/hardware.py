@@ -1,8 +1,12 @@
 """What the machine at hand can do."""
 
+import os
+import shutil
+from importlib.util import find_spec
+
 import torch
 
-__all__ = ["device_name", "has_bf16"]
+__all__ = ["can_compile", "device_name", "has_bf16", "has_matrix_bf16"]
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -13,6 +17,20 @@ def has_bf16(device: torch.device) -> bool:
     return device.type == "cpu" and any(
         found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16")
     )
+
+
+def has_matrix_bf16(device: torch.device) -> bool:
+    """Returns whether the device multiplies matrices of bfloat16: in tensor cores, or by AMX."""
+    if device.type == "cpu":
+        return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
+    return has_bf16(device)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Returns whether `torch.compile` finds what it needs: Triton, or a compiler of C++."""
+    if device.type == "cuda":
+        return find_spec("triton") is not None
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def device_name(device: torch.device) -> str:

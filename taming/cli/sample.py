@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from taming.cli.app import build, find_device, program, resolved
 from taming.cli.hints import data_of_run, given_settings, setting
 from taming.cli.setting_types import check_types
-from taming.generation import ImageGenerator
+from taming.generation import ImageGenerator, SamplingDtype
 from taming.workflows.sample_inputs import GivenImages
 
 __all__ = ["main"]
@@ -19,13 +19,12 @@ __all__ = ["main"]
 def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
     plain = resolved(config)
-    check_types(config, {"dtype": Literal["float32", "bfloat16"]})
+    check_types(config, {"dtype": SamplingDtype})
     sample_images, device = build(config.sample), find_device(plain["device"])
     classifier = build_classifier(config.rejection.classifier)
     if isinstance(classifier, torch.nn.Module):
         classifier.to(device)
     generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(device)
-    generator.transformer.to(getattr(torch, plain["dtype"]))
     notes, written = sample_images(generator, classifier=classifier)
     for note in notes:
         print(f"note: {note}")

@@ -112,8 +112,9 @@ class SamplingOptions:
     grid_size: GridSize | None = None
     stride: int | None = None  # of that window, see `plan_windows`
     # compile the step: slow to start, then faster; the same tokens up to rounding. Batches are
-    # filled up to the batch size, for which it is compiled.
-    compile: bool = False
+    # filled up to the batch size, for which it is compiled. auto: where it saves time. Not the
+    # default here, for a program that calls often for a few images knows how many will come
+    compile: bool | Literal["auto"] = False
     batch_size: Count | None = None  # images drawn at once, which bounds the memory; None: 64
 
     @property

@@ -15,6 +15,7 @@ from taming.errors import UserError
 from taming.generation.choice import TokenChoice
 from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
 from taming.generation.options import SamplingOptions
+from taming.generation.speed import decide_compilation
 from taming.generation.window import WindowRun, plan_windows
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import PretrainedModel
@@ -163,6 +164,7 @@ class TokenGenerator(PretrainedModel):
         if options.seed is None:
             options = replace(options, seed=int(torch.randint(2**62, ())))
 
+        options = decide_compilation(options, self.device, self.grid_size, num_images)
         batch_size = options.batch_size or min(num_images, options.images_at_once)
         num_drawn = num_images
         if options.compile:  # whole batches

@@ -1,6 +1,7 @@
 """Numbers for a generator or a tokenizer, on images it has not seen."""
 
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -31,12 +32,21 @@ from taming.evaluation import (
     report_text,
     train_classifier,
 )
-from taming.generation import ImageGenerator, SamplingOptions
+from taming.generation import (
+    ImageGenerator,
+    SamplingDtype,
+    SamplingOptions,
+    decide_compilation,
+    describe_speed,
+    use_dtype,
+)
 from taming.pictures import class_grid, pixel_grid, to_uint8
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_data import check_classifier, check_data
 
 __all__ = ["evaluate_model"]
+
+log = logging.getLogger(__name__)
 
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
 
@@ -50,6 +60,7 @@ def evaluate_model(
     guidance_scales: Sequence[Annotated[float, Ge(0)]] = (1.0,),
     max_images: Annotated[int, Ge(2)] | None = None,
     options: SamplingOptions | None = None,
+    dtype: SamplingDtype = "float32",
     classifier: ImageClassifier | None = None,
     classifier_training: ClassifierTraining | None = None,
     features: FeatureExtractor | None = None,
@@ -68,7 +79,8 @@ def evaluate_model(
 
     `num_samples` are drawn for each guidance scale, and as many training images compared;
     `max_images` bounds the validation images. The seed of `options` also chooses images, and their
-    batch size is that of all passes. Without `classifier` one is trained if the model has classes;
+    batch size is that of all passes. For sampling, after all else, the generator is converted to
+    `dtype`, see `use_dtype`. Without `classifier` one is trained if the model has classes;
     without `features` there is no Fréchet distance. `about`, where model and data are from, is
     recorded before the numbers.
 
@@ -97,7 +109,7 @@ def evaluate_model(
     if generator is not None:
         condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
         for one in guided:  # unsupported options fail now
-            generator.sample(1, condition, options=one)
+            generator.sample(1, condition, options=replace(one, compile=False))
     if classifier is not None:
         check_classifier(classifier, data)
     device = tokenizer.last_layer.device
@@ -123,10 +135,17 @@ def evaluate_model(
             numbers["training_images"] = train.numbers(real)
         pictures = {}
         if generator is not None:
+            use_dtype(generator.transformer, tokenizer, dtype)
+            num_drawn = num_samples * len(guided)
+            last, device = guided[-1], generator.device
+            compiled = decide_compilation(last, device, generator.grid_size, num_drawn).compile
+            options, *guided = (replace(one, compile=compiled) for one in (options, *guided))
+            log.info(describe_speed(generator.transformer, tokenizer, options))
             numbers["sampling"] = {
                 "num_samples": num_samples,
                 "guidance_scales": list(guidance_scales),
                 "max_images": max_images,
+                "dtype": dtype,
                 **asdict(options),
             }
             numbers["samples"] = []

@@ -15,7 +15,15 @@ from tqdm import tqdm
 
 from taming.conditioning import class_difference
 from taming.errors import UserError, writing
-from taming.generation import ImageGenerator, SamplingOptions, sample_best
+from taming.generation import (
+    ImageGenerator,
+    SamplingDtype,
+    SamplingOptions,
+    decide_compilation,
+    describe_speed,
+    sample_best,
+    use_dtype,
+)
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.workflows.sample_inputs import (
     GivenImages,
@@ -44,6 +52,7 @@ def sample_images(
     classifier: Classifier | None = None,
     candidates: Annotated[int, Ge(1)] = 10,
     write_images: bool = False,
+    dtype: SamplingDtype = "float32",
 ) -> tuple[list[str], list[Path]]:
     """Draws images and writes them into `output_dir`.
 
@@ -57,7 +66,8 @@ def sample_images(
     requests no class, unless a class has this name. Without `classes` an image to complete takes
     the class that its folder is named after; where no folder is, no class is requested if the model
     can do without. All other images take all classes in turn. With a `classifier` the best of
-    `candidates` is kept for each image, see `sample_best`.
+    `candidates` is kept for each image, see `sample_best`. For `dtype` the generator is converted,
+    see `use_dtype`.
 
     Returns:
         Notes for the user, a sentence each, and the files and folders written.
@@ -87,6 +97,10 @@ def sample_images(
     rows, columns = grid_size
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
+    use_dtype(generator.transformer, generator.require_tokenizer(), dtype)
+    num_drawn = inputs.num_images * (1 if classifier is None else candidates)
+    options = decide_compilation(options, generator.device, generator.grid_size, num_drawn)
+    log.info(describe_speed(generator.transformer, generator.require_tokenizer(), options))
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         samples, shown, shares = _draw(generator, options, inputs, classifier, candidates)
@@ -98,7 +112,7 @@ def sample_images(
         labels = [] if inputs.labels is None else inputs.labels.tolist()
         arrays = [samples] if inputs.labels is None else [samples, np.array(labels)]
         written = [output_dir / "samples.npz", output_dir / "samples.png"]
-        np.savez_compressed(written[0], *arrays)
+        np.savez(written[0], *arrays)  # compressing gigabytes takes a single core minutes
         num_classes = generator.conditioning.num_classes or 0
         known = generator.class_names or range(num_classes)
         names = [str(known[label]) for label in labels]

@@ -14,7 +14,7 @@ from tiny_models import tiny_generator
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
-from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
+from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best, speed
 from taming.pictures import to_uint8
 
 
@@ -78,7 +78,7 @@ def test_every_setting_reaches_the_generator(
         ("top_p=many", "top_p"),
         ("rejection.candidates=0", "rejection.candidates"),
         ("classes=wolves", "'wolves' does not exist"),
-        ("dtype=half", "dtype should be 'float32' or 'bfloat16'"),
+        ("dtype=half", "dtype should be 'auto', 'float32' or 'bfloat16'"),
         ("rejection.classifier=of_classes", "classifier"),
         ("rejection.classifier=other", "class 0 is 'dogs' and not 'cats'"),
     ],
@@ -93,19 +93,36 @@ def test_a_setting_that_is_refused_leaves_nothing(
     fails_before_writing(outcome, message)
 
 
-def test_dtype_of_the_transformer(
-    run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "amx", "expected"),
+    [
+        ("bfloat16", False, torch.bfloat16),
+        ("float32", True, torch.float32),
+        ("auto", False, torch.float32),
+        ("auto", True, torch.float32),  # the model is narrow
+    ],
+)
+def test_dtype_of_transformer_and_decoder(
+    run: Run,
+    of_classes: ImageGenerator,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    amx: bool,
+    expected: torch.dtype,
 ) -> None:
+    monkeypatch.setattr(speed, "has_matrix_bf16", lambda device: amx)
     seen = []
     original = ImageGenerator.sample
 
     def watched(self: ImageGenerator, *args: Any, **named: Any) -> torch.Tensor:
-        seen.append((self.transformer.head.weight.dtype, self.tokenizer.last_layer.dtype))
+        tokenizer = self.require_tokenizer()
+        assert tokenizer.pre_quantizer.weight.dtype == torch.float32  # codes are found as ever
+        seen.append((self.transformer.head.weight.dtype, tokenizer.last_layer.dtype))
         return original(self, *args, **named)
 
     monkeypatch.setattr(ImageGenerator, "sample", watched)
-    assert samples(run, "checkpoint=of_classes", "dtype=bfloat16")[0].shape[0] == 16
-    assert seen == [(torch.bfloat16, torch.float32)]
+    assert samples(run, "checkpoint=of_classes", f"dtype={dtype}")[0].shape[0] == 16
+    assert seen == [(expected, expected)]
 
 
 def test_conditions_and_images_to_complete(

@@ -1,0 +1,107 @@
+"""What `auto` means for the precision and compilation of sampling."""
+
+import pytest
+import torch
+from every_kind import CLASS, tiny
+from tiny_models import tiny_vqgan
+
+from taming.generation import Guidance, SamplingOptions, generator, speed
+from taming.generation.speed import (
+    compiles,
+    decide_compilation,
+    describe_speed,
+    in_bfloat16,
+    use_dtype,
+)
+from taming.sequence import to_indices
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "matrix_bf16", "width", "expected"),
+    [
+        ("cuda", True, 128, True),
+        ("cuda", False, 1024, False),  # V100, T4
+        ("cpu", True, 512, True),
+        ("cpu", True, 511, False),
+        ("cpu", False, 1024, False),
+        ("mps", False, 1024, False),
+    ],
+)
+def test_bfloat16_by_device_and_width(
+    device: str, matrix_bf16: bool, width: int, expected: bool
+) -> None:
+    assert in_bfloat16(device, matrix_bf16, width) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "num_sequences", "num_steps", "expected"),
+    [
+        ("cuda", 128, 20_000, True),
+        ("cuda", 1, 19_999, False),
+        ("cpu", 4, 20_000, True),
+        ("cpu", 5, 10**6, False),
+        ("cpu", 1, 19_999, False),
+        ("mps", 1, 10**6, False),
+    ],
+)
+def test_compiled_by_the_number_of_steps_that_are_coming(
+    device: str, num_sequences: int, num_steps: int, expected: bool
+) -> None:
+    assert compiles(device, num_sequences, num_steps) == expected
+
+
+def test_steps_are_counted_for_all_images_and_guidance_doubles_the_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speed, "can_compile", lambda device: True)
+
+    def compiled(num_images: int, **settings: object) -> object:
+        options = SamplingOptions(**{"compile": "auto", "batch_size": 4, **settings})
+        return decide_compilation(options, CPU, (10, 20), num_images).compile
+
+    assert compiled(400) is True and compiled(396) is False  # 100 batches of 200 tokens
+    assert compiled(397) is True  # the last batch counts whole
+    assert compiled(200, grid_size=(20, 20)) is True
+    assert compiled(400, guidance=Guidance(2.0)) is False
+    assert compiled(200, guidance=Guidance(2.0), batch_size=2) is True
+    assert compiled(1, compile=True) is True and compiled(400, compile=False) is False
+    monkeypatch.setattr(speed, "can_compile", lambda device: False)
+    assert compiled(400) is False
+
+
+def test_a_call_of_its_own_decides_for_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(CLASS)
+    asked = []
+    monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(asked.append(sizes)))
+    model.sample_tokens(3, options=SamplingOptions(seed=0, compile="auto"))
+    assert asked == [("cpu", 3, model.num_tokens)] and model._compiled is None
+    model.sample_tokens(3, seed=0)  # nothing is asked where nothing is left open
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_images_of_a_decoder_in_bfloat16_are_those_in_float32_up_to_rounding(
+    dtype: speed.SamplingDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tiny_vqgan()
+    model = tiny(CLASS, tokenizer=tokenizer)
+    tokens = model.sample_tokens(5, seed=0)
+    images, indices = model.decode(tokens), to_indices(tokens, model.grid_size)
+    quantized = tokenizer.quantizer.lookup(indices)
+    monkeypatch.setattr(speed, "in_bfloat16", lambda *sizes: True)
+    use_dtype(model.transformer, tokenizer, dtype)
+    assert "transformer in bfloat16, decoder in bfloat16" in describe_speed(
+        model.transformer, tokenizer, SamplingOptions()
+    )
+    rounded = model.decode(tokens)
+    assert rounded.dtype == torch.float32 and rounded.shape == images.shape
+    assert 0 < (rounded - images).abs().max() < 0.05 * images.abs().max() + 0.01
+    assert torch.equal(tokenizer.quantizer.lookup(indices), quantized)
+    monkeypatch.setattr(generator, "PIXELS_AT_ONCE", 2 * images[0, 0].numel())
+    calls = []
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda x: calls.append(len(x)) or decode(x))
+    torch.testing.assert_close(model.decode(tokens), rounded, atol=0.02, rtol=0)
+    assert calls == [2, 2, 1]
