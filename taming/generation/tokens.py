@@ -163,12 +163,11 @@ class TokenGenerator(PretrainedModel):
         )
         if options.seed is None:
             options = replace(options, seed=int(torch.randint(2**62, ())))
-
         options = decide_compilation(options, self.device, self.grid_size, num_images)
         batch_size = options.batch_size or min(num_images, options.images_at_once)
         num_drawn = num_images
-        if options.compile:  # whole batches
-            num_drawn = math.ceil(num_images / batch_size) * batch_size
+        if options.compile:
+            num_drawn += -num_images % batch_size  # whole batches
             given_tokens = _pad(given_tokens, num_drawn)
             condition = None if condition is None else _pad(condition, num_drawn)
         numbers = range(first_image, first_image + num_drawn)
@@ -218,9 +217,8 @@ class TokenGenerator(PretrainedModel):
                 self._compiled.choose.copy_(choice)
             else:
                 steps = self._compiled = CompiledSteps(*arguments)
-            drawn = decode_tokens(
-                steps, prompt, before, run.start + run.count, choice.guided, on_step
-            )
+            end = run.start + run.count
+            drawn = decode_tokens(steps, prompt, before, end, choice.guided, on_step)
             tokens[:, done : done + run.count] = drawn[:, run.start :]
             done += run.count
         return tokens
