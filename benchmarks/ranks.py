@@ -16,13 +16,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 from serve import random_inputs
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.ours import NEVER, token_batch, transformer_training, vqgan_training
-from taming.training import TrainingModule
+from taming.training import EndAfterStep, TrainingModule, data_parallel
 
 WARMUP, ROUNDS = 5, 5
 
@@ -88,20 +87,15 @@ def main(measurement: str, settings: dict[str, Any]) -> None:
     else:
         module, batch = vqgan_training(settings, measurement), {"images": inputs}
     alone = settings["devices"] == 1
-    in_parallel = DDPStrategy(  # as a training has it
-        static_graph=measurement == "gpt_step",
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,
-    )
     clock = Clock(settings["steps"])
     trainer = L.Trainer(
         accelerator="gpu" if settings["device"] == "cuda" else "cpu",
         devices=settings["devices"],
-        strategy="auto" if alone else in_parallel,
+        strategy="auto" if alone else data_parallel(discriminator=measurement != "gpt_step"),
         precision="bf16-mixed",
         max_steps=clock.last,
         max_epochs=-1,
-        callbacks=[clock],
+        callbacks=[EndAfterStep(), clock],
         plugins=[LightningEnvironment()] if alone else None,
         gradient_clip_val=1.0,
         log_every_n_steps=NEVER,

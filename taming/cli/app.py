@@ -1,10 +1,13 @@
 """Shared by all commands: building what a configuration names, run directories, resuming."""
 
+import atexit
 import logging
+import os
 import re
 import shlex
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import hydra
 import torch
+import torch.distributed as dist
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
@@ -20,10 +24,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from taming.cli.mistakes import COMPOSED_FILE, config_directory, leaves
 from taming.cli.setting_types import check_types
 from taming.errors import UserError, writing
+from taming.ranks import object_from_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
-    "load_saved_config", "program", "resolved", "resume_config", "set_seed",
-    "write_config"]  # fmt: skip
+    "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
+    "resume_config", "set_seed", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -53,6 +58,26 @@ def set_seed(seed: int) -> None:
     from lightning import seed_everything  # slow to import: only where it is used
 
     seed_everything(seed, workers=True, verbose=False)
+
+
+def join_processes(config: DictConfig) -> None:
+    """Connects this process with the others of a `torchrun`; the first one speaks for all."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(timeout=timedelta(days=1))  # they wait while the first one prepares
+    atexit.register(dist.destroy_process_group)
+    quiet_others()
+    if "output_dir" in config:
+        config.output_dir = object_from_first_rank(config.output_dir)  # the time may be in it
+
+
+def quiet_others() -> None:
+    """Leaves what is printed and logged, up to warnings, to the first process."""
+    if rank() > 0:
+        logging.getLogger("taming").setLevel(logging.WARNING)
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def find_device(name: str) -> torch.device:

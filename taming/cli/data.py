@@ -1,18 +1,21 @@
 """The data settings of the commands: built, filled in, encoded."""
 
 import logging
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import lightning as L
 import torch
 from annotated_types import Ge
 from omegaconf import DictConfig
 
 from taming.cli.app import build, set_seed
+from taming.cli.processes import start_processes
 from taming.conditioning import CellClasses
 from taming.data import TokenDataset
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
+from taming.ranks import num_ranks, object_from_first_rank, rank
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer, height_and_width
 from taming.vqgan import VQGAN
@@ -23,6 +26,7 @@ __all__ = [
     "build_data",
     "encode",
     "open_images",
+    "set_up",
     "with_tokenizer_shape",
 ]
 
@@ -75,19 +79,39 @@ def with_tokenizer_shape(
         config.data.channels = tokenizer.image_channels
 
 
+def set_up(data: L.LightningDataModule, trainer: L.Trainer | None = None) -> None:
+    """Sets the data up; the first process looks for images and checks them, for all.
+
+    The other processes of a training, given by its trainer, start only when that has gone well.
+    """
+    first = rank() == 0 if trainer is None else trainer.is_global_zero
+    if first:
+        data.setup("fit")
+    if trainer is not None:
+        start_processes(trainer)
+    if isinstance(data, ImageDataModule) and num_ranks() > 1:
+        found: Any = object_from_first_rank(data.parts if first else None)
+        data.parts = found
+    if not first:
+        data.setup("fit")
+
+
 def open_images(
-    config: DictConfig, tokenizer: VQGAN, saved: SavedModel | None = None
+    config: DictConfig,
+    tokenizer: VQGAN,
+    saved: SavedModel | None = None,
+    trainer: L.Trainer | None = None,
 ) -> tuple[ImageDataModule, Tokenizer | None]:
     """Opens the images to be encoded, and chooses what makes tokens of their conditions, if any.
 
-    The tokenizer's shape is filled in; `saved` is the run that goes on.
+    The tokenizer's shape is filled in; `saved` is the run that goes on; see `set_up`.
     """
     set_seed(config.seed)
     with_tokenizer_shape(config, tokenizer)
     images = build_data(config, conditions=config.conditioning in ("auto", "image"))
     tokenizer.check_kind(images.label_maps, images.channels)
     condition_tokenizer = _condition_tokenizer(config, images, tokenizer, saved)
-    images.setup()
+    set_up(images, trainer)
     return images, condition_tokenizer
 
 

@@ -6,7 +6,7 @@ import shlex
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from taming.cli.app import find_device, program, resolved
+from taming.cli.app import find_device, join_processes, program, resolved
 from taming.cli.data import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
@@ -22,6 +22,7 @@ def main(config: DictConfig) -> None:
     """Encodes the images, and their conditions, into the cache that stage 2 trains from."""
     resolved(config)  # missing values first
     check_types(config, ENCODING_TYPES)
+    join_processes(config)
     device = find_device(config.device)
     tokenizer = VQGAN.from_pretrained(config.vqgan)
     log.info("tokenizer: %s", find_model(config.vqgan))

@@ -6,8 +6,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, build, find_device, load_saved_config, program, resolved
-from taming.cli.data import ENCODING_TYPES, build_data, with_tokenizer_shape
+from taming.cli.app import (
+    RESOLVED_FILE,
+    build,
+    find_device,
+    join_processes,
+    load_saved_config,
+    program,
+    resolved,
+)
+from taming.cli.data import ENCODING_TYPES, build_data, set_up, with_tokenizer_shape
 from taming.cli.hints import condition_settings, setting
 from taming.cli.setting_types import check_types
 from taming.errors import UserError
@@ -24,6 +32,7 @@ log = logging.getLogger("taming")
 def main(config: DictConfig) -> None:
     """Measures a generator, or a VQGAN, on the validation images of its data."""
     plain = resolved(config)
+    join_processes(config)
     check_types(config.data, ENCODING_TYPES)
     evaluate_model, training = build(config.evaluation), build(config.classifier_training)
     device = find_device(plain["device"])
@@ -41,7 +50,7 @@ def main(config: DictConfig) -> None:
     with_tokenizer_shape(config, tokenizer, resolution)
     warn_of_trained_images(config)
     data = build_data(config)
-    data.setup()
+    set_up(data)
     numbers, written = evaluate_model(
         model.to(device),
         data,

@@ -4,7 +4,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from taming.cli.app import build, find_device, resolved
+from taming.cli.app import build, find_device, join_processes, resolved
+from taming.ranks import rank
 from taming.vqgan import VQGAN
 
 __all__ = ["main"]
@@ -13,10 +14,13 @@ __all__ = ["main"]
 def main(config: DictConfig) -> None:
     """Reconstructs images with a VQGAN, or the tokenizer of a generator, and measures how well."""
     plain = resolved(config)
+    join_processes(config)
     reconstruct_images = build(config.reconstruction)
     features = None if config.frechet.weights is None else build(config.frechet)
     vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(find_device(plain["device"]))
     numbers, written = reconstruct_images(vqgan, features=features)
+    if rank() > 0:
+        return
     print(table(numbers))
     for note in numbers["notes"]:
         print(f"note: {note}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from taming.cli.app import build, find_device, program, resolved
+from taming.cli.app import build, find_device, join_processes, program, resolved
 from taming.cli.hints import data_of_run, given_settings, setting
 from taming.cli.setting_types import check_types
 from taming.generation import ImageGenerator, SamplingDtype
@@ -20,6 +20,7 @@ def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
     plain = resolved(config)
     check_types(config, {"dtype": SamplingDtype})
+    join_processes(config)
     sample_images, device = build(config.sample), find_device(plain["device"])
     classifier = build_classifier(config.rejection.classifier)
     if isinstance(classifier, torch.nn.Module):

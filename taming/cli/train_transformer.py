@@ -38,7 +38,7 @@ def main(config: DictConfig) -> float | None:
     else:
         tokenizer = VQGAN.from_pretrained(config.vqgan)
         log.info("tokenizer: %s", find_model(config.vqgan))
-    images, condition_tokenizer = open_images(config, tokenizer, saved)
+    images, condition_tokenizer = open_images(config, tokenizer, saved, trainer)
     conditioning = build_conditioning(
         images,
         condition_tokenizer,

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from taming.cli.app import build, build_all, program, set_seed
-from taming.cli.data import PAIR_TYPES, build_data
+from taming.cli.data import PAIR_TYPES, build_data, set_up
 from taming.cli.hints import data_settings, setting
 from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
@@ -45,7 +45,7 @@ def main(config: DictConfig) -> float | None:
             "training.reconstruction=cross_entropy and data=label_maps go together, and only one "
             "of them is given (experiment=label_map sets both)."
         )
-    data.setup()
+    set_up(data, trainer)
     for remark in unusual_data(data, vqgan) + unusual_schedule(adversary, trainer.max_steps):
         warn("note: %s", remark)
     settings = [setting("vqgan", config.run_dir), *data_settings(config.data)]

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import build, build_all, program, resume_config, write_config
 from taming.cli.hints import setting
+from taming.cli.processes import choose_strategy, global_batch
 from taming.cli.setting_types import check_types
 from taming.data.module import EndlessDataModule
 from taming.errors import UserError
@@ -21,6 +22,8 @@ from taming.training import MetricsFile, TrainingModule, TrainingResult, check_r
 from taming.training.execution import Execution, choose_execution, default_precision
 
 __all__ = ["begin_run", "finish_run"]
+
+log = logging.getLogger("taming")
 
 TYPES = {
     "trainer.max_steps": Annotated[int, Ge(1)],
@@ -79,11 +82,13 @@ def _trainer(config: DictConfig) -> L.Trainer:
     if settings.precision == "auto":
         on_gpu = settings.accelerator != "cpu" and torch.cuda.is_available()
         settings.precision = default_precision(torch.device("cuda" if on_gpu else "cpu"))
-    alone = str(settings.devices) == "1" and settings.num_nodes == 1
-    if settings.strategy == "auto" and OmegaConf.select(config, "adversary._target_") and not alone:
-        # until its start a discriminator gets no gradients, which plain DDP takes for an error
-        settings.strategy = "ddp_find_unused_parameters_true"
-    trainer: L.Trainer = build(settings, callbacks=build_all(config.callbacks), logger=False)
+    callbacks = build_all(config.callbacks)
+    if settings.max_time is not None:
+        limit = {"_target_": "taming.training.TimeLimit", "duration": settings.max_time}
+        callbacks.append(build(OmegaConf.create(limit)))
+    strategy = choose_strategy(config)
+    chosen = {} if strategy is None else {"strategy": strategy}
+    trainer: L.Trainer = build(settings, callbacks=callbacks, logger=False, **chosen)
     return trainer
 
 
@@ -134,6 +139,10 @@ def finish_run(
     """
     run_dir = Path(config.run_dir)
     trainer = settle_execution(config, module, data, trainer)
+    learning_rate = config.training.optimizer.learning_rate
+    batch = global_batch(trainer, data.batch_size, learning_rate)
+    if batch is not None and trainer.is_global_zero:
+        log.info("%s", batch)
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         if resume_from is None and trainer.is_global_zero:
             write_config(config)

@@ -76,6 +76,10 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     def __len__(self) -> int:
         return len(self.folder)
 
+    def keep_share(self, share: range) -> None:
+        """Takes only these of the images, in the order of their batches, from now on."""
+        self._order = [self._order[place] for place in share]
+
     def __getitem__(self, number: int) -> tuple[torch.Tensor | None, str]:
         """Returns `(c H W)` in [-1, 1] and ""; for a broken file None and what is wrong with it."""
         try:

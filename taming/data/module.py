@@ -1,6 +1,7 @@
 """Lightning data modules, one per stage: endless training batches, ordered validation."""
 
 import logging
+import os
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +11,7 @@ from lightning.fabric.utilities.data import suggested_max_num_workers
 from torch.utils.data import DataLoader
 
 from taming.data.batches import EndlessBatches, LoaderOptions, make_loader
-from taming.data.dataset import ImageDataset, naming
+from taming.data.dataset import ImageDataset, Part, naming
 from taming.data.readers import Reader
 from taming.data.sources import DataSource
 from taming.data.tokens import TokenDataset
@@ -102,7 +103,10 @@ class EndlessDataModule(L.LightningDataModule):
             return self.loader.num_workers
         if dataset.in_memory:
             return 0
-        return min(8, suggested_max_num_workers(self.trainer.num_devices if self.trainer else 1))
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's
+        if self.trainer is not None:
+            processes = self.trainer.num_devices
+        return min(8, suggested_max_num_workers(processes))
 
     @property
     def _ranks(self) -> tuple[int, int]:
@@ -128,7 +132,8 @@ class ImageDataModule(EndlessDataModule):
     of 0 and 1; with classes, `labels` int64 `(b,)`; of pairs, `conditions` float32 `(b c' H' W')`.
 
     Args:
-        source: the data; opened once, by `setup` or when a data set is first used.
+        source: the data; opened once, by `setup` or when a data set is first used, unless `parts`
+            are set: what another process has found.
         transform: applied to both parts; validation images are not augmented.
         loader: batch sizes and loader processes.
         seed: seed of order and augmentation, not negative.
@@ -173,8 +178,13 @@ class ImageDataModule(EndlessDataModule):
             log.info("%s", self.summary())
 
     @cached_property
+    def parts(self) -> tuple[Part, Part]:
+        """The images found, for training and for validation."""
+        return self.source.open()
+
+    @cached_property
     def _datasets(self) -> list[ImageDataset]:
-        parts = self.source.open()
+        parts = self.parts
         if self.condition_reader is None:
             parts = parts[0]._replace(conditions=None), parts[1]._replace(conditions=None)
         return [ImageDataset(part, self.transform, seed=self.seed) for part in parts]

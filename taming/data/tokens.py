@@ -63,6 +63,19 @@ class CacheDescription:
             found["labels"] = np.min_scalar_type(self.num_classes - 1), views
         return found
 
+    @property
+    def num_items(self) -> int:
+        """Number of encodings: views of all images."""
+        return self.num_images * self.num_views
+
+    def batches(self, start: int, batch_size: int) -> Iterator[list[int | tuple[int, int]]]:
+        """Yields batches of `ImageDataset` keys of the items from `start` on, in order."""
+        for first in range(start, self.num_items, batch_size):
+            yield [
+                item if item < self.num_images else (item % self.num_images, item)
+                for item in range(first, min(first + batch_size, self.num_items))
+            ]
+
     def plain(self) -> dict[str, Any]:
         """Returns the description as `meta.json` holds it."""
         return json.loads(json.dumps(asdict(self)))
@@ -161,7 +174,6 @@ class TokenWriter:
     def __init__(self, directory: Path, description: CacheDescription) -> None:
         self.directory = directory
         self.description = description
-        self.total = description.num_images * description.num_views
         try:
             record = json.loads((directory / PROGRESS_FILE).read_text())
             self.done, self.replaced_names = int(record["done"]), set(record["replaced"])
@@ -173,7 +185,8 @@ class TokenWriter:
             self.done, self.replaced_names = 0, set()
             self._arrays = self._new_arrays()
         if self.done:
-            log.info("going on with %s, at image %d of %d", directory, self.done, self.total)
+            total = description.num_items
+            log.info("going on with %s, at image %d of %d", directory, self.done, total)
 
     def _new_arrays(self) -> dict[str, np.memmap[Any, Any]]:
         """Creates the files at their full size, or none of them if the disk has no room."""
@@ -191,15 +204,6 @@ class TokenWriter:
             shutil.rmtree(self.directory)
             raise
         return arrays
-
-    def remaining(self, batch_size: int) -> Iterator[list[int | tuple[int, int]]]:
-        """Yields batches of `ImageDataset` keys of the items not written yet, in order."""
-        num_images = self.description.num_images
-        for start in range(self.done, self.total, batch_size):
-            yield [
-                item if item < num_images else (item % num_images, item)
-                for item in range(start, min(start + batch_size, self.total))
-            ]
 
     def write(self, batch: Mapping[str, np.ndarray]) -> None:
         """Writes the next items: integers `(b …)` by name, as in `CacheDescription.arrays`."""
@@ -222,7 +226,7 @@ class TokenWriter:
 
     def finish(self, directory: Path) -> None:
         """Completes the cache and moves it to `directory`."""
-        assert self.done == self.total
+        assert self.done == self.description.num_items
         self.record()
         meta = {**self.description.plain(), "replaced": sorted(self.replaced_names)}
         (self.directory / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.frechet import FeatureExtractor, FeatureStatistics
 from taming.evaluation.metrics import CodebookUsage, ReconstructionMetrics, TokenLikelihood
+from taming.ranks import sum_over_ranks
 from taming.sequence import to_tokens
 from taming.vqgan import VQGAN
 
@@ -31,7 +32,10 @@ class Judges:
 
 
 class JudgedImages:
-    """Measurements of one set of images; memory does not grow with the set."""
+    """Measurements of one set of images; memory does not grow with the set.
+
+    Several processes each have a part of the set, not an empty one; `numbers` are of the whole.
+    """
 
     def __init__(self, judges: Judges) -> None:
         self._judges = judges
@@ -69,7 +73,8 @@ class JudgedImages:
         classes there is `by_class`, for each its images, their agreement, None without images, and
         `instead`, the commonest wrong prediction, None without one.
         """
-        numbers: dict[str, Any] = {"num_images": self.num_images}
+        num_images = torch.tensor(self.num_images, device=self._judges.device)
+        numbers: dict[str, Any] = {"num_images": int(sum_over_ranks(num_images))}
         if self.confusion is not None:
             counts = self.confusion.compute()
             numbers["agreement"] = (counts.diagonal().sum().double() / counts.sum()).item()
@@ -146,7 +151,8 @@ def measure_validation(
         "reconstructions": {**reconstructed.numbers(real), **_plain(quality), **_plain(codebook)}
     }
     for name, likelihood in likelihoods.items():
-        numbers[name] = {"num_tokens": int(likelihood.weight), **_plain(likelihood)}
+        num_tokens = int(sum_over_ranks(likelihood.weight))
+        numbers[name] = {"num_tokens": num_tokens, **_plain(likelihood)}
     return real, numbers
 
 

@@ -60,8 +60,9 @@ def random_rows(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     order = torch.randperm(len(rows), device=rows.device)[:count]
     places = torch.arange(count, device=rows.device)
     drawn = rows[order[places.clamp(max=len(order) - 1)]]
-    valid = (places < len(order)).to(torch.uint8)  # backends need not know bool
-    return from_first_rank(drawn), from_first_rank(valid).bool()
+    valid = (places < len(order)).to(drawn)
+    shared = from_first_rank(torch.cat([drawn, valid[:, None]], dim=1))  # in one exchange
+    return shared[:, :-1], shared[:, -1].bool()
 
 
 @torch.no_grad()
@@ -123,25 +124,27 @@ class CodebookAverage(nn.Module):
     @torch.no_grad()
     def update(
         self, rows: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds a batch to the averages.
 
         Args:
             rows: this rank's latents `(n d)`.
             indices: the codes they chose `(n,)`.
-            counts: how many chose each code, on all ranks `(v,)`.
+            counts: how many chose each code `(v,)`.
             codes: the present ones `(v d)`.
 
         Returns:
-            the new codes `(v d)`.
+            the new codes `(v d)`, and the counts of all ranks `(v,)`.
         """
-        batch_sums = sum_over_ranks(torch.zeros_like(self.sums).index_add_(0, indices, rows))
-        self.sizes.lerp_(counts.to(self.sizes.dtype), 1 - self.decay)
+        sums = torch.zeros_like(self.sums).index_add_(0, indices, rows)
+        joined = sum_over_ranks(torch.cat([sums, counts.to(sums)[:, None]], dim=1))  # one exchange
+        batch_sums, counts = joined[:, :-1], joined[:, -1]
+        self.sizes.lerp_(counts, 1 - self.decay)
         self.sums.lerp_(batch_sums, 1 - self.decay)
         total = self.sizes.sum()
         smoothed = (self.sizes + self.epsilon) / (total + len(codes) * self.epsilon) * total
         alive = self.sizes > 100 * self.epsilon
-        return torch.where(alive[:, None], self.sums / smoothed[:, None], codes)
+        return torch.where(alive[:, None], self.sums / smoothed[:, None], codes), counts
 
     @torch.no_grad()
     def restart(self, moved: torch.Tensor, codes: torch.Tensor) -> None:

@@ -181,11 +181,13 @@ class VectorQuantizer(Quantizer):
     def _follow(self, rows: torch.Tensor, indices: torch.Tensor) -> None:
         if self.average is None and self.revive_after is None and self._all_started:
             return
-        counts = sum_over_ranks(count_codes(indices, self.codebook_size))
+        counts = count_codes(indices, self.codebook_size)
+        if self.average is None:
+            counts = sum_over_ranks(counts)
+        else:
+            codes, counts = self.average.update(rows, indices, counts, self.codebook)
+            self.codebook.copy_(self._comparable(codes))
         if self.revive_after is not None:
             self.batches_unused.add_(1)
         self.batches_unused.masked_fill_(counts > 0, 0)
         self.started |= counts > 0
-        if self.average is not None:
-            codes = self.average.update(rows, indices, counts, self.codebook)
-            self.codebook.copy_(self._comparable(codes))

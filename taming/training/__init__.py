@@ -3,6 +3,7 @@
 from taming.training.adversary import Adversary
 from taming.training.callbacks import (
     EndAfterStep,
+    TimeLimit,
     TrainingInterrupted,
     WarmEMA,
     average_weights,
@@ -15,6 +16,7 @@ from taming.training.loggers import MetricsFile, wandb_logger
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
 from taming.training.run import TrainingResult, check_resume, train
+from taming.training.strategy import data_parallel
 from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
 
@@ -29,6 +31,7 @@ __all__ = [
     "ReconstructionGrids",
     "SampleGrids",
     "SavingShare",
+    "TimeLimit",
     "TrainingInterrupted",
     "TrainingModule",
     "TrainingResult",
@@ -39,6 +42,7 @@ __all__ = [
     "average_weights",
     "build_conditioning",
     "check_resume",
+    "data_parallel",
     "finetuned_adversary",
     "finetuned_vqgan",
     "train",

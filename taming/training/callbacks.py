@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import lightning as L
 import torch
 from annotated_types import Ge, Lt
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import Timer, WeightAveraging
 
-__all__ = ["EndAfterStep", "TrainingInterrupted", "WarmEMA", "average_weights"]
+__all__ = ["EndAfterStep", "TimeLimit", "TrainingInterrupted", "WarmEMA", "average_weights"]
+
+STEPS_BETWEEN_QUESTIONS = 20  # to all ranks, whether to end: each answer waits for the GPU
 
 
 class TrainingInterrupted(Exception):  # noqa: N818
@@ -22,16 +24,23 @@ class EndAfterStep(L.Callback):
     """Ends the training between two steps at Ctrl-C, and validates its last step.
 
     Lightning ends in the midst of a step at Ctrl-C, and without a validation at `max_steps`.
+    Several processes also end so at SIGTERM: Lightning asks the first one before every batch
+    whether it got that signal, which waits for the GPU.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._previous: Any = None
+        self._previous: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Installs the Ctrl-C handler."""
+        """Installs the handlers."""
+        signals = [signal.SIGINT]
+        if trainer.world_size > 1:
+            signals.append(signal.SIGTERM)
+            loop: Any = trainer.fit_loop.epoch_loop
+            loop._broadcast_sigterm_tensor = lambda: None
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._request)
+            self._previous = {number: signal.signal(number, self._request) for number in signals}
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested:  # the second time: at once
@@ -46,10 +55,9 @@ class EndAfterStep(L.Callback):
         requested = self.requested
         if batch_idx % trainer.accumulate_grad_batches:
             return
-        if trainer.world_size > 1:  # all ranks end after the same step; asking each step is slow
-            requested = trainer.global_step % 20 == 0 and trainer.strategy.reduce_boolean_decision(
-                requested, all=False
-            )
+        if trainer.world_size > 1:  # all ranks end after the same step
+            asks = trainer.global_step % STEPS_BETWEEN_QUESTIONS == 0
+            requested = asks and trainer.strategy.reduce_boolean_decision(requested, all=False)
         if requested:
             raise TrainingInterrupted
 
@@ -59,16 +67,30 @@ class EndAfterStep(L.Callback):
             trainer.should_stop = True
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restores the previous signal handler."""
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+        """Restores the previous signal handlers."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Restores the signal handler: Lightning calls `teardown` only after a good end."""
         self.teardown(trainer, pl_module, "fit")
+
+
+class TimeLimit(Timer):
+    """Lightning's timer, of `max_time`; several processes ask the first one every 20 steps only."""
+
+    @property
+    def state_key(self) -> str:
+        """The key in checkpoints: that of Lightning's own."""
+        return Timer.__qualname__
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        """Ends the training when its time is up."""
+        if trainer.world_size == 1 or trainer.global_step % STEPS_BETWEEN_QUESTIONS == 0:
+            super().on_train_batch_end(trainer, *args, **kwargs)
 
 
 class WarmEMA(WeightAveraging):

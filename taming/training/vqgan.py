@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from taming.errors import UserError
 from taming.evaluation import CodebookUsage
 from taming.losses import RECONSTRUCTION_LOSSES, adaptive_weight
-from taming.ranks import mean_over_ranks
+from taming.ranks import means_over_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
@@ -167,11 +167,11 @@ class VQGANTraining(TrainingModule):
             adversarial_gradient = self._gradient(losses["generator_loss"], leaf)
             if adversary.adaptive:
                 if adversary.adapts_at(self.global_step):
-                    measured = adaptive_weight(
+                    at_last_layer = means_over_ranks(
                         self._at_last_layer(reconstructions, gradient),
                         self._at_last_layer(reconstructions, adversarial_gradient),
-                        maximum=adversary.adaptive_max,
                     )
+                    measured = adaptive_weight(*at_last_layer, maximum=adversary.adaptive_max)
                     # float16 overflows now and then: the scaler skips that step, not the next ones
                     self.adaptive_weight = measured.where(measured.isfinite(), self.adaptive_weight)
                 losses["adaptive_weight"] = self.adaptive_weight
@@ -183,8 +183,17 @@ class VQGANTraining(TrainingModule):
             metrics = adversary.discriminator_loss(images, reconstructions.detach())
             loss = loss + metrics["discriminator_loss"]
             losses |= metrics
+        elif adversary is not None and self.trainer.world_size > 1:
+            # plain DDP waits for a gradient of every weight: here it is 0
+            for weight in adversary.discriminator.parameters():
+                loss = loss + 0.0 * weight.sum()
         self.remember({**losses, **output.quantizer.losses})
         return {"loss": loss}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drops the zeros that the discriminator got before its start: AdamW would count them."""
+        if self.adversary is not None and not self.adversary.trains_at(self.global_step):
+            self.adversary.discriminator.zero_grad()
 
     def loss_terms(self) -> dict[str, tuple[float, Loss]]:
         """Returns weight and function of each term of the reconstruction loss, by name.
@@ -214,12 +223,12 @@ class VQGANTraining(TrainingModule):
         return torch.autograd.grad(loss * scale, leaf)[0] / scale
 
     def _at_last_layer(self, reconstructions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Carries a gradient back to the decoder's last layer; the mean over ranks."""
+        """Carries a gradient back to the decoder's last layer."""
         scale = self._scale(gradient)
         (at_last_layer,) = torch.autograd.grad(
             reconstructions, self.vqgan.last_layer, grad_outputs=gradient * scale, retain_graph=True
         )
-        return mean_over_ranks(at_last_layer / scale)
+        return at_last_layer / scale
 
     def _scale(self, like: torch.Tensor) -> torch.Tensor | float:
         """Returns the factor that keeps float16 gradients from becoming 0; 1 otherwise."""

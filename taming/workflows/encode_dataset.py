@@ -3,18 +3,24 @@
 import hashlib
 import json
 import logging
+import math
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Ge
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.data.batches import make_loader
 from taming.errors import UserError, join_names
+from taming.ranks import gather_in_turn, num_ranks, object_from_first_rank, rank
 from taming.tokenizer import Tokenizer
 
 __all__ = ["encode_dataset"]
@@ -39,7 +45,8 @@ def encode_dataset(
 
     Its directory is named after a digest of what it is of, so a cache of another tokenizer, other
     images or another transform is never found, let alone used. An interrupted encoding goes on
-    where it was. Of several processes that need the same cache one makes it, and the others wait.
+    where it was. The processes of one training, or command, share the work, and the first of them
+    writes; of several runs that need the same cache one makes it, and the others wait.
     Images that could not be read are named in the cache, and in a warning each time it is used.
 
     Args:
@@ -63,27 +70,29 @@ def encode_dataset(
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
     images = f"{len(dataset)} images of {dataset.images.description}"
-    if directory.exists():
+    if object_from_first_rank(directory.exists()):
         log.info("tokens of %s: already in %s", images, directory)
     else:
         try:
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(cache_dir / f".{digest}.lock")
-            try:
-                held = lock.acquire(timeout=0)
-            except Timeout:
-                log.info("another process is at work on the tokens of %s: waiting for it", images)
-                held = lock.acquire()
-            with held:
-                if not directory.exists():
+            with _lock(cache_dir, digest, images) if rank() == 0 else nullcontext():
+                writer = None
+                if rank() == 0 and not directory.exists():
                     writer = TokenWriter(cache_dir / f"{digest}.unfinished", description)
-                    _encode(tokenizers, dataset, writer, batch_size, num_workers, device)
+                start = object_from_first_rank(writer.done if writer else description.num_items)
+                batches = description.batches(start, batch_size)
+                mine = islice(batches, rank(), None, num_ranks())
+                loader = make_loader(dataset, num_workers, batch_sampler=mine)
+                num_batches = math.ceil((description.num_items - start) / batch_size)
+                encoded = _encode(tokenizers, dataset, loader, device)
+                _write(gather_in_turn(encoded, num_batches), writer, dataset)
+                if writer is not None:
                     writer.finish(directory)
         except OSError as error:
             raise UserError(
                 f"the token cache {directory} cannot be written ({error}). Free some space, or "
                 "give another tokens.cache_dir."
             ) from error
+        object_from_first_rank(None)  # all wait until the cache is there
     tokens = TokenDataset(directory, description)
     if tokens.replaced_names:
         log.warning(
@@ -120,37 +129,62 @@ def _describe(
     )
 
 
+def _lock(cache_dir: Path, digest: str, images: str) -> AcquireReturnProxy:
+    """Keeps other runs away from a cache; waits for one that makes it."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache_dir / f".{digest}.lock")
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        log.info("another process is at work on the tokens of %s: waiting for it", images)
+        return lock.acquire()
+
+
+@torch.inference_mode()
 def _encode(
     tokenizers: dict[str, Tokenizer],
     dataset: ImageDataset,
-    writer: TokenWriter,
-    batch_size: int,
-    num_workers: int,
+    loader: Iterable[dict[str, Any]],
     device: torch.device,
-) -> None:
+) -> Iterator[tuple[dict[str, np.ndarray], list[str]]]:
+    """Yields each batch's tokens, and the names of the images that others have stood in for."""
     for tokenizer in tokenizers.values():
         tokenizer.to(device)
-    loader = make_loader(dataset, num_workers, batch_sampler=writer.remaining(batch_size))
     entries = {"indices": "images", "condition_indices": "conditions"}
-    description = f"encoding {Path(dataset.images.description).name}"
+    for batch in loader:
+        tokens = {
+            entry: tokenizers[name].encode(batch[name].to(device)).cpu().numpy()
+            for entry, name in entries.items()
+            if name in tokenizers
+        }
+        if "labels" in batch:
+            tokens["labels"] = batch["labels"].numpy()
+        yield tokens, dataset.replaced_names
+
+
+def _write(
+    encoded: Iterable[tuple[dict[str, np.ndarray], list[str]]],
+    writer: TokenWriter | None,
+    dataset: ImageDataset,
+) -> None:
+    """Writes batch after batch in the first process; the others, without a writer, encode only."""
+    total, done = (1, 0) if writer is None else (writer.description.num_items, writer.done)
+    name = Path(dataset.images.description).name
     bar = tqdm(
-        total=writer.total, initial=writer.done, unit="image", desc=description, mininterval=1
-    )
-    recorded = time.monotonic()
+        total=total, initial=done, unit="image", desc=f"encoding {name}", mininterval=1,
+        disable=writer is None,
+    )  # fmt: skip
+    recorded, replaced_names = time.monotonic(), set()
     try:
-        with torch.inference_mode(), bar:
-            for batch in loader:
-                tokens = {
-                    entry: tokenizers[name].encode(batch[name].to(device)).cpu().numpy()
-                    for entry, name in entries.items()
-                    if name in tokenizers
-                }
-                if "labels" in batch:
-                    tokens["labels"] = batch["labels"].numpy()
+        with bar:
+            for tokens, names in encoded:
+                assert writer is not None
                 writer.write(tokens)
-                bar.update(len(batch["images"]))
+                replaced_names.update(names)
+                bar.update(len(tokens["indices"]))
                 if time.monotonic() - recorded > RECORD_SECONDS:
-                    writer.record(dataset.replaced_names)
+                    writer.record(replaced_names)
                     recorded = time.monotonic()
     finally:  # Ctrl-C too
-        writer.record(dataset.replaced_names)
+        if writer is not None:
+            writer.record(replaced_names)

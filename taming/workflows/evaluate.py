@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,12 +42,15 @@ from taming.generation import (
     use_dtype,
 )
 from taming.pictures import class_grid, pixel_grid, to_uint8
+from taming.ranks import gather_in_turn, num_ranks, object_from_first_rank, rank, share_of
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_data import check_classifier, check_data
 
 __all__ = ["evaluate_model"]
 
 log = logging.getLogger(__name__)
+
+Shown = tuple[int, np.ndarray, int | None]  # class or -1, picture, predicted class
 
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
 
@@ -118,8 +122,10 @@ def evaluate_model(
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         if classifier is None and key == "labels":
-            classifier = _train(data, classifier_training or ClassifierTraining(), device)
-            written.append(classifier.save_pretrained(output_dir / "classifier"))
+            if rank() == 0:
+                classifier = _train(data, classifier_training or ClassifierTraining(), device)
+                written.append(classifier.save_pretrained(output_dir / "classifier"))
+            classifier = object_from_first_rank(classifier and classifier.cpu())
     judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     with evaluation_mode(model):
         batches = _batches(data, data.val_dataset, max_images, options, "validation images")
@@ -150,20 +156,22 @@ def evaluate_model(
             }
             numbers["samples"] = []
             for one in guided:
-                samples, picture = _judge_samples(generator, key, data, judges, one, num_samples)
+                samples, shown = _judge_samples(generator, key, data, judges, one, num_samples)
                 scale = {"guidance_scale": one.guidance.scale}
                 numbers["samples"].append({**scale, **samples.numbers(real, data.class_names)})
                 name = f"_guidance_{one.guidance.scale:g}" if len(guided) > 1 else ""
-                pictures[f"grid{name}.png"] = picture
+                pictures[f"grid{name}.png"] = shown
     numbers["notes"] = _notes(generator, numbers, features, guided)
+    if rank() > 0:
+        return numbers, []
     with writing(output_dir):
         metrics = json.dumps(numbers, indent=2, ensure_ascii=False) + "\n"
         (output_dir / "metrics.json").write_text(metrics, "utf-8")
         (output_dir / "report.md").write_text(report_text(numbers), "utf-8")
         for path in output_dir.glob("grid*.png"):  # of an earlier evaluation
             path.unlink()
-        for name, picture in pictures.items():
-            picture.save(output_dir / name)
+        for name, shown in pictures.items():
+            _grid(shown, data.class_names).save(output_dir / name)
     names = ["metrics.json", "report.md", *pictures]
     return numbers, written + [output_dir / name for name in names]
 
@@ -191,29 +199,46 @@ def _judge_samples(
     judges: Judges,
     options: SamplingOptions,
     num_samples: int,
-) -> tuple[JudgedImages, Image.Image]:
-    """Draws samples; returns what the judges see in them, and the first ones as a grid."""
+) -> tuple[JudgedImages, list[Shown]]:
+    """Draws samples; returns what the judges see in them, and those that are shown."""
     dataset = data.val_dataset if key == "conditions" else data.train_dataset
     judged = JudgedImages(judges)
-    shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
-    most = SHOWN_A_CLASS if key == "labels" else SHOWN_WITHOUT_CLASSES
+    pictures: list[Shown] = []
+    first = share_of(num_samples).start
     name = f"sampling, guidance {options.guidance.scale:g}"
     for batch in _batches(data, dataset, num_samples, options, name, repeat=True):
         condition = None if key is None else batch[key]
         labels = condition if key == "labels" else None
-        count, start = len(batch["images"]), judged.num_images
+        count, start = len(batch["images"]), first + judged.num_images
         samples = generator.sample(count, condition, options=options, first_image=start)
         predictions = judged.update(samples, labels)
         for number, picture in enumerate(to_uint8(samples)):
             label = -1 if labels is None else int(labels[number])
-            if label not in shown and len(shown) == SHOWN_CLASSES:
-                continue
-            if len(shown[label]) < most:
-                prediction = None if predictions is None else predictions[number]
-                shown[label].append((picture, prediction))
-    if key != "labels":
-        return judged, pixel_grid(np.stack([picture for picture, _ in shown[-1]]), min_side=96)
-    return judged, class_grid(shown, data.class_names)
+            prediction = None if predictions is None else predictions[number]
+            pictures.append((label, picture, prediction))
+        pictures = _first_of_each(pictures)
+    everyone = gather_in_turn([pictures], num_ranks())  # none but in the first process
+    return judged, _first_of_each(list(chain.from_iterable(everyone)))
+
+
+def _grid(pictures: Sequence[Shown], class_names: Sequence[str]) -> Image.Image:
+    """Lays out the pictures, by class where they have one."""
+    if pictures[0][0] < 0:
+        return pixel_grid(np.stack([picture for _, picture, _ in pictures]), min_side=96)
+    shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
+    for label, picture, prediction in pictures:
+        shown[label].append((picture, prediction))
+    return class_grid(shown, class_names)
+
+
+def _first_of_each(pictures: Sequence[Shown]) -> list[Shown]:
+    """Keeps the pictures that are shown: the first of the first classes."""
+    kept: dict[int, list[Shown]] = defaultdict(list)
+    for label, picture, prediction in pictures:
+        most = SHOWN_WITHOUT_CLASSES if label < 0 else SHOWN_A_CLASS
+        if (label in kept or len(kept) < SHOWN_CLASSES) and len(kept[label]) < most:
+            kept[label].append((label, picture, prediction))
+    return list(chain.from_iterable(kept.values()))
 
 
 def _batches(
@@ -224,16 +249,19 @@ def _batches(
     name: str,
     repeat: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields images, not augmented, under a progress bar.
+    """Yields this process's share of the images, not augmented, under a progress bar.
 
     Fewer than all are chosen in proportion to their classes; with `repeat` also more than all.
     """
     taken: Sequence[int] = range(len(dataset))
     if most is not None and (most < len(dataset) or repeat):
         taken = in_proportion([dataset.label(number) for number in taken], most, options.seed)
+    if len(taken) < num_ranks():
+        raise UserError(f"{len(taken)} images ({name}) are too few for {num_ranks()} processes.")
+    taken = [taken[number] for number in share_of(len(taken))]
     num_workers = data.num_workers_for(dataset)
     loader = make_loader(dataset, num_workers, sampler=taken, batch_size=options.batch_size)
-    with tqdm(total=len(taken), unit="image", desc=name, mininterval=1) as bar:
+    with tqdm(total=len(taken), unit="image", desc=name, mininterval=1, disable=rank() > 0) as bar:
         for batch in loader:
             yield batch
             bar.update(len(batch["images"]))

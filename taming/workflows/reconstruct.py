@@ -25,6 +25,14 @@ from taming.evaluation import (
 )
 from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
+from taming.ranks import (
+    gather_in_turn,
+    num_ranks,
+    object_from_first_rank,
+    rank,
+    share_of,
+    sum_over_ranks,
+)
 from taming.tokenizer import height_and_width
 from taming.vqgan import VQGAN
 
@@ -63,6 +71,8 @@ def reconstruct_images(
     cut into tiles that share `overlap` pixels, a quarter of a tile unless given. `lpips` names the
     network of LPIPS, `background` is RGB behind transparent parts.
 
+    Several processes each take a part of the images, and the first one returns the results.
+
     Returns:
         The contents of metrics.json, and the files and folders written.
 
@@ -82,15 +92,24 @@ def reconstruct_images(
         overlap = (tile or 0) // 4
     elif tile is None or overlap > tile // 2:
         raise UserError(f"overlap={overlap} needs tile=PIXELS of {2 * overlap} or more.")
-    if write_images and (output_dir / "images").exists():
+    if write_images and rank() == 0 and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    images = InspectionImages(
-        ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
-        downsample_factor=factor,
-        resolution=resolution,
-        min_side=max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0),
-        max_images=max_images,
-    )
+    found_images: Any = None
+    if rank() == 0:
+        found_images = InspectionImages(
+            ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
+            downsample_factor=factor,
+            resolution=resolution,
+            min_side=max(
+                ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0
+            ),
+            max_images=max_images,
+        )
+    images: InspectionImages = object_from_first_rank(found_images)
+    if len(images) < num_ranks():
+        raise UserError(f"{len(images)} images are too few for {num_ranks()} processes.")
+    num_broken = len(images.broken)
+    images.keep_share(share_of(len(images)))
     device = vqgan.last_layer.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     codebook = CodebookUsage(vqgan.codebook_size)
@@ -109,7 +128,8 @@ def reconstruct_images(
     written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        bar = tqdm(total=len(images), unit="image", desc="reconstructing")
+        share = len(share_of(len(images)))
+        bar = tqdm(total=share, unit="image", desc="reconstructing", disable=rank() > 0)
         with torch.inference_mode(), bar:
             for numbers, batch in images.batches(batch_size, num_workers):
                 outputs, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
@@ -131,16 +151,25 @@ def reconstruct_images(
                             for picture in shown[number]:
                                 picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
                 bar.update(len(numbers))
+        measured = {name: float(value) for name, value in metrics.compute().items()}
+        num_latents = int(sum_over_ranks(codebook.counts.sum()))
+        parts = list(gather_in_turn([(sizes, shown, images.broken[num_broken:])], num_ranks()))
+        if rank() > 0:
+            return {}, []
+        for other_sizes, other_shown, other_broken in parts[1:]:
+            sizes += other_sizes
+            shown |= other_shown
+            images.broken += other_broken
         if shown:  # unless the first images were all broken
             written.append(output_dir / "reconstructions.png")
             _grid([x for number in sorted(shown) for x in shown[number]]).save(written[-1])
         found = {
             "num_images": sizes.total(),
             "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
-            **{name: float(value) for name, value in metrics.compute().items()},
+            **measured,
             **about,
             "codebook_size": vqgan.codebook_size,
-            "num_latents": int(codebook.counts.sum()),
+            "num_latents": num_latents,
             "tile": tile,
             "overlap": overlap if tile is not None else None,
             "num_cropped": images.num_cropped,

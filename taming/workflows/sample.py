@@ -25,6 +25,7 @@ from taming.generation import (
     use_dtype,
 )
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
+from taming.ranks import gather_in_turn, num_ranks, rank
 from taming.workflows.sample_inputs import (
     GivenImages,
     ImagesToComplete,
@@ -98,12 +99,14 @@ def sample_images(
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
     use_dtype(generator.transformer, generator.require_tokenizer(), dtype)
-    num_drawn = inputs.num_images * (1 if classifier is None else candidates)
+    num_drawn = inputs.num_images * (1 if classifier is None else candidates) // num_ranks()
     options = decide_compilation(options, generator.device, generator.grid_size, num_drawn)
     log.info(describe_speed(generator.transformer, generator.require_tokenizer(), options))
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         samples, shown, shares = _draw(generator, options, inputs, classifier, candidates)
+        if rank() > 0:
+            return notes, []
         if shares:
             notes.append(
                 f"the classifier gives the images that were kept {np.mean(shares):.0%} for their "
@@ -130,50 +133,72 @@ def _draw(
     classifier: Classifier | None,
     candidates: int,
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Draws batch after batch.
+    """Draws batch after batch, each process its share, for the first one.
 
     Returns bytes, samples `(n H W 3)` and the first images' pictures `(m k H W 3)`, what each was
-    made from and last the sample; and each class's probability, where a classifier chose.
+    made from and last the sample; and each class's probability, where a classifier chose. In the
+    other processes they are empty.
     """
-    all_samples, all_shown, shares = [], [], []
-    size = min(options.images_at_once, inputs.num_images)
+    size = min(options.images_at_once, math.ceil(inputs.num_images / num_ranks()))
     options = replace(options, batch_size=size)  # a compiled step is for batches of one size
     if options.compile:
         log.info("compiling first: the progress bar stands still for half a minute or so")
+    starts = range(0, inputs.num_images, size)
+    single = inputs.num_images == size  # its tokens or candidates have a progress bar
+
+    def draw(start: int) -> tuple[np.ndarray, np.ndarray | None, list[float]]:
+        numbers = range(start, min(start + size, inputs.num_images))
+        how: dict[str, Any] = {
+            "given_tokens": None,
+            "options": options,
+            "progress": single,
+            "first_image": start,
+        }
+        return _draw_batch(generator, inputs, numbers, classifier, candidates, how)
+
+    drawn = map(draw, starts[rank() :: num_ranks()])
+    all_samples, all_shown, shares = [], [], []
+    hidden = single or rank() > 0
+    with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=hidden) as bar:
+        for samples, shown, batch_shares in gather_in_turn(drawn, len(starts)):
+            all_samples.append(samples)
+            all_shown += [] if shown is None else [shown]
+            shares += batch_shares
+            bar.update(len(samples))
+    if rank() > 0:
+        return np.empty(0), np.empty(0), []
+    return np.concatenate(all_samples), np.concatenate(all_shown), shares
+
+
+def _draw_batch(
+    generator: ImageGenerator,
+    inputs: SampleInputs,
+    numbers: range,
+    classifier: Classifier | None,
+    candidates: int,
+    how: dict[str, Any],
+) -> tuple[np.ndarray, np.ndarray | None, list[float]]:
+    """Draws the images of these numbers; returns what `_draw` does, of this batch."""
     palette = palette_of(generator.tokenizer)
+    condition = inputs.condition(numbers)
+    columns = []
+    if (images := inputs.to_complete(numbers)) is not None:
+        how["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
+        columns.append(to_uint8(images, palette))
+    shares = []
+    if classifier is None:
+        samples = generator.sample(len(numbers), condition, **how)
+    else:
+        assert condition is not None
+        best = sample_best(generator, classifier, len(numbers), condition, candidates, **how)
+        samples, shares = best.images, best.probabilities.tolist()
+    columns.append(to_uint8(samples, palette))
+    if numbers[0] >= MAX_GRID_IMAGES:
+        return columns[-1], None, shares
     colors = getattr(generator.conditioning, "palette", None)
     condition_palette = palette_of(generator.condition_tokenizer, colors)
-    single = inputs.num_images == size  # its tokens or candidates have a progress bar
-    with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=single) as bar:
-        for start in range(0, inputs.num_images, size):
-            numbers = range(start, min(start + size, inputs.num_images))
-            condition = inputs.condition(numbers)
-            columns, given_tokens = [], None
-            if (images := inputs.to_complete(numbers)) is not None:
-                given_tokens = generator.first_tokens(images, inputs.keep_rows)
-                columns.append(to_uint8(images, palette))
-            how: dict[str, Any] = {
-                "given_tokens": given_tokens,
-                "options": options,
-                "progress": single,
-                "first_image": start,
-            }
-            if classifier is None:
-                samples = generator.sample(len(numbers), condition, **how)
-            else:
-                assert condition is not None
-                best = sample_best(
-                    generator, classifier, len(numbers), condition, candidates, **how
-                )
-                samples = best.images
-                shares += best.probabilities.tolist()
-            all_samples.append(to_uint8(samples, palette))
-            if start < MAX_GRID_IMAGES:
-                columns.append(all_samples[-1])
-                images_shown = condition if inputs.conditions is not None else None
-                all_shown.append(side_by_side(columns, images_shown, condition_palette))
-            bar.update(len(numbers))
-    return np.concatenate(all_samples), np.concatenate(all_shown), shares
+    images_shown = condition if inputs.conditions is not None else None
+    return columns[-1], side_by_side(columns, images_shown, condition_palette), shares
 
 
 def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:

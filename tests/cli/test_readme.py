@@ -17,11 +17,14 @@ from tiny_commands import (
 from torchvision.models import squeezenet1_1
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-# run by .ci/run or tests/benchmarks, or no command of ours
+# run by .ci/run, tests/benchmarks or test_several_processes.py, or no command of ours
 ELSEWHERE = {
     "make demo",
     "make test",
     "source .venv/bin/activate",
+    "python scripts/train_vqgan.py data.path=my_images trainer=ddp",
+    "torchrun --nproc-per-node=4 scripts/sample.py checkpoint=outputs/my_transformer "
+    "num_images=50000 batch_size=64",
     "python -m benchmarks.autoencoder",
     "python -m benchmarks.transformer",
 }

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny_commands import Run, succeeds, write_images
@@ -53,11 +54,16 @@ def start(directory: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def torchrun(rank: int) -> list[str]:
-    """One of two machines; the port is this process's, so that tests do not meet."""
+def torchrun(*options: str) -> list[str]:
+    """Starts a script with these options; the port is this process's, so that tests do not meet."""
     port = 20000 + os.getpid() % 20000
-    command = "-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --master-addr=127.0.0.1"
-    return [*command.split(), f"--node-rank={rank}", f"--master-port={port}"]
+    return ["-m", "torch.distributed.run", f"--master-port={port}", *options]
+
+
+def machine(rank: int) -> list[str]:
+    """One of two machines."""
+    address = "--master-addr=127.0.0.1"
+    return torchrun("--nnodes=2", "--nproc-per-node=1", address, f"--node-rank={rank}")
 
 
 @pytest.mark.slow
@@ -73,6 +79,7 @@ def test_two_processes_train_as_one(run: Run, tmp_path: Path) -> None:
     script = (SCRIPTS / "train_vqgan.py", "-m", "data.path=few", *COMMON, *two, "run_dir=sweep")
     _, errors = (sweep := start(tmp_path, *script)).communicate(timeout=300)
     assert sweep.returncode == 0, errors
+    assert "each step takes 8 images: data.batch_size=4 × 2 processes" in errors
     results = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/result.json"))
     assert results == ["0_seed-0", "1_seed-1"]
     assert {path.name for path in tmp_path.glob("seen_*")} == {"seen_0", "seen_1"}
@@ -94,10 +101,25 @@ def test_two_processes_train_as_one(run: Run, tmp_path: Path) -> None:
     # in the way of a file: the rank that writes must not leave the other waiting for it
     (tmp_path / "gpt" / "checkpoints" / "best.unfinished").mkdir(parents=True)
     nodes = [
-        start(tmp_path, *torchrun(rank), SCRIPTS / "train_transformer.py", *stage_2)
+        start(tmp_path, *machine(rank), SCRIPTS / "train_transformer.py", *stage_2)
         for rank in (0, 1)
     ]
     ends = [node.communicate(timeout=300) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], ends
     assert "best.ckpt could not be written" in ends[0][1]
     assert (tmp_path / "gpt" / "model" / "tokenizer" / "config.json").is_file()
+
+    samples = ("checkpoint=gpt", "num_images=5", "seed=1")
+    succeeds(run("sample", *samples, "output_dir=alone"))
+    script = (SCRIPTS / "sample.py", *samples, "output_dir='both_${now:%f}'")
+    output, errors = (
+        both := start(tmp_path, *torchrun("--nproc-per-node=2"), *script)
+    ).communicate()
+    assert both.returncode == 0, errors
+    assert output.count("samples.npz") == 1  # one of them speaks, and writes
+    (directory,) = tmp_path.glob("both_*")
+    with (
+        np.load(tmp_path / "alone" / "samples.npz") as one,
+        np.load(directory / "samples.npz") as two,
+    ):
+        np.testing.assert_array_equal(one["arr_0"], two["arr_0"])

@@ -97,9 +97,9 @@ def test_a_damaged_cache(tmp_path: Path) -> None:
 def test_the_order_of_items_is_view_after_view(tmp_path: Path) -> None:
     writer = TokenWriter(tmp_path / "a", PLAIN)
     whole = [0, 1, 2, 3, *((n % 4, n) for n in range(4, 12))]
-    assert [*writer.remaining(5)] == [whole[:5], whole[5:10], whole[10:]]
+    assert [*writer.description.batches(writer.done, 5)] == [whole[:5], whole[5:10], whole[10:]]
     writer.write(codes(0, 5))
-    assert [*writer.remaining(20)] == [whole[5:]]
+    assert [*writer.description.batches(writer.done, 20)] == [whole[5:]]
 
 
 def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(KeyboardInterrupt):
             writer.finish(tmp_path / "done")
     writer = TokenWriter(tmp_path / "a", PLAIN)
-    assert [*writer.remaining(4)] == []
+    assert [*writer.description.batches(writer.done, 4)] == []
     writer.finish(tmp_path / "done")
     assert TokenDataset(tmp_path / "done", PLAIN)[[3]]["indices"].unique().tolist() == [30]
 

@@ -53,7 +53,7 @@ def test_after_k_steps_the_codes_are_the_closed_form() -> None:
     start = torch.tensor([[0.5, 0.5], [-1.0, 2.0]])
     average, codes, decay, k = CodebookAverage(start, 0.9), start, 0.9, 7
     for _ in range(k):
-        codes = average.update(rows, indices, counts, codes)
+        codes, _ = average.update(rows, indices, counts, codes)
     faded = decay**k
     sizes = faded + (1 - faded) * torch.tensor([2.0, 1.0])
     sums = faded * start + (1 - faded) * torch.tensor([[4.0, 0.0], [0.0, 5.0]])
@@ -79,10 +79,10 @@ def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> 
     average = CodebookAverage(codes, 0.99)
     rows, indices, counts = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), [4, 0]
     for _ in range(3000):  # 0.99^3000 is 1e-13
-        codes = average.update(rows, indices, torch.tensor(counts), codes)
+        codes, _ = average.update(rows, indices, torch.tensor(counts), codes)
     assert codes[1].norm().item() == pytest.approx(1.0, abs=0.011)
     once = (torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.tensor([0, 1]))
-    codes = average.update(*once, codes)
+    codes, _ = average.update(*once, codes)
     # all it remembers is this latent: N = 0.01, so the smoothing takes 0.1%
     torch.testing.assert_close(codes[1], torch.tensor([3.0, 4.0]), rtol=2e-3, atol=0)
 

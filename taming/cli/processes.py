@@ -1,0 +1,50 @@
+"""Several processes: those that a training starts, and those that `torchrun` gives a command."""
+
+import os
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from omegaconf import DictConfig, OmegaConf
+
+from taming.cli.app import quiet_others
+from taming.training import data_parallel
+
+__all__ = ["choose_strategy", "global_batch", "start_processes"]
+
+
+def choose_strategy(config: DictConfig) -> DDPStrategy | None:
+    """Returns the strategy of a training by several processes that names none; None otherwise."""
+    settings = config.trainer
+    alone = str(settings.devices) in ("1", "auto") and settings.num_nodes == 1
+    if settings.strategy != "auto" or alone:
+        return None
+    discriminator = OmegaConf.select(config, "adversary._target_") is not None
+    return data_parallel(discriminator, accumulates=settings.accumulate_grad_batches > 1)
+
+
+def start_processes(trainer: L.Trainer) -> None:
+    """Starts a training's other processes and connects them.
+
+    Lightning would when it fits; but they share in what comes before, too.
+    """
+    launcher = trainer.strategy.launcher
+    if trainer.world_size > 1 and isinstance(launcher, _SubprocessScriptLauncher):
+        os.environ.setdefault("LOCAL_WORLD_SIZE", str(trainer.num_devices))
+        with torch.random.fork_rng(devices=[]):  # connecting them seeds anew
+            launcher.launch(trainer.strategy.setup_environment)
+        quiet_others()
+
+
+def global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) -> str | None:
+    """Says how many images a step takes, if not `batch_size`, and what that does to its rate."""
+    num_processes, num_batches = trainer.world_size, trainer.accumulate_grad_batches
+    if num_processes * num_batches == 1:
+        return None
+    total = batch_size * num_processes * num_batches
+    return (
+        f"each step takes {total} images: data.batch_size={batch_size} × {num_processes} processes "
+        f"× {num_batches} accumulated batches. The learning rate is not scaled with it: it is "
+        f"training.optimizer.learning_rate={learning_rate:g}, as for any batch."
+    )

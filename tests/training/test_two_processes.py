@@ -1,0 +1,275 @@
+"""Two processes train as one, and exchange no more than they must."""
+
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.strategies import FSDPStrategy
+from tiny_training import (
+    STAGES,
+    TinyData,
+    alone,
+    backward,
+    image_data,
+    optimizer_config,
+    run_training,
+    tiny_adversary,
+    tiny_vqgan,
+    token_data,
+    transformer_training,
+    vqgan_training,
+)
+from torch import distributed as dist
+from torch import multiprocessing
+from torch.distributed import fsdp
+
+from taming.conditioning import ClassLabel
+from taming.serialization import load_saved_model
+from taming.training import TimeLimit, data_parallel
+
+
+def exact(kind: str, batch_size: int) -> tuple[Any, TinyData]:
+    """A training without random numbers, and with nothing that depends on how a batch is cut."""
+    torch.manual_seed(0)
+    optimizer = optimizer_config(schedule="constant", weight_decay=0.3)
+    if kind == "vqgan":
+        vqgan = tiny_vqgan(init="uniform")
+        adversary = tiny_adversary("group", loss="vanilla", adaptive=False, optimizer=optimizer)
+        return vqgan_training(adversary, vqgan, optimizer=optimizer), image_data(batch_size)
+    module = transformer_training(ClassLabel(3), optimizer=optimizer)
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return module, token_data(batch_size)
+
+
+class CountExchanges(L.Callback):
+    """Counts, for each batch, what the ranks exchange: buckets of gradients, and all else."""
+
+    NAMES = (
+        "all_reduce", "broadcast", "reduce", "gather", "all_gather", "all_gather_into_tensor",
+        "barrier", "all_gather_object", "broadcast_object_list", "_broadcast_coalesced",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.batches: list[Counter[str]] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        model: Any = trainer.model
+        model.register_comm_hook(self.counts, self.reduce)
+        self.originals = {name: getattr(dist, name) for name in self.NAMES}
+        for name, function in self.originals.items():
+            setattr(dist, name, self.counted(name, function))
+
+    def counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    def reduce(
+        self, counts: Counter[str], bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        counts[f"bucket {bucket.index()}"] += 1
+        summed = self.originals["all_reduce"](bucket.buffer(), async_op=True).get_future()
+        return summed.then(lambda done: done.value()[0] / 2)
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.batches.append(self.counts.copy())
+        self.counts.clear()
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        for name, function in self.originals.items():
+            setattr(dist, name, function)
+
+
+class Terminated(L.Callback):
+    """Gets the signal with which schedulers end a process."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class OnCPU(fsdp.FullyShardedDataParallel):
+    """PyTorch splits weights among CPUs only when it is told the device, and Lightning does not."""
+
+    def __init__(self, *args: Any, device_id: Any, **settings: Any) -> None:
+        super().__init__(*args, device_id=torch.device("cpu"), **settings)
+
+
+class CPUStrategy(FSDPStrategy):
+    """Lightning's Trainer refuses the class itself on a CPU."""
+
+
+def on_rank(rank: int, folder: str, port: int) -> None:
+    """Trains as one of two processes that `torchrun` has started."""
+    torch.set_num_threads(1)
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0}
+    os.environ |= {name: str(value) for name, value in places.items()}
+    os.environ["TORCHELASTIC_RUN_ID"] = "test"
+    results: dict[str, Any] = {}
+    for kind in STAGES:
+        counting = CountExchanges()
+        run = run_training(
+            Path(folder, kind),
+            *exact(kind, 1),
+            max_steps=5,
+            accumulate_grad_batches=2,
+            val_check_interval=6,
+            devices=2,
+            strategy=data_parallel(kind == "vqgan", accumulates=True),
+            callbacks=[counting],
+        )
+        results[kind] = (run.recorder.rows, counting.batches)
+    for kind in STAGES:
+        counting = CountExchanges()
+        module, data = exact(kind, 1)
+        if kind == "vqgan":
+            torch.manual_seed(0)
+            vqgan = tiny_vqgan(revive_after=100, ema_decay=0.9)
+            module = vqgan_training(tiny_adversary(lecam_weight=0.1), vqgan)
+        run_training(
+            Path(folder, f"{kind}_counted"),
+            module,
+            data,
+            max_steps=45,
+            val_check_interval=100,
+            log_every_n_steps=30,
+            devices=2,
+            strategy=data_parallel(kind == "vqgan"),
+            callbacks=[counting, TimeLimit("00:01:00:00")],
+        )
+        results[f"{kind}_counted"] = counting.batches
+    fsdp.FullyShardedDataParallel = OnCPU
+    changes = {"ema_decay": None, "max_steps": 5, "devices": 2}
+    strategy = CPUStrategy(process_group_backend="gloo", state_dict_type="full")
+    directory = Path(folder, "fsdp")
+    run = run_training(directory, *exact("transformer", 2), strategy=strategy, **changes)
+    results["fsdp"] = (run.recorder.rows, None)
+    ended = run_training(
+        Path(folder, "ended"),
+        *exact("transformer", 1),
+        max_steps=45,
+        val_check_interval=100,
+        devices=2,
+        strategy=data_parallel(discriminator=False),
+        callbacks=[Terminated()] if rank == 1 else [],
+    )
+    results["ended"] = (ended.result.step, ended.result.interrupted)
+    torch.save(results, f"{folder}/{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """What two ranks have done, and where."""
+    folder = tmp_path_factory.mktemp("both")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(on_rank, (str(folder), port), nprocs=2)
+    return folder, [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*STAGES, "fsdp"])
+def test_two_processes_train_as_one(
+    both: tuple[Path, list[dict[str, Any]]], tmp_path: Path, name: str
+) -> None:
+    """To 1e-6: a part of each batch, accumulation, and weights split and put together."""
+    folder, ranks = both
+    kind = "transformer" if name == "fsdp" else name
+    changes = {"max_steps": 5, "ema_decay": None if name == "fsdp" else 0.9}
+    recorder = run_training(tmp_path / "alone", *exact(kind, 4), **changes).recorder
+    rows, _ = ranks[0][name]
+    assert [step for step, _ in rows] == [step for step, _ in recorder.rows]
+    for (_, found), (_, expected) in zip(rows, recorder.rows, strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        losses = {key for key in expected if key.endswith("loss")}
+        assert {key: found[key] for key in losses} == pytest.approx(
+            {key: expected[key] for key in losses}, rel=1e-6, abs=1e-6
+        )
+    one, two = (load_saved_model(path / "model") for path in (tmp_path / "alone", folder / name))
+    part = "transformer" if name != "vqgan" else None
+    states = [(saved.parts[part] if part else saved).state for saved in (one, two)]
+    for weight, value in states[0].items():
+        if value.ndim < 2:  # where the gradient is all but zero, Adam's steps are rounding
+            continue
+        torch.testing.assert_close(states[1][weight], value, rtol=1e-3, atol=1e-4)
+
+
+# a step's exchanges beside that of the gradients: in stage 1 of the codebook's statistics, of both
+# gradients for the adaptive weight, and of LeCAM's means
+USUAL = {"vqgan": {"all_reduce": 3}, "transformer": {}}
+# every 20 steps: whether to end, for Ctrl-C (Lightning meets at a barrier first) and for the time
+QUESTIONS = Counter(all_reduce=1, barrier=1, broadcast_object_list=1)
+# each report: the means; of stage 1 also the codebook's usage, by torchmetrics
+REPORT = {
+    "vqgan": Counter(all_reduce=1, barrier=1, all_gather=2),
+    "transformer": Counter(all_reduce=1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STAGES)
+def test_the_exchanges_of_a_step(both: tuple[Path, list[dict[str, Any]]], kind: str) -> None:
+    for rank in both[1]:
+        found = rank[f"{kind}_counted"]
+        assert len(found) == 45
+        for step in range(
+            5, 45
+        ):  # stage 1's discriminator starts at 2, the generator hears it at 3
+            expected = Counter({"bucket 0": 1}) + Counter(USUAL[kind])
+            if step % 20 == 0:
+                expected += QUESTIONS
+            if step % 10 == 0 and kind == "vqgan":
+                expected += Counter(broadcast=1)  # latents for codes that nobody uses
+            if (step + 1) % 30 == 0:
+                expected += REPORT[kind]
+            assert found[step] == expected, step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STAGES)
+def test_batches_between_the_steps_exchange_no_gradients(
+    both: tuple[Path, list[dict[str, Any]]], kind: str
+) -> None:
+    for rank in both[1]:
+        batches = rank[kind][1]
+        assert [batch["bucket 0"] for batch in batches] == [0, 1] * 5
+        assert all(
+            set(between) <= {"barrier", "all_reduce", "all_gather"} for between in batches[::2]
+        )
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_all_after_the_same_step(
+    both: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    assert [rank["ended"] for rank in both[1]] == [(20, True)] * 2
+
+
+@pytest.mark.parametrize("step", [0, 2, 5])  # before the discriminator's start, then, afterwards
+@pytest.mark.parametrize("quantizer", ["vector", "gumbel", "finite_scalar"])
+def test_every_weight_gets_a_gradient_that_other_ranks_wait_for(quantizer: str, step: int) -> None:
+    """Plain data-parallel training waits for all of them, and AdamW counts them."""
+    levels = {"levels": [4, 4]} if quantizer == "finite_scalar" else {}
+    module = alone(vqgan_training(tiny_adversary("group"), tiny_vqgan(quantizer, **levels)), step)
+    module.trainer.world_size = 2
+    backward(module, {"images": image_data().train_dataset.tensors["images"][:2]})
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    assert [name for name, p in trained.items() if p.grad is None] == []
+    module.on_before_optimizer_step(None)
+    skipped = {name for name, p in trained.items() if p.grad is None}
+    discriminator = {name for name in trained if name.startswith("adversary.")}
+    assert skipped == (discriminator if step < 2 else set())

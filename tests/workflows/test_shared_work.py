@@ -1,0 +1,202 @@
+"""Two processes share the work of a command, and write what one does."""
+
+import datetime
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from PIL import Image
+from tiny_models import tiny_generator
+from torch import multiprocessing
+
+from taming.cli.data import set_up
+from taming.conditioning import ClassLabel
+from taming.data import ImageFiles, ImageFolder, ImageTransform, LoaderOptions, PictureReader
+from taming.data.module import ImageDataModule
+from taming.evaluation import ClassifierTraining
+from taming.generation import ImageGenerator, SamplingOptions
+from taming.ranks import gather_in_turn, rank, share_of
+from taming.workflows.encode_dataset import encode_dataset
+from taming.workflows.evaluate import evaluate_model
+from taming.workflows.reconstruct import reconstruct_images
+from taming.workflows.sample import sample_images
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = SamplingOptions(seed=0, batch_size=4)
+
+
+def write_images(folder: Path) -> None:
+    """Eleven pictures of one class, ten of another, all 16×16, and a file that is broken."""
+    rng = np.random.default_rng(0)
+    for number in range(21):
+        path = folder / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+    (folder / "a" / "broken.png").write_bytes(b"none")
+
+
+def generator() -> ImageGenerator:
+    return tiny_generator(ClassLabel(2, class_names=["a", "b"]), (8, 8))
+
+
+def data(folder: Path) -> ImageDataModule:
+    source = ImageFiles(path=folder / "images", reader=PictureReader(), val_fraction=0.3)
+    transform = ImageTransform(resolution=16, resize="shorter_side", crop="random")
+    module = ImageDataModule(source, transform, LoaderOptions(4, num_workers=0))
+    set_up(module)
+    return module
+
+
+def encode(folder: Path, output: Path, **changes: Any) -> None:
+    settings: dict[str, Any] = {"num_views": 2, "batch_size": 4, "num_workers": 0}
+    settings |= {"device": torch.device("cpu"), **changes}
+    tokens = encode_dataset(
+        generator().require_tokenizer(), data(folder).train_dataset, output, **settings
+    )
+    assert len(tokens) == 15  # every rank has it
+
+
+def unfinished(folder: Path) -> None:
+    """Leaves a cache of which a single process had made 9 items when it was killed."""
+    (one,) = (path for path in (folder / "one" / "encode").iterdir() if path.is_dir())
+    two = folder / "two" / "encode" / f"{one.name}.unfinished"
+    shutil.copytree(one, two)
+    (two / "meta.json").unlink()
+    for path in two.glob("*.npy"):
+        array = np.lib.format.open_memmap(path, "r+")
+        array[9:] = 0
+        array[:, 1] = 0
+    (two / "progress.json").write_text(json.dumps({"done": 9, "replaced": []}))
+
+
+def sample(folder: Path, output: Path) -> None:
+    sample_images(generator(), output, options=OPTIONS, num_images=11, write_images=True)
+
+
+def evaluate(folder: Path, output: Path) -> None:
+    training = ClassifierTraining(num_steps=2, base_channels=4, batch_size=4)
+    evaluate_model(
+        generator(), data(folder), output, num_samples=9, options=OPTIONS,
+        classifier_training=training, features=Features(),
+    )  # fmt: skip
+
+
+class Features(torch.nn.Module):
+    """Means of the channels."""
+
+    num_features = 3
+    description = "means"
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((2, 3))
+
+    def notes(self, num_images: int) -> list[str]:
+        return []
+
+
+def reconstruct(folder: Path, output: Path) -> None:
+    reconstruct_images(
+        generator().require_tokenizer(), folder / "images", output, batch_size=4, write_images=True
+    )
+
+
+def do_all(folder: Path, output: Path) -> dict[str, Any]:
+    folders = 0
+    init = ImageFolder.__init__
+
+    def counting(*args: Any, **kwargs: Any) -> None:
+        nonlocal folders
+        folders += 1
+        init(*args, **kwargs)
+
+    ImageFolder.__init__ = counting  # type: ignore[method-assign]
+    commands: list[Callable[[Path, Path], None]] = [encode, sample, evaluate, reconstruct]
+    try:
+        for command in commands:
+            command(folder, output / command.__name__)
+    finally:
+        ImageFolder.__init__ = init  # type: ignore[method-assign]
+    gathered = list(gather_in_turn((f"{rank()}.{i}" for i in range(3)), 5))
+    return {"folders": folders, "gathered": gathered, "share": share_of(7)}
+
+
+def on_rank(number: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=120)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", meeting, rank=number, world_size=2, timeout=patience)
+    results = do_all(Path(folder), Path(folder, "two"))
+    torch.save(results, f"{folder}/{number}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one process and two have done the same."""
+    folder = tmp_path_factory.mktemp("shared")
+    write_images(folder / "images")
+    do_all(folder, folder / "one")
+    unfinished(folder)
+    multiprocessing.spawn(on_rank, (str(folder),), nprocs=2)
+    return folder
+
+
+def files(directory: Path) -> dict[str, Path]:
+    """The files below a directory."""
+    return {
+        str(path.relative_to(directory)): path
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.endswith(".lock")
+    }
+
+
+@pytest.mark.parametrize("command", ["encode", "sample", "evaluate", "reconstruct"])
+def test_two_processes_write_what_one_does(folder: Path, command: str) -> None:
+    one, two = (files(folder / name / command) for name in ("one", "two"))
+    assert one.keys() == two.keys() and len(one) > 1
+    for name, path in one.items():
+        if name == "metrics.json":
+            same(json.loads(path.read_text()), json.loads(two[name].read_text()))
+        elif name.endswith((".npz", ".safetensors")):
+            continue
+        elif command == "reconstruct":  # in other batches, and so up to rounding
+            first, second = (np.asarray(Image.open(file), int) for file in (path, two[name]))
+            assert np.abs(first - second).max() <= 1, name
+        else:
+            assert path.read_bytes() == two[name].read_bytes(), name
+    if command == "sample":
+        with np.load(one["samples.npz"]) as first, np.load(two["samples.npz"]) as second:
+            for name in ("arr_0", "arr_1"):
+                np.testing.assert_array_equal(first[name], second[name])
+
+
+def same(one: Any, two: Any) -> None:
+    """Equal up to the order in which numbers are added up."""
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for name in one:
+            same(one[name], two[name])
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for first, second in zip(one, two, strict=True):
+            same(first, second)
+    elif isinstance(one, float):
+        assert two == pytest.approx(one, rel=1e-6, abs=1e-9)
+    else:
+        assert one == two
+
+
+def test_the_first_process_looks_for_images_for_both(folder: Path) -> None:
+    ranks = [torch.load(folder / f"{number}.pt", weights_only=False) for number in (0, 1)]
+    assert ranks[0]["folders"] == 3 and ranks[1]["folders"] == 0
+    assert ranks[0]["gathered"] == ["0.0", "1.0", "0.1", "1.1", "0.2"]
+    assert ranks[1]["gathered"] == []
+    assert [found["share"] for found in ranks] == [range(3), range(3, 7)]
