@@ -117,6 +117,7 @@ def train(
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
                 logger.experiment.finish()
+    trainer.strategy.checkpoint_io.teardown()  # all is written; FSDP's strategy leaves this out
     best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
     path = Path(getattr(best, "best_model_path", ""))
     best_is_there = export == "best" and path.is_file()
