@@ -5,8 +5,9 @@ import shutil
 from importlib.util import find_spec
 
 import torch
+from torch.utils.benchmark import Timer
 
-__all__ = ["can_compile", "device_name", "has_bf16", "has_matrix_bf16"]
+__all__ = ["can_compile", "device_name", "has_bf16", "has_matrix_bf16", "product_seconds"]
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -39,3 +40,13 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     name = torch.cpu.get_capabilities().get("cpu_name", "CPU")
     return f"{name}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+
+
+def product_seconds(size: int = 2048) -> float:
+    """Returns the median seconds of a product of two float32 matrices on the CPU.
+
+    A duration in this unit can be compared between machines, and between their busy hours.
+    """
+    a, b = torch.rand(2, size, size)
+    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=1.0).median

@@ -5,7 +5,13 @@ import sys
 import pytest
 import torch
 
-from taming.hardware import can_compile, device_name, has_bf16, has_matrix_bf16
+from taming.hardware import (
+    can_compile,
+    device_name,
+    has_bf16,
+    has_matrix_bf16,
+    product_seconds,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -42,3 +48,7 @@ def test_a_gpu_that_emulates_bf16_does_not_have_it(monkeypatch: pytest.MonkeyPat
 
 def test_the_processor_is_named() -> None:
     assert f"{torch.get_num_threads()} threads" in device_name(CPU)
+
+
+def test_a_product_takes_time() -> None:
+    assert product_seconds(size=8) > 0

@@ -1,5 +1,6 @@
 """Every configuration composes, and every experiment runs a step when made small."""
 
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,9 @@ def test_experiment_at_full_size(experiment: str) -> None:
         adversary = build(config.adversary)
     size = config.data.resolution
     assert vqgan.resolution == ((size, size) if isinstance(size, int) else tuple(size))
-    assert vqgan.quantizer.codebook_size == config.model.quantizer.codebook_size
+    quantizer = config.model.quantizer
+    sizes = quantizer.levels if "levels" in quantizer else [quantizer.codebook_size]
+    assert vqgan.quantizer.codebook_size == prod(sizes)
     if experiment == "vqgan_f16_imagenet256":
         sizes = {
             name: sum(p.numel() for p in part.parameters()) for name, part in vqgan.named_children()
