@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from taming.errors import UserError
 from taming.evaluation import CodebookUsage
 from taming.losses import RECONSTRUCTION_LOSSES, adaptive_weight
-from taming.ranks import means_over_ranks
+from taming.ranks import means_over_ranks, num_ranks
 from taming.serialization import SavedModel
 from taming.training.adversary import Adversary
 from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
@@ -183,7 +183,7 @@ class VQGANTraining(TrainingModule):
             metrics = adversary.discriminator_loss(images, reconstructions.detach())
             loss = loss + metrics["discriminator_loss"]
             losses |= metrics
-        elif adversary is not None and self.trainer.world_size > 1:
+        elif adversary is not None and num_ranks() > 1:
             # plain DDP waits for a gradient of every weight: here it is 0
             for weight in adversary.discriminator.parameters():
                 loss = loss + 0.0 * weight.sum()

@@ -147,7 +147,10 @@ def write_compvis_checkpoint(folder: Path) -> VQGAN:
         latent_channels=8,
     ).eval()
     names = {**autoencoder_names(vqgan, SCHEME), "quantizer.codebook": "quantize.embedding.weight"}
-    weights = {theirs: vqgan.state_dict()[ours] for ours, theirs in names.items()}
+    weights = {}
+    for ours, theirs in names.items():
+        parts = [theirs] if isinstance(theirs, str) else theirs  # stacked here, separate there
+        weights |= zip(parts, vqgan.state_dict()[ours].chunk(len(parts)), strict=True)
     weights["loss.perceptual_loss.lin0.model.1.weight"] = torch.zeros(1)
     checkpoint = {"state_dict": weights, "callbacks": {Path: Path("x")}, "epoch": 3}
     torch.save(checkpoint, folder / "last.ckpt")
