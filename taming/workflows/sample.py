@@ -99,7 +99,8 @@ def sample_images(
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
     use_dtype(generator.transformer, generator.require_tokenizer(), dtype)
-    num_drawn = inputs.num_images * (1 if classifier is None else candidates) // num_ranks()
+    num_drawn = math.ceil(inputs.num_images / num_ranks())  # by each process
+    num_drawn *= 1 if classifier is None else candidates
     options = decide_compilation(options, generator.device, generator.grid_size, num_drawn)
     log.info(describe_speed(generator.transformer, generator.require_tokenizer(), options))
     with writing(output_dir):

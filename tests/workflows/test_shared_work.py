@@ -80,6 +80,11 @@ def sample(folder: Path, output: Path) -> None:
     sample_images(generator(), output, options=OPTIONS, num_images=11, write_images=True)
 
 
+def sample_one(folder: Path, output: Path) -> None:
+    options = SamplingOptions(seed=0, compile="auto")
+    sample_images(generator(), output, options=options, num_images=1)
+
+
 def evaluate(folder: Path, output: Path) -> None:
     training = ClassifierTraining(num_steps=2, base_channels=4, batch_size=4)
     evaluate_model(
@@ -117,7 +122,9 @@ def do_all(folder: Path, output: Path) -> dict[str, Any]:
         init(*args, **kwargs)
 
     ImageFolder.__init__ = counting  # type: ignore[method-assign]
-    commands: list[Callable[[Path, Path], None]] = [encode, sample, evaluate, reconstruct]
+    commands: list[Callable[[Path, Path], None]] = [
+        encode, sample, sample_one, evaluate, reconstruct,
+    ]  # fmt: skip
     try:
         for command in commands:
             command(folder, output / command.__name__)
@@ -158,7 +165,7 @@ def files(directory: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("command", ["encode", "sample", "evaluate", "reconstruct"])
+@pytest.mark.parametrize("command", ["encode", "sample", "sample_one", "evaluate", "reconstruct"])
 def test_two_processes_write_what_one_does(folder: Path, command: str) -> None:
     one, two = (files(folder / name / command) for name in ("one", "two"))
     assert one.keys() == two.keys() and len(one) > 1
@@ -172,7 +179,7 @@ def test_two_processes_write_what_one_does(folder: Path, command: str) -> None:
             assert np.abs(first - second).max() <= 1, name
         else:
             assert path.read_bytes() == two[name].read_bytes(), name
-    if command == "sample":
+    if command.startswith("sample"):
         with np.load(one["samples.npz"]) as first, np.load(two["samples.npz"]) as second:
             for name in ("arr_0", "arr_1"):
                 np.testing.assert_array_equal(first[name], second[name])
