@@ -109,6 +109,17 @@ class WarmEMA(WeightAveraging):
         self.decay = decay
         self._swapped = False
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Copies the weights, in the memory format that they will be trained in.
+
+        The module's own `setup` comes later. In different formats each weight would be averaged by
+        itself, and slowly.
+        """
+        super().setup(trainer, pl_module, stage)
+        if getattr(pl_module, "channels_last", False) is True:
+            assert self._average_model is not None
+            self._average_model.to(memory_format=torch.channels_last)
+
     @torch.no_grad()
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from tiny_training import stage
 from torch import nn
 
 from taming.training import OptimizerConfig, WarmEMA
@@ -33,7 +34,7 @@ def walk(model: Model, average: WarmEMA, values: list[float], first_step: int = 
     return average._average_model.module
 
 
-def set_up(model: Model, decay: float) -> WarmEMA:
+def set_up(model: L.LightningModule, decay: float) -> WarmEMA:
     average = WarmEMA(decay)
     average.setup(SimpleNamespace(), model, "fit")  # type: ignore[arg-type]
     return average
@@ -64,6 +65,15 @@ def test_a_reloaded_average_goes_on_where_it_was() -> None:
     assert resumed.weight == 3.0
     ends = [walk(m, a, [4.0, 5.0], 4).weight for m, a in ((model, average), (resumed, reloaded))]
     assert torch.equal(*ends)
+
+
+def test_the_average_is_laid_out_as_the_weights_are() -> None:
+    module, _ = stage("vqgan", channels_last=True)
+    average = set_up(module, 0.9)  # Lightning sets callbacks up first
+    module.setup("fit")
+    assert average._average_model is not None
+    averaged = average._average_model.module.parameters()
+    assert all(a.stride() == w.stride() for a, w in zip(averaged, module.parameters(), strict=True))
 
 
 def test_a_learning_rate_rises_and_falls_as_a_cosine() -> None:
