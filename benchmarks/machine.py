@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.compare import spread
 from benchmarks.peers.serve import processor
-from benchmarks.table import spread_text
+from taming.hardware import product_seconds
 
-__all__ = ["copy_bandwidth", "product_flops", "product_seconds", "seconds_of"]
+__all__ = ["copy_bandwidth", "product_flops", "seconds_of"]
 
-SIZE = 2048  # rows and columns: 17 billion operations, a tenth of a second or so on two cores
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -39,12 +37,6 @@ def seconds_of(
     return seconds
 
 
-def product_seconds(dtype: torch.dtype, rounds: int = 5) -> list[float]:
-    """Returns the seconds of a product of two square matrices on the CPU, one number a round."""
-    a, b = torch.rand(2, SIZE, SIZE).to(dtype)
-    return seconds_of(lambda: a @ b, torch.device("cpu"), rounds)
-
-
 def product_flops(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
     """Returns the operations a second of large products: the best round, a device's peak."""
     a, b = torch.rand(2, size, size, device=device).to(dtype)
@@ -62,15 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the processor, and what the product takes in each precision."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     print(f"{processor()}; {options.threads} threads")
     for name, dtype in DTYPES.items():
-        seconds = spread(product_seconds(dtype, rounds=options.rounds))
+        seconds = product_seconds(dtype)
         print(
-            f"product of two {SIZE}×{SIZE} matrices in {name}: {spread_text(seconds, 1, 1000)} ms, "
-            f"{2e-9 * SIZE**3 / seconds['median']:.0f} billion operations a second"
+            f"product of two 2048×2048 matrices in {name}: {1000 * seconds:.1f} ms, "
+            f"{2e-9 * 2048**3 / seconds:.0f} billion operations a second"
         )
 
 

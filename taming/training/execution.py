@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.benchmark import Timer
 
-from taming.hardware import device_name, has_bf16
+from taming.hardware import can_compile, device_name, has_bf16
 from taming.training.module import Switch, TrainingModule
 
 __all__ = ["Execution", "choose_execution", "default_precision", "fastest"]
@@ -26,7 +26,14 @@ TIMED_FROM = 2000  # steps
 TIMED_SECONDS = 2.0  # of each way, which is at least one step
 COMPILED_FROM = 1800.0  # seconds of training: compiling and timing it takes one or two minutes
 WORTHWHILE = 1.1  # times as fast: the rest may be noise
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+AUTOCAST = {  # by the precisions that are timed
+    "32": None,
+    "32-true": None,
+    "bf16": torch.bfloat16,
+    "bf16-mixed": torch.bfloat16,
+    "16": torch.float16,
+    "16-mixed": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -84,10 +91,11 @@ def choose_execution(
         changes.append({"precision": "bf16-mixed"})
     if wanted.channels_last == "auto":
         changes.append({"channels_last": not chosen.channels_last})
-    if wanted.compile == "auto":
+    if wanted.compile == "auto" and can_compile(device):
         changes.append({"compile": True})
     times: dict[Execution, float] = {}
-    if changes and num_steps >= TIMED_FROM and world_size == 1:
+    is_long = num_steps >= TIMED_FROM and world_size == 1
+    if changes and is_long and str(chosen.precision) in AUTOCAST:
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
 
         def seconds(way: Execution) -> float:
@@ -135,10 +143,12 @@ def seconds_per_step(
 ) -> float:
     """Returns the least time of forward and backward pass; infinity if compiling fails.
 
-    The module is used up.
+    The step is one with all networks; the module is used up.
     """
+    if (adversary := getattr(module, "adversary", None)) is not None:
+        adversary.start = adversary.warmup = 0
     module.channels_last, module.compiled = way.channels_last, way.compile
-    dtype = AUTOCAST.get(str(way.precision))
+    dtype = AUTOCAST[str(way.precision)]
 
     def step() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):

@@ -65,6 +65,7 @@ def test_what_is_timed_and_chosen(
     tried: list[Execution] = []
     monkeypatch.setattr(execution, "seconds_per_step", timer(times, tried))
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
+    monkeypatch.setattr(execution, "can_compile", lambda device: True)
     with caplog.at_level(logging.INFO, "taming"):
         assert choose(AUTO, num_steps=4000) == compiled
     assert tried == list(times)
@@ -87,6 +88,20 @@ def test_compiling_is_for_long_trainings_and_small_gains_are_noise() -> None:
     assert fastest(PLAIN, change, seconds, num_steps=4000) == compiled
     seconds = timer({PLAIN: 0.5, compiled: 0.46}, tried)
     assert fastest(PLAIN, change, seconds, num_steps=4000) == PLAIN
+
+
+def test_other_precisions_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "seconds_per_step", None)
+    wanted = Execution("bf16-true", "auto", "auto")
+    assert choose(wanted, num_steps=4000) == Execution("bf16-true", False, False)
+
+
+def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
+    module = vqgan_training(tiny_adversary(start=1000))
+    batch = {"images": torch.rand(2, 3, 16, 16)}
+    assert 0 < execution.seconds_per_step(module, batch, CPU, PLAIN) < 60
+    assert {"generator_loss", "discriminator_loss"} <= module._sums.keys()
 
 
 @pytest.mark.parametrize("kind", STAGES)
