@@ -3,12 +3,7 @@
 from taming.generation.generator import ImageGenerator, check_keep_rows, load_condition_tokenizer
 from taming.generation.options import Guidance, SamplingOptions
 from taming.generation.rejection import BestSamples, sample_best
-from taming.generation.speed import (
-    SamplingDtype,
-    decide_compilation,
-    describe_speed,
-    use_dtype,
-)
+from taming.generation.speed import SamplingDtype
 
 __all__ = [
     "BestSamples",
@@ -17,9 +12,6 @@ __all__ = [
     "SamplingDtype",
     "SamplingOptions",
     "check_keep_rows",
-    "decide_compilation",
-    "describe_speed",
     "load_condition_tokenizer",
     "sample_best",
-    "use_dtype",
 ]

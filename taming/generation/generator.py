@@ -1,5 +1,6 @@
 """The image generator: tokenizer, transformer and conditioning together."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -11,7 +12,9 @@ from taming.conditioning import CellClasses, Condition, conditioning_from_config
 from taming.contexts import evaluation_mode
 from taming.errors import UserError
 from taming.generation.options import SamplingOptions
+from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
 from taming.generation.tokens import TokenGenerator
+from taming.hardware import device_name
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer, height_and_width
@@ -19,6 +22,8 @@ from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 __all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer"]
+
+log = logging.getLogger("taming")
 
 PIXELS_AT_ONCE = 2**19  # 8 images of 256×256; a feature map of 128 channels then has 256 MiB
 
@@ -187,6 +192,24 @@ class ImageGenerator(TokenGenerator):
             saved.config["grid_size"],
             condition_tokenizer=load_condition_tokenizer(saved),
         ).eval()
+
+    def prepare_sampling(
+        self, options: SamplingOptions, dtype: SamplingDtype, num_images: int
+    ) -> SamplingOptions:
+        """Settles precision and compilation for so many images, and logs them in a line.
+
+        The weights are converted; the options come back with the choice. See
+        `taming.generation.speed`.
+        """
+        tokenizer = self.require_tokenizer()
+        use_dtype(self.transformer, tokenizer, dtype)
+        options = decide_compilation(options, self.device, self.grid_size, num_images)
+        weights = self.transformer.head.weight, tokenizer.last_layer
+        first, second = (str(weight.dtype).removeprefix("torch.") for weight in weights)
+        compiled = "compiled" if options.compile else "not compiled"
+        name = device_name(self.device)
+        log.info("%s: transformer in %s, %s; decoder in %s", name, first, compiled, second)
+        return options
 
     def require_tokenizer(self) -> VQGAN:
         """Returns the tokenizer; raises a `UserError` that says how to get one if there is none."""

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from taming.generation.options import SamplingOptions
-from taming.hardware import can_compile, device_name, has_matrix_bf16
+from taming.hardware import can_compile, has_matrix_bf16
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
@@ -19,7 +19,6 @@ __all__ = [
     "SamplingDtype",
     "compiles",
     "decide_compilation",
-    "describe_speed",
     "in_bfloat16",
     "use_dtype",
 ]
@@ -49,9 +48,10 @@ def in_bfloat16(device: str, matrix_bf16: bool, width: int) -> bool:
 def compiles(device: str, num_sequences: int, num_steps: int) -> bool:
     """Returns whether compiling the step that draws a token saves more time than it takes.
 
-    It takes 14 to 25 seconds on a processor, up to a minute on a GPU. On a processor a compiled
-    step of two sequences was 1.2 times as fast, saving about a millisecond, and one of 16 no
-    faster; on a GPU a captured step saves the start of hundreds of kernels, a few milliseconds.
+    It takes 14 to 25 seconds on a processor, up to a minute on a GPU. On a processor (AVX-512) a
+    compiled step of one sequence was 1.4 times as fast, one of two 1.25 times, which paid after
+    5,000 to 12,000 steps, and one of 16 no faster; on a GPU a captured step saves the start of
+    hundreds of kernels, a few milliseconds.
 
     Args:
         device: `torch.device.type`.
@@ -88,13 +88,3 @@ def decide_compilation(
     num_sequences = batch_size if options.guidance.is_off else 2 * batch_size
     worthwhile = compiles(device.type, num_sequences, num_steps)
     return replace(options, compile=worthwhile and can_compile(device))
-
-
-def describe_speed(transformer: GPT, tokenizer: VQGAN, options: SamplingOptions) -> str:
-    """Describes device, precision and compilation in a line."""
-    weights = transformer.head.weight, tokenizer.last_layer
-    first, second = (str(weight.dtype).removeprefix("torch.") for weight in weights)
-    compiled = "compiled" if options.compile else "not compiled"
-    return (
-        f"{device_name(weights[0].device)}: transformer in {first}, {compiled}; decoder in {second}"
-    )

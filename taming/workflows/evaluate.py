@@ -1,7 +1,7 @@
 """Numbers for a generator or a tokenizer, on images it has not seen."""
 
 import json
-import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -37,9 +37,6 @@ from taming.generation import (
     ImageGenerator,
     SamplingDtype,
     SamplingOptions,
-    decide_compilation,
-    describe_speed,
-    use_dtype,
 )
 from taming.pictures import class_grid, pixel_grid, to_uint8
 from taming.ranks import gather_in_turn, num_ranks, object_from_first_rank, rank, share_of
@@ -47,8 +44,6 @@ from taming.vqgan import VQGAN
 from taming.workflows.evaluation_data import check_classifier, check_data
 
 __all__ = ["evaluate_model"]
-
-log = logging.getLogger(__name__)
 
 Shown = tuple[int, np.ndarray, int | None]  # class or -1, picture, predicted class
 
@@ -84,7 +79,7 @@ def evaluate_model(
     `num_samples` are drawn for each guidance scale, and as many training images compared;
     `max_images` bounds the validation images. The seed of `options` also chooses images, and their
     batch size is that of all passes. For sampling, after all else, the generator is converted to
-    `dtype`, see `use_dtype`. Without `classifier` one is trained if the model has classes;
+    `dtype`, see `prepare_sampling`. Without `classifier` one is trained if the model has classes;
     without `features` there is no Fréchet distance. `about`, where model and data are from, is
     recorded before the numbers.
 
@@ -141,17 +136,14 @@ def evaluate_model(
             numbers["training_images"] = train.numbers(real)
         pictures = {}
         if generator is not None:
-            use_dtype(generator.transformer, tokenizer, dtype)
-            num_drawn = num_samples * len(guided)
-            last, device = guided[-1], generator.device
-            compiled = decide_compilation(last, device, generator.grid_size, num_drawn).compile
+            num_drawn = math.ceil(num_samples / num_ranks()) * len(guided)  # by each process
+            compiled = generator.prepare_sampling(guided[-1], dtype, num_drawn).compile
             options, *guided = (replace(one, compile=compiled) for one in (options, *guided))
-            log.info(describe_speed(generator.transformer, tokenizer, options))
             numbers["sampling"] = {
                 "num_samples": num_samples,
                 "guidance_scales": list(guidance_scales),
                 "max_images": max_images,
-                "dtype": dtype,
+                "dtype": str(generator.transformer.head.weight.dtype).removeprefix("torch."),
                 **asdict(options),
             }
             numbers["samples"] = []

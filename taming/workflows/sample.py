@@ -19,10 +19,7 @@ from taming.generation import (
     ImageGenerator,
     SamplingDtype,
     SamplingOptions,
-    decide_compilation,
-    describe_speed,
     sample_best,
-    use_dtype,
 )
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.ranks import gather_in_turn, num_ranks, rank
@@ -68,7 +65,7 @@ def sample_images(
     the class that its folder is named after; where no folder is, no class is requested if the model
     can do without. All other images take all classes in turn. With a `classifier` the best of
     `candidates` is kept for each image, see `sample_best`. For `dtype` the generator is converted,
-    see `use_dtype`.
+    see `prepare_sampling`.
 
     Returns:
         Notes for the user, a sentence each, and the files and folders written.
@@ -98,11 +95,9 @@ def sample_images(
     rows, columns = grid_size
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
-    use_dtype(generator.transformer, generator.require_tokenizer(), dtype)
     num_drawn = math.ceil(inputs.num_images / num_ranks())  # by each process
     num_drawn *= 1 if classifier is None else candidates
-    options = decide_compilation(options, generator.device, generator.grid_size, num_drawn)
-    log.info(describe_speed(generator.transformer, generator.require_tokenizer(), options))
+    options = generator.prepare_sampling(options, dtype, num_drawn)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         samples, shown, shares = _draw(generator, options, inputs, classifier, candidates)

@@ -1,5 +1,7 @@
 """What `auto` means for the precision and compilation of sampling."""
 
+import logging
+
 import pytest
 import torch
 from every_kind import CLASS, tiny
@@ -9,9 +11,7 @@ from taming.generation import Guidance, SamplingOptions, generator, speed
 from taming.generation.speed import (
     compiles,
     decide_compilation,
-    describe_speed,
     in_bfloat16,
-    use_dtype,
 )
 from taming.sequence import to_indices
 
@@ -83,7 +83,7 @@ def test_a_call_of_its_own_decides_for_its_images(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_images_of_a_decoder_in_bfloat16_are_those_in_float32_up_to_rounding(
-    dtype: speed.SamplingDtype, monkeypatch: pytest.MonkeyPatch
+    dtype: speed.SamplingDtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = tiny_vqgan()
     model = tiny(CLASS, tokenizer=tokenizer)
@@ -91,10 +91,9 @@ def test_images_of_a_decoder_in_bfloat16_are_those_in_float32_up_to_rounding(
     images, indices = model.decode(tokens), to_indices(tokens, model.grid_size)
     quantized = tokenizer.quantizer.lookup(indices)
     monkeypatch.setattr(speed, "in_bfloat16", lambda *sizes: True)
-    use_dtype(model.transformer, tokenizer, dtype)
-    assert "transformer in bfloat16, not compiled; decoder in bfloat16" in describe_speed(
-        model.transformer, tokenizer, SamplingOptions()
-    )
+    with caplog.at_level(logging.INFO, "taming"):
+        model.prepare_sampling(SamplingOptions(), dtype, 5)
+    assert "transformer in bfloat16, not compiled; decoder in bfloat16" in caplog.text
     rounded = model.decode(tokens)
     assert rounded.dtype == torch.float32 and rounded.shape == images.shape
     assert 0 < (rounded - images).abs().mean() < 0.03  # of values up to 1
