@@ -261,11 +261,13 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step(
 
 @pytest.mark.parametrize("step", [0, 2, 5])  # before the discriminator's start, then, afterwards
 @pytest.mark.parametrize("quantizer", ["vector", "gumbel", "finite_scalar"])
-def test_every_weight_gets_a_gradient_that_other_ranks_wait_for(quantizer: str, step: int) -> None:
+def test_every_weight_gets_a_gradient_that_other_ranks_wait_for(
+    monkeypatch: pytest.MonkeyPatch, quantizer: str, step: int
+) -> None:
     """Plain data-parallel training waits for all of them, and AdamW counts them."""
     levels = {"levels": [4, 4]} if quantizer == "finite_scalar" else {}
     module = alone(vqgan_training(tiny_adversary("group"), tiny_vqgan(quantizer, **levels)), step)
-    module.trainer.world_size = 2
+    monkeypatch.setattr("taming.training.vqgan.num_ranks", lambda: 2)
     backward(module, {"images": image_data().train_dataset.tensors["images"][:2]})
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     assert [name for name, p in trained.items() if p.grad is None] == []
