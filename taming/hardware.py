@@ -5,7 +5,6 @@ import shutil
 from importlib.util import find_spec
 
 import torch
-from torch.utils.benchmark import Timer
 
 __all__ = ["can_compile", "device_name", "has_bf16", "has_matrix_bf16", "product_seconds"]
 
@@ -47,6 +46,8 @@ def product_seconds(dtype: torch.dtype = torch.float32, size: int = 2048) -> flo
 
     A duration in this unit can be compared between machines, and between their busy hours.
     """
+    from torch.utils.benchmark import Timer  # slow to import
+
     a, b = torch.rand(2, size, size).to(dtype)
     timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=1.0).median

@@ -73,15 +73,13 @@ class EndlessDataModule(L.LightningDataModule):
             world_size=world_size,
             start_batch=self.start_batch,
         )
-        return self._loader(self.train_dataset, batch_sampler=batches)
+        num_workers = self.num_workers_for(self.train_dataset)
+        return self._loader(self.train_dataset, num_workers, batch_sampler=batches)
 
     def first_batch(self) -> dict[str, Any]:
         """Loads the first training batch in this process."""
         keys = next(iter(EndlessBatches(len(self.train_dataset), self.batch_size, seed=self.seed)))
-        collate = getattr(self.train_dataset, "collate", None)
-        return next(
-            iter(make_loader(self.train_dataset, 0, batch_sampler=[keys], collate_fn=collate))
-        )
+        return next(iter(self._loader(self.train_dataset, 0, batch_sampler=[keys])))
 
     def val_dataloader(self) -> Batches:
         """Returns a loader of this rank's validation items, in order and not augmented."""
@@ -93,6 +91,7 @@ class EndlessDataModule(L.LightningDataModule):
             )
         return self._loader(
             self.val_dataset,
+            self.num_workers_for(self.val_dataset),
             sampler=range(rank, num_items, world_size),
             batch_size=self.loader.val_batch_size or self.batch_size,
         )
@@ -113,8 +112,7 @@ class EndlessDataModule(L.LightningDataModule):
         """This process's rank, and the number of ranks."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def _loader(self, dataset: Any, **batching: Any) -> Batches:
-        num_workers = self.num_workers_for(dataset)
+    def _loader(self, dataset: Any, num_workers: int, **batching: Any) -> Batches:
         return make_loader(
             dataset,
             num_workers,

@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from taming.errors import replacing
+from taming.training.callbacks import STEPS_BETWEEN_QUESTIONS
 from taming.training.module import TrainingModule
 
 __all__ = ["IntervalCheckpoint", "SavingShare", "WholeFileCheckpointIO"]
@@ -133,7 +134,7 @@ class IntervalCheckpoint(ModelCheckpoint):
         """Saves one after a step, if it is time."""
         if (index + 1) % trainer.accumulate_grad_batches:
             return
-        if trainer.world_size == 1 or trainer.global_step % 20 == 0:
+        if trainer.world_size == 1 or trainer.global_step % STEPS_BETWEEN_QUESTIONS == 0:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, index)
 
 
@@ -158,8 +159,7 @@ class SavingShare(L.Callback):
     ) -> None:
         """Logs it together with the training's other metrics."""
         assert isinstance(pl_module, TrainingModule)
-        share = self.share(trainer)
-        if pl_module.report and share is not None:
+        if pl_module.report and (share := self.share(trainer)) is not None:
             pl_module.log("train/saving_share", share)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

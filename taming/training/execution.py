@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.benchmark import Timer
 
 from taming.hardware import can_compile, device_name, has_bf16
 from taming.training.module import Switch, TrainingModule
@@ -145,6 +144,8 @@ def seconds_per_step(
 
     The step is one with all networks; the module is used up.
     """
+    from torch.utils.benchmark import Timer  # slow to import
+
     if (adversary := getattr(module, "adversary", None)) is not None:
         adversary.start = adversary.warmup = 0
     module.channels_last, module.compiled = way.channels_last, way.compile

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
+from tiny_models import tiny_vqgan
 
 from taming.cli import app
 from taming.importers.compvis_vqgan import SCHEME
@@ -137,15 +138,7 @@ model:
 
 def write_compvis_checkpoint(folder: Path) -> VQGAN:
     """`last.ckpt` and `project.yaml` of a tiny model in the layout of CompVis' code; the model."""
-    vqgan = VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
-        resolution=16,
-        base_channels=8,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[8],
-        latent_channels=8,
-    ).eval()
+    vqgan = tiny_vqgan(resolution=16, attention_resolutions=[8])
     names = {**autoencoder_names(vqgan, SCHEME), "quantizer.codebook": "quantize.embedding.weight"}
     weights = {}
     for ours, theirs in names.items():

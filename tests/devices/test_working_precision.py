@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import fake_cuda, to_cuda
+from tiny_models import tiny_vqgan
 from torch import nn
 
 from taming.discriminators import PatchDiscriminator
@@ -16,15 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # of 
 
 
 def vqgan() -> VQGAN:
-    return VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4},
-        resolution=16,
-        base_channels=8,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[8],
-        latent_channels=4,
-    )
+    return tiny_vqgan(resolution=16, attention_resolutions=[8]).train()
 
 
 def discriminator(norm: Any) -> Callable[[], nn.Module]:
