@@ -23,7 +23,6 @@ def attention_weights(
     mask: Tensor | None = None,
     *,
     causal: bool = False,
-    empty_rows: bool = True,
 ) -> Tensor:
     """Returns the weights softmax(Q Kᵀ / √d_k + mask).
 
@@ -33,8 +32,6 @@ def attention_weights(
         mask: boolean, broadcast to `(… n_q n_k)`: True where a query may attend to a key. In the
             formula it is 0 there and -∞ elsewhere.
         causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
-        empty_rows: whether the mask may leave a query nothing to attend to, which costs a few more
-            operations.
 
     Returns:
         `(… n_q n_k)`; a row sums to 1, or is all zeros where a query may attend to nothing.
@@ -48,8 +45,7 @@ def attention_weights(
     # The lowest finite number stands for -∞: a row without any key then has no NaN, in the
     # gradient neither, and the second fill makes it zero.
     lowest = torch.finfo(scores.dtype).min
-    weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
-    return weights.masked_fill(~mask, 0.0) if empty_rows else weights
+    return scores.masked_fill(~mask, lowest).softmax(dim=-1).masked_fill(~mask, 0.0)
 
 
 def attention(
@@ -60,7 +56,6 @@ def attention(
     dropout: float = 0.0,
     *,
     causal: bool = False,
-    empty_rows: bool = True,
 ) -> Tensor:
     """Computes Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V.
 
@@ -71,12 +66,9 @@ def attention(
         mask: see `attention_weights`.
         dropout: probability with which a weight is dropped; applied whatever the mode of a model.
         causal: see `attention_weights`.
-        empty_rows: see `attention_weights`.
 
     Returns:
         `(… n_q d_v)`; zeros for a query that may attend to nothing.
     """
-    weights = attention_weights(
-        query, key, mask, causal=causal, empty_rows=empty_rows
-    )  # (… n_q n_k)
+    weights = attention_weights(query, key, mask, causal=causal)  # (… n_q n_k)
     return F.dropout(weights, dropout) @ value

@@ -1,7 +1,7 @@
 """Attention by PyTorch's fused kernels.
 
 They compute the formula of `taming.attention.equation` without ever holding the `(… n_q n_k)`
-weights (Dao et al. 2022, "FlashAttention").
+weights (Dao et al. 2022, "FlashAttention"), zeros for a query that may attend to nothing included.
 """
 
 import torch
@@ -21,7 +21,6 @@ def fused_attention(
     dropout: float = 0.0,
     *,
     causal: bool = False,
-    empty_rows: bool = True,
 ) -> Tensor:
     """Computes `taming.attention.equation.attention`, with the same arguments."""
     num_queries, num_keys = query.shape[-2], key.shape[-2]
@@ -32,17 +31,8 @@ def fused_attention(
         in_past = causal_mask(num_queries, num_keys, device=query.device)
         mask = in_past if mask is None else mask & in_past
         causal = False
-    if mask is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=causal
-        )
-    mask = torch.atleast_2d(mask)  # the kernels take no mask for the keys alone, `(n_k)`
-    if not empty_rows:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    # Kernels disagree about a query that may attend to nothing, so it attends to everything and
-    # its output is put to zero.
-    nothing = ~mask.any(dim=-1, keepdim=True)  # (… n_q 1)
-    output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask | nothing, dropout_p=dropout
+    if mask is not None:
+        mask = torch.atleast_2d(mask)  # the kernels take no mask for the keys alone, `(n_k)`
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal
     )
-    return output.masked_fill(nothing, 0.0)

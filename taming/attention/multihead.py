@@ -1,7 +1,6 @@
 """Multi-head attention: one module for self-, causal and cross-attention."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +49,6 @@ class MultiHeadAttention(nn.Module):
             there with LayerNorm): scores cannot grow without bound.
         dropout: probability, less than 1, with which an attention weight is dropped in training.
         fused: the fast path; False computes the written-out equation.
-        empty_rows: whether a mask may leave a query nothing to attend to.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class MultiHeadAttention(nn.Module):
         qk_norm: bool = False,
         dropout: float = 0.0,
         fused: bool = True,
-        empty_rows: bool = True,
     ) -> None:
         super().__init__()
         source_dim = embed_dim if source_dim is None else source_dim
@@ -79,7 +76,7 @@ class MultiHeadAttention(nn.Module):
                 )
         self.num_heads = num_heads
         self.dropout = dropout
-        self.attention = partial(fused_attention if fused else attention, empty_rows=empty_rows)
+        self.attention = fused_attention if fused else attention
         self.widths = (key_dim, key_dim, value_dim)
         self.query_key_value: nn.Linear | None = None
         if source_dim == embed_dim:
@@ -114,31 +111,36 @@ class MultiHeadAttention(nn.Module):
             source: `(b n_k source_dim)`; x itself where it is None.
             mask: boolean, broadcast to `(b heads n_q n_k)`: True where x may attend to the source.
             causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
-            update_cache: returns keys and values of earlier tokens and of x: together the `n_k`.
+            update_cache: returns keys and values of earlier tokens and of x: together the `n_k`;
+                in self-attention.
             rotate_queries: applied to the queries, see `taming.positions`.
             rotate_keys: applied to the keys.
 
         Returns:
             `(b n_q embed_dim)`.
         """
-        if source is None:
-            assert self.query_key_value is not None, "x cannot be its own source: the widths differ"
-            query, key, value = self.query_key_value(x).split(self.widths, dim=-1)
-        else:
-            query, (key, value) = self._query(x), self._key_and_value(source)
-        queries = self._heads(query, self.query_norm, rotate_queries)  # (b heads n_q d_k)
-        keys = self._heads(key, self.key_norm, rotate_keys)  # (b heads n_k d_k)
-        values = self._split_heads(value)  # (b heads n_k d_v)
+        if source is not None:
+            keys, values = self.keys_and_values(source, rotate_keys)
+            return self.attend(
+                x, keys, values, mask=mask, causal=causal, rotate_queries=rotate_queries
+            )
+        assert self.query_key_value is not None, "x cannot be its own source: the widths differ"
+        query, key, value = self.query_key_value(x).split(self.widths, dim=-1)
+        keys, values = self._heads(key, self.key_norm, rotate_keys), self._heads(value)
         if update_cache is not None:
             keys, values = update_cache(keys, values)
-        return self._attend(queries, keys, values, mask, causal)
+        return self._attend(query, keys, values, mask, causal, rotate_queries)
 
     def keys_and_values(
         self, source: Tensor, rotate_keys: Rotation | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns `(b heads n_k d_k)` keys and `(b heads n_k d_v)` values of the source."""
-        key, value = self._key_and_value(source)
-        return self._heads(key, self.key_norm, rotate_keys), self._split_heads(value)
+        if self.query_key_value is None:
+            both = self.key_value(source)
+        else:
+            both = _multiply(source, self.query_key_value, slice(self.widths[0], None))
+        key, value = both.split(self.widths[1:], dim=-1)
+        return self._heads(key, self.key_norm, rotate_keys), self._heads(value)
 
     def attend(
         self,
@@ -150,41 +152,35 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         rotate_queries: Rotation | None = None,
     ) -> Tensor:
-        """Computes `forward` from keys and values; the arguments are the same."""
-        queries = self._heads(self._query(x), self.query_norm, rotate_queries)
-        return self._attend(queries, keys, values, mask, causal)
+        """Computes `forward` from the source's keys and values; the arguments are the same."""
+        if self.query_key_value is None:
+            query = self.query(x)
+        else:
+            query = _multiply(x, self.query_key_value, slice(self.widths[0]))
+        return self._attend(query, keys, values, mask, causal, rotate_queries)
 
     def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        rotate: Rotation | None,
     ) -> Tensor:
+        queries = self._heads(query, self.query_norm, rotate)  # (b heads n_q d_k)
         dropout = self.dropout if self.training else 0.0
         heads = self.attention(queries, keys, values, mask, dropout, causal=causal)
         concatenated = heads.transpose(1, 2).flatten(2)  # (b n_q value_dim)
         return self.output(concatenated)
 
-    def _query(self, x: Tensor) -> Tensor:
-        """Returns x W_Q."""
-        if self.query_key_value is None:
-            return self.query(x)
-        return _multiply(x, self.query_key_value, slice(self.widths[0]))
-
-    def _key_and_value(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns S W_K and S W_V."""
-        if self.query_key_value is None:
-            both = self.key_value(source)
-        else:
-            both = _multiply(source, self.query_key_value, slice(self.widths[0], None))
-        key, value = both.split(self.widths[1:], dim=-1)
-        return key, value
-
-    def _heads(self, x: Tensor, norm: nn.Module, rotate: Rotation | None) -> Tensor:
-        """Makes queries or keys `(b heads n d_k)` of `(b n key_dim)`."""
-        heads = norm(self._split_heads(x))
+    def _heads(
+        self, x: Tensor, norm: nn.Module | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        """Splits `(b n heads·d)` into heads `(b heads n d)`, and normalises and turns them."""
+        heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        heads = heads if norm is None else norm(heads)
         return heads if rotate is None else rotate(heads)
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Reshapes `(b n heads·d)` to `(b heads n d)`."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 def _multiply(x: Tensor, maps: nn.Linear, rows: slice) -> Tensor:

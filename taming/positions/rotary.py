@@ -57,27 +57,21 @@ class RotaryPositions2D(nn.Module):
         # Kept as bits: `Module.to(torch.bfloat16)` would round floating-point numbers.
         self.register_buffer("table", table.view(torch.int32), persistent=False)
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Turns the pairs (2i, 2i + 1) of queries or keys, in their dtype.
+    def rotation(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
+        """Returns the function that turns queries or keys at these positions, in all layers.
 
-        In half precision the error is that of about two roundings, where float32 inside would leave
-        one, and cost twice the memory traffic.
+        It maps `(b heads n head_dim)` to the same, in its dtype. In half precision the error is
+        that of about two roundings, where float32 inside would leave one, and cost twice the memory
+        traffic.
 
         Args:
-            x: `(b heads n head_dim)`.
             positions: `(n,)` int64, less than L.
-
-        Returns:
-            the same shape and dtype.
         """
-        return self.rotation(positions)(x)
-
-    def rotation(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
-        """Returns `rotate` for these positions, which all layers share."""
         return partial(_turn, table=self.table[positions].view(torch.float32))
 
 
 def _turn(x: Tensor, table: Tensor) -> Tensor:
+    """Turns the pairs (2i, 2i + 1)."""
     cos, sin = table.to(x.dtype).unbind(dim=-1)  # (n pairs)
     first, second = x.unflatten(-1, (-1, 2)).unbind(dim=-1)  # (b heads n pairs)
     turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)

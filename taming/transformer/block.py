@@ -83,7 +83,6 @@ class TransformerBlock(nn.Module):
                 bias=config.bias,
                 qk_norm=config.qk_norm,
                 dropout=config.attention_dropout,
-                empty_rows=False,  # a token sees at least itself
             )
 
         self.attention_norm = build_norm(config)

@@ -1,10 +1,7 @@
-from typing import Any
-
 import pytest
 import torch
 from padding import padding_mask
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from taming.attention import (
     attention,
@@ -120,34 +117,6 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros(function, dtype: torch.dt
     assert (attention_weights(query, key, mask)[:, :, 0] == 0).all()
     for gradient in torch.autograd.grad(output[:, :, 0].sum(), (query, key, value)):
         assert (gradient == 0).all()
-
-
-@pytest.mark.parametrize("mask", [causal_mask(N), prefix_causal_mask(N, 3), causal_mask(1, N)])
-def test_without_empty_rows_a_mask_costs_nothing_more_and_changes_nothing(mask: Tensor) -> None:
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, B, HEADS, N, 4, dtype=torch.float64)
-    query = query[:, :, : len(mask)]
-    operations: list[list[str]] = []
-    for empty_rows in (True, False):
-        with Operations() as called:
-            output = fused_attention(query, key, value, mask, empty_rows=empty_rows)
-        operations.append(called.names)
-        expected = attention(query, key, value, mask, empty_rows=empty_rows)
-        torch.testing.assert_close(output, expected, atol=1e-12, rtol=1e-10)
-    assert {"any", "bitwise_or", "masked_fill"} <= set(operations[0])
-    assert not {"any", "bitwise_or", "masked_fill"} & set(operations[1])
-
-
-class Operations(TorchDispatchMode):
-    """Notes the names of the operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 @PATHS

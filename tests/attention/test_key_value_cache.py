@@ -58,7 +58,7 @@ def test_cached_keys_stay_turned_as_their_positions_were(fused: bool) -> None:
     rotary = RotaryPositions2D(4, grid_coordinates((2, 3)))
 
     def run(x: Tensor, at: Tensor, cache: LayerCache | None = None) -> Tensor:
-        rotate = partial(rotary.rotate, positions=at)
+        rotate = rotary.rotation(at)
         rotations = {"rotate_queries": rotate, "rotate_keys": rotate}
         update = None if cache is None else partial(cache.update, at, int(at[-1]) + 1)
         return module(x, causal=True, update_cache=update, **rotations)

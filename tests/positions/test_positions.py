@@ -26,7 +26,7 @@ class Rotated(nn.Module):
         self.rotary = RotaryPositions2D(DIM, COORDINATES)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.rotary.rotate(x[:, None], positions)[:, 0]
+        return self.rotary.rotation(positions)(x[:, None])[:, 0]
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {

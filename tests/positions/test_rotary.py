@@ -26,7 +26,7 @@ def llamagen(x: Tensor, height: int, width: int) -> Tensor:
 def test_equals_the_formula(head_dim: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 15, head_dim)
-    actual = RotaryPositions2D(head_dim, grid_coordinates((3, 5))).rotate(x, torch.arange(15))
+    actual = RotaryPositions2D(head_dim, grid_coordinates((3, 5))).rotation(torch.arange(15))(x)
     torch.testing.assert_close(actual, llamagen(x, 3, 5), atol=1e-6, rtol=1e-6)
 
 
@@ -34,11 +34,11 @@ def test_a_score_depends_on_rows_and_columns_between_query_and_key_alone() -> No
     torch.manual_seed(0)
     height, width = 4, 5
     coordinates = grid_coordinates((height, width))
-    rotary = RotaryPositions2D(8, coordinates)
     positions = torch.arange(height * width)
+    turn = RotaryPositions2D(8, coordinates).rotation(positions)
     query, key = torch.randn(2, 8, dtype=torch.float64)
-    queries = rotary.rotate(query.expand(1, 1, len(positions), 8), positions)[0, 0]
-    keys = rotary.rotate(key.expand(1, 1, len(positions), 8), positions)[0, 0]
+    queries = turn(query.expand(1, 1, len(positions), 8))[0, 0]
+    keys = turn(key.expand(1, 1, len(positions), 8))[0, 0]
     scores = queries @ keys.T
     seen: dict[tuple[float, ...], float] = {}
     for i in positions:
@@ -56,9 +56,9 @@ def test_a_token_nowhere_is_not_turned_or_is_zero(zero: bool) -> None:
     coordinates = torch.cat([NOWHERE, grid_coordinates((2, 2))])
     rotary = RotaryPositions2D(4, coordinates, zero_nowhere=zero)
     x = torch.randn(2, 1, 5, 4)
-    turned = rotary.rotate(x, torch.arange(5))
+    turned = rotary.rotation(torch.arange(5))(x)
     assert torch.equal(turned[:, :, 0], torch.zeros(2, 1, 4) if zero else x[:, :, 0])
-    alone = RotaryPositions2D(4, grid_coordinates((2, 2))).rotate(x[:, :, 1:], torch.arange(4))
+    alone = RotaryPositions2D(4, grid_coordinates((2, 2))).rotation(torch.arange(4))(x[:, :, 1:])
     assert torch.equal(turned[:, :, 1:], alone)
 
 
@@ -66,8 +66,8 @@ def test_a_token_nowhere_is_not_turned_or_is_zero(zero: bool) -> None:
 def test_half_precision_costs_little_more_than_a_rounding(dtype: torch.dtype) -> None:
     rotary = RotaryPositions2D(64, grid_coordinates((16, 16)))
     x, positions = torch.randn(2, 4, 256, 64).to(dtype), torch.arange(256)
-    exact = rotary.rotate(x.double(), positions)
-    turned = rotary.to(dtype).rotate(x, positions)  # with the table as it was
+    exact = rotary.rotation(positions)(x.double())
+    turned = rotary.to(dtype).rotation(positions)(x)  # with the table as it was
     assert turned.dtype == dtype
     error, rounding = ((y.double() - exact).square().mean() for y in (turned, exact.to(dtype)))
     assert (error / rounding).sqrt() < 1.6
