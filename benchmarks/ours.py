@@ -186,7 +186,7 @@ def training_step(
         way = choose_execution(
             auto, module, lambda: batch, device, num_steps=DEFAULT_STEPS, world_size=1
         )
-        module.channels_last, module.compiled = way.channels_last, way.compile
+        module.settle(channels_last=way.channels_last, compile=way.compile)
         dtype = "bf16" if way.precision == "bf16-mixed" else "float32"
         facts |= {"dtype": dtype, "channels_last": way.channels_last, "compile": way.compile}
         settings = settings | {"dtype": dtype}

@@ -112,7 +112,7 @@ def settle_execution(
         num_steps=trainer.max_steps,
         world_size=trainer.world_size,
     )
-    module.channels_last, module.compiled = chosen.channels_last, chosen.compile
+    module.settle(channels_last=chosen.channels_last, compile=chosen.compile)
     config.trainer.precision = chosen.precision
     for name in {"channels_last", "compile"} & config.training.keys():
         config.training[name] = getattr(chosen, name)

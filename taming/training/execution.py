@@ -148,7 +148,7 @@ def seconds_per_step(
 
     if (adversary := getattr(module, "adversary", None)) is not None:
         adversary.start = adversary.warmup = 0
-    module.channels_last, module.compiled = way.channels_last, way.compile
+    module.settle(channels_last=way.channels_last, compile=way.compile)
     dtype = AUTOCAST[str(way.precision)]
 
     def step() -> None:

@@ -66,6 +66,12 @@ class TrainingModule(L.LightningModule):
         self._finite: torch.Tensor | None = None  # whether all gradients so far were
         self._resumed: dict[str, Any] | None = None
 
+    def settle(self, *, channels_last: Switch, compile: Switch) -> None:
+        """Settles how steps are computed; weights are laid out at once, and compiled in `setup`."""
+        self.channels_last, self.compiled = channels_last, compile
+        if channels_last is True:
+            self.to(memory_format=torch.channels_last)
+
     # --- what a stage defines -------------------------------------------------------------------
 
     @abstractmethod
@@ -87,12 +93,7 @@ class TrainingModule(L.LightningModule):
     # --- optimizers -----------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Lays out and compiles the networks, and notes which weights are matrices.
-
-        FSDP flattens weights before the optimizer is built.
-        """
-        if self.channels_last is True:
-            self.to(memory_format=torch.channels_last)
+        """Compiles the networks, and notes which weights are matrices: FSDP flattens them."""
         if self.compiled is True:
             self.compile_networks()
         for parameter in self.parameters():

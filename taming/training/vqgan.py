@@ -103,7 +103,7 @@ class VQGANTraining(TrainingModule):
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
         vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
-        self.channels_last, self.compiled = channels_last, compile
+        self.settle(channels_last=channels_last, compile=compile)
 
     def compile_networks(self) -> None:
         """Compiles encoder, decoder, perceptual network and discriminator, each by itself.

@@ -69,8 +69,7 @@ def test_a_reloaded_average_goes_on_where_it_was() -> None:
 
 def test_the_average_is_laid_out_as_the_weights_are() -> None:
     module, _ = stage("vqgan", channels_last=True)
-    average = set_up(module, 0.9)  # Lightning sets callbacks up first
-    module.setup("fit")
+    average = set_up(module, 0.9)  # before the module, as Lightning does
     assert average._average_model is not None
     averaged = average._average_model.module.parameters()
     assert all(a.stride() == w.stride() for a, w in zip(averaged, module.parameters(), strict=True))
