@@ -13,11 +13,18 @@ from lightning.pytorch.callbacks import Timer, WeightAveraging
 
 __all__ = ["EndAfterStep", "TimeLimit", "TrainingInterrupted", "WarmEMA", "average_weights"]
 
-STEPS_BETWEEN_QUESTIONS = 20  # to all ranks, whether to end: each answer waits for the GPU
+STEPS_BETWEEN_QUESTIONS = 20  # to all ranks, such as whether to end: each waits for the GPU
 
 
 class TrainingInterrupted(Exception):  # noqa: N818
     """Raised between two steps when the user wants the training to end."""
+
+
+def is_asked_after(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Returns whether it is time to ask all ranks: after a whole step, of several every 20th."""
+    if (batch_idx + 1) % trainer.accumulate_grad_batches:
+        return False
+    return trainer.world_size == 1 or trainer.global_step % STEPS_BETWEEN_QUESTIONS == 0
 
 
 class EndAfterStep(L.Callback):
@@ -52,12 +59,11 @@ class EndAfterStep(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Ends the training before a new step, when all callbacks have seen the last one."""
-        requested = self.requested
-        if batch_idx % trainer.accumulate_grad_batches:
+        if not is_asked_after(trainer, batch_idx - 1):
             return
+        requested = self.requested
         if trainer.world_size > 1:  # all ranks end after the same step
-            asks = trainer.global_step % STEPS_BETWEEN_QUESTIONS == 0
-            requested = asks and trainer.strategy.reduce_boolean_decision(requested, all=False)
+            requested = trainer.strategy.reduce_boolean_decision(requested, all=False)
         if requested:
             raise TrainingInterrupted
 
@@ -80,17 +86,23 @@ class EndAfterStep(L.Callback):
 
 
 class TimeLimit(Timer):
-    """Lightning's timer, of `max_time`; several processes ask the first one every 20 steps only."""
+    """Lightning's timer, of `max_time`, which looks at the clock after each batch.
+
+    A training of several batches a step would end in the midst of one, and the ranks of several
+    would wait for the first at each.
+    """
 
     @property
     def state_key(self) -> str:
         """The key in checkpoints: that of Lightning's own."""
         return Timer.__qualname__
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
+    ) -> None:
         """Ends the training when its time is up."""
-        if trainer.world_size == 1 or trainer.global_step % STEPS_BETWEEN_QUESTIONS == 0:
-            super().on_train_batch_end(trainer, *args, **kwargs)
+        if is_asked_after(trainer, index):
+            super().on_train_batch_end(trainer)
 
 
 class WarmEMA(WeightAveraging):
@@ -108,17 +120,6 @@ class WarmEMA(WeightAveraging):
         super().__init__(use_buffers=False)
         self.decay = decay
         self._swapped = False
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Copies the weights, in the memory format that they will be trained in.
-
-        The module's own `setup` comes later. In different formats each weight would be averaged by
-        itself, and slowly.
-        """
-        super().setup(trainer, pl_module, stage)
-        if getattr(pl_module, "channels_last", False) is True:
-            assert self._average_model is not None
-            self._average_model.to(memory_format=torch.channels_last)
 
     @torch.no_grad()
     def on_train_batch_end(

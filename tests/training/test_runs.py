@@ -1,11 +1,14 @@
 """Whole runs of both stages: steps, checkpoints, resuming and ending."""
 
 import csv
+import io
 import logging
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -14,9 +17,9 @@ import torch
 from tiny_training import MAX_STEPS, SETTINGS, STAGES, Run, optimizer_config, run_training, stage
 from torch.utils._pytree import tree_flatten
 
-from taming.errors import MissingPathError, UserError
+from taming.errors import MissingPathError, UserError, replacing
 from taming.serialization import load_saved_model, load_training_checkpoint
-from taming.training import EndAfterStep, check_resume
+from taming.training import EndAfterStep, check_resume, checkpoints
 from taming.vqgan import VQGAN
 
 Finished = Callable[..., Run]
@@ -146,15 +149,19 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_exports_no_other(
     export: str | None,
     steps: list[int],
 ) -> None:
-    save = torch.save
+    @contextmanager
+    def on_full_disk(path: Path, mode: str) -> Iterator[Any]:
+        with replacing(path, mode) as file:
 
-    def fails(checkpoint: Any, file: Any, *args: Any) -> None:
-        if checkpoint["global_step"] in full:
-            file.write(b"half of it")
-            raise OSError(28, "No space left on device")
-        save(checkpoint, file, *args)
+            def write(content: memoryview) -> None:
+                file.write(content[: len(content) // 2])
+                if torch.load(io.BytesIO(content), weights_only=True)["global_step"] in full:
+                    raise OSError(28, "No space left on device")
+                file.write(content[len(content) // 2 :])
 
-    monkeypatch.setattr(torch, "save", fails)
+            yield SimpleNamespace(write=write)
+
+    monkeypatch.setattr(checkpoints, "replacing", on_full_disk)
     monkeypatch.chdir(tmp_path)
     module, data = stage("transformer")
     validations(module, losses)
