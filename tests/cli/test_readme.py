@@ -1,7 +1,9 @@
-"""Every command in the README works, in the README's order, made small."""
+"""Every command in the README and in the pages of docs/ works, in their order, made small."""
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -16,7 +18,15 @@ from tiny_commands import (
 )
 from torchvision.models import squeezenet1_1
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [
+    README,
+    *(
+        ROOT / "docs" / f"{n}.md"
+        for n in ("training", "settings", "sampling", "evaluation", "imports", "speed")
+    ),
+]
 # run by .ci/run, tests/benchmarks or test_several_processes.py, or no command of ours
 ELSEWHERE = {
     "make demo",
@@ -31,9 +41,10 @@ ELSEWHERE = {
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
+    text = "".join(page.read_text() for page in PAGES)
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line and line not in ELSEWHERE]
+    return [line for line in dict.fromkeys(lines) if line and line not in ELSEWHERE]
 
 
 def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
@@ -47,7 +58,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
         python, script, *arguments = shlex.split(command)
         assert python == "python", command
         name = script.removeprefix("scripts/").removesuffix(".py")
-        assert (README.parent / script).is_file(), command
+        assert (ROOT / script).is_file(), command
         if name == "sample":
             arguments.append("num_images=4")
         elif name == "encode_dataset":
@@ -83,11 +94,10 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
 
 
 def test_settings_in_the_tables_exist() -> None:
-    text = README.read_text()
-    table = text[text.index("## Settings that matter") : text.index("## Sampling")]
+    table = (ROOT / "docs" / "settings.md").read_text()
     names = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", table)
     assert len(names) > 15
-    configs = "\n".join(p.read_text() for p in (README.parent / "configs").rglob("*.yaml"))
+    configs = "\n".join(p.read_text() for p in (ROOT / "configs").rglob("*.yaml"))
     for name in names:
         assert f"{name.rsplit('.', 1)[-1]}:" in configs, name
 
@@ -96,4 +106,15 @@ def test_pictures_exist() -> None:
     pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README.read_text())
     assert len(pictures) == 3
     for picture in pictures:
-        assert (README.parent / picture).is_file(), picture
+        assert (ROOT / picture).is_file(), picture
+
+
+def test_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    home = (tmp_path / "index.html").read_text()
+    assert 'src="digits.png"' in home and 'href="settings/"' in home
+    assert len(README.read_text().splitlines()) <= 150
