@@ -4,21 +4,25 @@ Collectives must be called equally often on every rank, or all wait for ever; a 
 its own values.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 __all__ = [
+    "dealt",
     "from_first_rank",
+    "gather",
     "gather_in_turn",
+    "largest_share",
     "mean_over_ranks",
     "means_over_ranks",
     "num_ranks",
-    "object_from_first_rank",
+    "on_first_rank",
     "rank",
-    "share_of",
     "sum_over_ranks",
 ]
 
@@ -35,9 +39,14 @@ def num_ranks() -> int:
     return 1 if _alone() else dist.get_world_size()
 
 
-def share_of(total: int) -> range:
-    """Returns this rank's part of `total` numbers, which are dealt out in runs of like length."""
-    return range(total * rank() // num_ranks(), total * (rank() + 1) // num_ranks())
+def dealt(items: Iterable[T]) -> Iterator[T]:
+    """Yields this rank's items: of W ranks, rank r has the r-th and every W-th after it."""
+    return islice(items, rank(), None, num_ranks())
+
+
+def largest_share(total: int) -> int:
+    """Returns how many of `total` items the first rank is dealt, and no other more."""
+    return math.ceil(total / num_ranks())
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
@@ -79,31 +88,33 @@ def from_first_rank(values: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def object_from_first_rank(value: T) -> T:
-    """Returns the first rank's object on every rank; what the others pass is ignored."""
+def on_first_rank(function: Callable[[], T]) -> T:
+    """Calls a function on the first rank alone, and returns its result on every rank."""
     if _alone():
-        return value
-    found = [value if rank() == 0 else None]
+        return function()
+    found: list[Any] = [function() if rank() == 0 else None]
     dist.broadcast_object_list(found, src=0)
-    return found[0]  # type: ignore[return-value]
+    return found[0]
+
+
+def gather(value: T) -> list[T]:
+    """Returns all ranks' objects on the first one, in order of the ranks; none on the others."""
+    if _alone():
+        return [value]
+    received: list[Any] | None = [None] * num_ranks() if rank() == 0 else None
+    dist.gather_object(value, received, dst=0)
+    return received or []
 
 
 def gather_in_turn(results: Iterable[T], total: int) -> Iterator[T]:
-    """Yields the results of all ranks on the first one, in order; nothing on the others.
+    """Yields what the ranks make of the items `dealt` to them: all `total` results on the first.
 
-    Of `total` results, rank r of W makes the r-th and every W-th after it: they are drawn from
-    `results` one by one, so that no rank is further ahead than its neighbours by more than one.
+    They come in order there; on the others there are none. Results are drawn from `results` one by
+    one, so that no rank is further ahead than its neighbours by more than one.
     """
-    if _alone():
-        yield from results
-        return
     mine = iter(results)
     for start in range(0, total, num_ranks()):
-        result = next(mine) if start + rank() < total else None
-        received: list[Any] | None = [None] * num_ranks() if rank() == 0 else None
-        dist.gather_object(result, received, dst=0)
-        if received is not None:
-            yield from received[: total - start]
+        yield from gather(next(mine, None))[: total - start]  # type: ignore[misc]
 
 
 def _alone() -> bool:

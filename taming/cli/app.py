@@ -24,7 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from taming.cli.mistakes import COMPOSED_FILE, config_directory, leaves
 from taming.cli.setting_types import check_types
 from taming.errors import UserError, writing
-from taming.ranks import object_from_first_rank, rank
+from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
     "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
@@ -70,7 +70,7 @@ def join_processes(config: DictConfig) -> None:
     atexit.register(dist.destroy_process_group)
     quiet_others()
     if "output_dir" in config:
-        config.output_dir = object_from_first_rank(config.output_dir)  # the time may be in it
+        config.output_dir = on_first_rank(lambda: config.output_dir)  # the time may be in it
 
 
 def quiet_others() -> None:

@@ -1,7 +1,7 @@
 """The data settings of the commands: built, filled in, encoded."""
 
 import logging
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import lightning as L
 import torch
@@ -15,7 +15,7 @@ from taming.data import TokenDataset
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
-from taming.ranks import num_ranks, object_from_first_rank, rank
+from taming.ranks import on_first_rank, rank
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer, height_and_width
 from taming.vqgan import VQGAN
@@ -89,9 +89,8 @@ def set_up(data: L.LightningDataModule, trainer: L.Trainer | None = None) -> Non
         data.setup("fit")
     if trainer is not None:
         start_processes(trainer)
-    if isinstance(data, ImageDataModule) and num_ranks() > 1:
-        found: Any = object_from_first_rank(data.parts if first else None)
-        data.parts = found
+    if isinstance(data, ImageDataModule):
+        data.parts = on_first_rank(lambda: data.parts)
     if not first:
         data.setup("fit")
 

@@ -1,6 +1,7 @@
 """Images at their own sizes, batched by size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch.utils.data import Dataset
@@ -70,15 +71,10 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
             self.num_cropped = sum(map(tuple.__ne__, before, after))
         else:
             self.num_magnified = sum(map(self._fixed.magnifies, before))
-        # images of one size next to each other, so that they can share a batch
-        self._order = sorted(range(len(folder)), key=lambda number: after[number])
+        self._sizes = after
 
     def __len__(self) -> int:
         return len(self.folder)
-
-    def keep_share(self, share: range) -> None:
-        """Takes only these of the images, in the order of their batches, from now on."""
-        self._order = [self._order[place] for place in share]
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor | None, str]:
         """Returns `(c H W)` in [-1, 1] and ""; for a broken file None and what is wrong with it."""
@@ -91,31 +87,32 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         )
         return self.folder.reader.tensor(transform(image)), ""
 
-    def batches(
-        self, batch_size: int, num_workers: int
-    ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Yields images' numbers, and the images `(b c H W)` of one size, b up to `batch_size`.
+    def batches(self, batch_size: int) -> list[list[int]]:
+        """Groups the images' numbers into batches of one size, of up to `batch_size` images."""
+        order = sorted(range(len(self)), key=self._sizes.__getitem__)
+        batches = []
+        for _, group in groupby(order, key=self._sizes.__getitem__):
+            numbers = list(group)
+            batches += [numbers[i : i + batch_size] for i in range(0, len(numbers), batch_size)]
+        return batches
 
-        Raises:
-            UserError: if no image can be read.
+    def load(
+        self, batches: Sequence[list[int]], num_workers: int
+    ) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Yields the numbers of a batch's images and these, `(b c H W)`; broken files are missing.
+
+        A batch of broken files alone is left out.
         """
-        loader = make_loader(self, num_workers, batch_size=None, sampler=self._order)
-        numbers: list[int] = []
-        images: list[torch.Tensor] = []
-        for number, (image, why) in zip(self._order, loader, strict=True):
-            if image is None:
-                self.broken.append((self.folder.name(number), why))
-                continue
-            if images and (len(images) == batch_size or image.shape != images[0].shape):
-                yield numbers, torch.stack(images)
-                numbers, images = [], []
-            numbers.append(number)
-            images.append(image)
-        if not images:
-            raise UserError(
-                f"{self.folder.description}: no image can be read ({self.describe_broken()})."
-            )
-        yield numbers, torch.stack(images)
+        loader = make_loader(self, num_workers, batch_sampler=batches, collate_fn=list)
+        for numbers, loaded in zip(batches, loader, strict=True):
+            images = {}
+            for number, (image, why) in zip(numbers, loaded, strict=True):
+                if image is None:
+                    self.broken.append((self.folder.name(number), why))
+                else:
+                    images[number] = image
+            if images:
+                yield list(images), torch.stack(list(images.values()))
 
     def describe_broken(self) -> str:
         """Lists the broken files and their reasons, at most ten."""

@@ -34,32 +34,35 @@ class Judges:
 class JudgedImages:
     """Measurements of one set of images; memory does not grow with the set.
 
-    Several processes each have a part of the set, not an empty one; `numbers` are of the whole.
+    Several processes each have a part of the set; `numbers` are of the whole.
     """
 
     def __init__(self, judges: Judges) -> None:
         self._judges = judges
         self.num_images = 0
-        # own class by row, predicted class by column; None without a classifier or labels
+        # own class by row, predicted class by column
         self.confusion: MulticlassConfusionMatrix | None = None
+        if judges.classifier is not None:
+            metric = MulticlassConfusionMatrix(judges.classifier.num_classes, validate_args=False)
+            self.confusion = metric.to(judges.device)
         self.statistics: FeatureStatistics | None = None
         if judges.features is not None:
             self.statistics = FeatureStatistics(judges.features).to(judges.device)
 
     @torch.no_grad()
-    def update(self, images: Tensor, labels: Tensor | None = None) -> list[int] | None:
-        """Adds `(b c H W)` in [-1, 1] and their classes `(b,)`; returns predictions, if any."""
+    def update(self, images: Tensor, labels: Tensor | None = None) -> list[int | None]:
+        """Adds `(b c H W)` in [-1, 1] and, for a classifier, their classes `(b,)`.
+
+        Returns the classifier's predictions, None without one.
+        """
         images = images.to(self._judges.device)
         self.num_images += len(images)
         if self.statistics is not None:
             self.statistics.update(images)
-        classifier = self._judges.classifier
-        if classifier is None or labels is None:
-            return None
-        if self.confusion is None:
-            metric = MulticlassConfusionMatrix(classifier.num_classes, validate_args=False)
-            self.confusion = metric.to(images.device)
-        predictions = classifier(images).argmax(dim=1)
+        if self._judges.classifier is None or self.confusion is None:
+            return [None] * len(images)
+        assert labels is not None
+        predictions = self._judges.classifier(images).argmax(dim=1)
         self.confusion.update(predictions, labels.to(images.device))
         return predictions.tolist()
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.data.batches import make_loader
 from taming.errors import UserError, join_names
-from taming.ranks import gather_in_turn, num_ranks, object_from_first_rank, rank
+from taming.ranks import dealt, gather_in_turn, on_first_rank, rank
 from taming.tokenizer import Tokenizer
 
 __all__ = ["encode_dataset"]
@@ -70,7 +69,7 @@ def encode_dataset(
     digest = hashlib.sha256(json.dumps(description.plain()).encode()).hexdigest()[:16]
     directory = cache_dir / digest
     images = f"{len(dataset)} images of {dataset.images.description}"
-    if object_from_first_rank(directory.exists()):
+    if on_first_rank(directory.exists):
         log.info("tokens of %s: already in %s", images, directory)
     else:
         try:
@@ -78,10 +77,9 @@ def encode_dataset(
                 writer = None
                 if rank() == 0 and not directory.exists():
                     writer = TokenWriter(cache_dir / f"{digest}.unfinished", description)
-                start = object_from_first_rank(writer.done if writer else description.num_items)
-                batches = description.batches(start, batch_size)
-                mine = islice(batches, rank(), None, num_ranks())
-                loader = make_loader(dataset, num_workers, batch_sampler=mine)
+                start = on_first_rank(lambda: writer.done if writer else description.num_items)
+                batches = dealt(description.batches(start, batch_size))
+                loader = make_loader(dataset, num_workers, batch_sampler=batches)
                 num_batches = math.ceil((description.num_items - start) / batch_size)
                 encoded = _encode(tokenizers, dataset, loader, device)
                 _write(gather_in_turn(encoded, num_batches), writer, dataset)
@@ -92,7 +90,7 @@ def encode_dataset(
                 f"the token cache {directory} cannot be written ({error}). Free some space, or "
                 "give another tokens.cache_dir."
             ) from error
-        object_from_first_rank(None)  # all wait until the cache is there
+        on_first_rank(lambda: None)  # all wait until the cache is there
     tokens = TokenDataset(directory, description)
     if tokens.replaced_names:
         log.warning(

@@ -1,13 +1,12 @@
 """Numbers for a generator or a tokenizer, on images it has not seen."""
 
 import json
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,21 +32,24 @@ from taming.evaluation import (
     report_text,
     train_classifier,
 )
-from taming.generation import (
-    ImageGenerator,
-    SamplingDtype,
-    SamplingOptions,
-)
+from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
 from taming.pictures import class_grid, pixel_grid, to_uint8
-from taming.ranks import gather_in_turn, num_ranks, object_from_first_rank, rank, share_of
+from taming.ranks import dealt, gather, largest_share, on_first_rank, rank
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_data import check_classifier, check_data
 
 __all__ = ["evaluate_model"]
 
-Shown = tuple[int, np.ndarray, int | None]  # class or -1, picture, predicted class
-
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
+
+
+class Shown(NamedTuple):
+    """A sample in the grid."""
+
+    number: int
+    label: int  # the requested class; -1: none
+    picture: np.ndarray
+    prediction: int | None  # of the classifier
 
 
 def evaluate_model(
@@ -92,7 +94,6 @@ def evaluate_model(
     """
     output_dir = Path(output_dir).expanduser()
     options = options or SamplingOptions(seed=0)
-    options = replace(options, batch_size=options.images_at_once)
     tokenizer = check_data(model, data)
     if min(data.resolution) < ReconstructionMetrics.min_side:
         raise UserError(f"SSIM needs images of {ReconstructionMetrics.min_side} pixels or more.")
@@ -102,8 +103,11 @@ def evaluate_model(
         key = "conditions"
     elif generator is not None and generator.conditioning.num_classes is not None:
         key = "labels"
+    share = largest_share(num_samples)
+    size = min(options.images_at_once, share)  # a compiled step is for batches of one size
     guided = [
-        replace(options, guidance=replace(options.guidance, scale=s)) for s in guidance_scales
+        replace(options, batch_size=size, guidance=replace(options.guidance, scale=scale))
+        for scale in guidance_scales
     ]
     if generator is not None:
         condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
@@ -117,10 +121,11 @@ def evaluate_model(
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         if classifier is None and key == "labels":
+            training = classifier_training or ClassifierTraining()
+            classifier = on_first_rank(lambda: _train(data, training, device).cpu())
+            written.append(output_dir / "classifier")
             if rank() == 0:
-                classifier = _train(data, classifier_training or ClassifierTraining(), device)
-                written.append(classifier.save_pretrained(output_dir / "classifier"))
-            classifier = object_from_first_rank(classifier and classifier.cpu())
+                classifier.save_pretrained(written[0])
     judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     with evaluation_mode(model):
         batches = _batches(data, data.val_dataset, max_images, options, "validation images")
@@ -129,22 +134,23 @@ def evaluate_model(
         numbers |= {"resolution": list(data.resolution), **measured}
         if features is not None:
             numbers["frechet_features"] = features.description
-            train = JudgedImages(judges)
+            train = JudgedImages(replace(judges, classifier=None))
             some = _batches(data, data.train_dataset, num_samples, options, "training images")
             for batch in some:
                 train.update(batch["images"])
             numbers["training_images"] = train.numbers(real)
         pictures = {}
         if generator is not None:
-            num_drawn = math.ceil(num_samples / num_ranks()) * len(guided)  # by each process
-            compiled = generator.prepare_sampling(guided[-1], dtype, num_drawn).compile
-            options, *guided = (replace(one, compile=compiled) for one in (options, *guided))
+            for number, one in enumerate(guided):  # those with and without guidance share a step
+                num_alike = sum(one.guidance.is_off == other.guidance.is_off for other in guided)
+                guided[number] = generator.prepare_sampling(one, dtype, share * num_alike)
             numbers["sampling"] = {
                 "num_samples": num_samples,
                 "guidance_scales": list(guidance_scales),
                 "max_images": max_images,
                 "dtype": str(generator.transformer.head.weight.dtype).removeprefix("torch."),
                 **asdict(options),
+                "compile": [one.compile for one in guided],
             }
             numbers["samples"] = []
             for one in guided:
@@ -194,42 +200,40 @@ def _judge_samples(
 ) -> tuple[JudgedImages, list[Shown]]:
     """Draws samples; returns what the judges see in them, and those that are shown."""
     dataset = data.val_dataset if key == "conditions" else data.train_dataset
-    judged = JudgedImages(judges)
-    pictures: list[Shown] = []
-    first = share_of(num_samples).start
+    judged = JudgedImages(judges if key == "labels" else replace(judges, classifier=None))
+    shown: list[Shown] = []
     name = f"sampling, guidance {options.guidance.scale:g}"
-    for batch in _batches(data, dataset, num_samples, options, name, repeat=True):
+    batches = _batches(data, dataset, num_samples, options, name, repeat=True)
+    starts = dealt(range(0, num_samples, options.images_at_once))
+    for start, batch in zip(starts, batches, strict=True):
         condition = None if key is None else batch[key]
-        labels = condition if key == "labels" else None
-        count, start = len(batch["images"]), first + judged.num_images
+        count = len(batch["images"])
         samples = generator.sample(count, condition, options=options, first_image=start)
-        predictions = judged.update(samples, labels)
-        for number, picture in enumerate(to_uint8(samples)):
-            label = -1 if labels is None else int(labels[number])
-            prediction = None if predictions is None else predictions[number]
-            pictures.append((label, picture, prediction))
-        pictures = _first_of_each(pictures)
-    everyone = gather_in_turn([pictures], num_ranks())  # none but in the first process
-    return judged, _first_of_each(list(chain.from_iterable(everyone)))
+        labels = batch["labels"].tolist() if key == "labels" else [-1] * count
+        predictions = judged.update(samples, batch.get("labels"))
+        numbers = range(start, start + count)
+        shown += map(Shown, numbers, labels, to_uint8(samples), predictions)
+        shown = _first_of_each(shown)
+    return judged, _first_of_each(sorted(chain.from_iterable(gather(shown))))
 
 
 def _grid(pictures: Sequence[Shown], class_names: Sequence[str]) -> Image.Image:
     """Lays out the pictures, by class where they have one."""
-    if pictures[0][0] < 0:
-        return pixel_grid(np.stack([picture for _, picture, _ in pictures]), min_side=96)
+    if pictures[0].label < 0:
+        return pixel_grid(np.stack([one.picture for one in pictures]), min_side=96)
     shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
-    for label, picture, prediction in pictures:
-        shown[label].append((picture, prediction))
+    for one in pictures:
+        shown[one.label].append((one.picture, one.prediction))
     return class_grid(shown, class_names)
 
 
 def _first_of_each(pictures: Sequence[Shown]) -> list[Shown]:
     """Keeps the pictures that are shown: the first of the first classes."""
     kept: dict[int, list[Shown]] = defaultdict(list)
-    for label, picture, prediction in pictures:
-        most = SHOWN_WITHOUT_CLASSES if label < 0 else SHOWN_A_CLASS
-        if (label in kept or len(kept) < SHOWN_CLASSES) and len(kept[label]) < most:
-            kept[label].append((label, picture, prediction))
+    for one in pictures:
+        most = SHOWN_WITHOUT_CLASSES if one.label < 0 else SHOWN_A_CLASS
+        if (one.label in kept or len(kept) < SHOWN_CLASSES) and len(kept[one.label]) < most:
+            kept[one.label].append(one)
     return list(chain.from_iterable(kept.values()))
 
 
@@ -240,23 +244,19 @@ def _batches(
     options: SamplingOptions,
     name: str,
     repeat: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """Yields this process's share of the images, not augmented, under a progress bar.
+) -> Iterable[dict[str, Any]]:
+    """Returns this rank's batches of the images, not augmented, under a progress bar.
 
     Fewer than all are chosen in proportion to their classes; with `repeat` also more than all.
     """
     taken: Sequence[int] = range(len(dataset))
     if most is not None and (most < len(dataset) or repeat):
         taken = in_proportion([dataset.label(number) for number in taken], most, options.seed)
-    if len(taken) < num_ranks():
-        raise UserError(f"{len(taken)} images ({name}) are too few for {num_ranks()} processes.")
-    taken = [taken[number] for number in share_of(len(taken))]
+    size = min(options.images_at_once, largest_share(len(taken)))
+    batches = [taken[start : start + size] for start in range(0, len(taken), size)]
     num_workers = data.num_workers_for(dataset)
-    loader = make_loader(dataset, num_workers, sampler=taken, batch_size=options.batch_size)
-    with tqdm(total=len(taken), unit="image", desc=name, mininterval=1, disable=rank() > 0) as bar:
-        for batch in loader:
-            yield batch
-            bar.update(len(batch["images"]))
+    loader = make_loader(dataset, num_workers, batch_sampler=list(dealt(batches)))
+    return tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)
 
 
 def _train(

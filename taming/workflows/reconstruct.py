@@ -25,14 +25,7 @@ from taming.evaluation import (
 )
 from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
-from taming.ranks import (
-    gather_in_turn,
-    num_ranks,
-    object_from_first_rank,
-    rank,
-    share_of,
-    sum_over_ranks,
-)
+from taming.ranks import dealt, gather, largest_share, on_first_rank, rank, sum_over_ranks
 from taming.tokenizer import height_and_width
 from taming.vqgan import VQGAN
 
@@ -94,9 +87,8 @@ def reconstruct_images(
         raise UserError(f"overlap={overlap} needs tile=PIXELS of {2 * overlap} or more.")
     if write_images and rank() == 0 and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    found_images: Any = None
-    if rank() == 0:
-        found_images = InspectionImages(
+    images = on_first_rank(
+        lambda: InspectionImages(
             ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
             downsample_factor=factor,
             resolution=resolution,
@@ -105,11 +97,9 @@ def reconstruct_images(
             ),
             max_images=max_images,
         )
-    images: InspectionImages = object_from_first_rank(found_images)
-    if len(images) < num_ranks():
-        raise UserError(f"{len(images)} images are too few for {num_ranks()} processes.")
-    num_broken = len(images.broken)
-    images.keep_share(share_of(len(images)))
+    )
+    batch_size = min(batch_size, largest_share(len(images)))
+    batches = list(dealt(images.batches(batch_size)))
     device = vqgan.last_layer.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     codebook = CodebookUsage(vqgan.codebook_size)
@@ -128,10 +118,10 @@ def reconstruct_images(
     written = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        share = len(share_of(len(images)))
-        bar = tqdm(total=share, unit="image", desc="reconstructing", disable=rank() > 0)
+        total = sum(map(len, batches))
+        bar = tqdm(total=total, unit="image", desc="reconstructing", disable=rank() > 0)
         with torch.inference_mode(), bar:
-            for numbers, batch in images.batches(batch_size, num_workers):
+            for numbers, batch in images.load(batches, num_workers):
                 outputs, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
                 metrics.update(
                     reconstructions=outputs.float().to(device),
@@ -151,15 +141,18 @@ def reconstruct_images(
                             for picture in shown[number]:
                                 picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
                 bar.update(len(numbers))
-        measured = {name: float(value) for name, value in metrics.compute().items()}
-        num_latents = int(sum_over_ranks(codebook.counts.sum()))
-        parts = list(gather_in_turn([(sizes, shown, images.broken[num_broken:])], num_ranks()))
-        if rank() > 0:
-            return {}, []
-        for other_sizes, other_shown, other_broken in parts[1:]:
+        for other_sizes, other_shown, other_broken in gather((sizes, shown, images.broken))[1:]:
             sizes += other_sizes
             shown |= other_shown
-            images.broken += other_broken
+            images.broken = list(dict.fromkeys(images.broken + other_broken))
+        num_latents = int(sum_over_ranks(codebook.counts.sum()))
+        if num_latents == 0:
+            raise UserError(
+                f"{images.folder.description}: no image can be read ({images.describe_broken()})."
+            )
+        measured = {name: float(value) for name, value in metrics.compute().items()}
+        if rank() > 0:
+            return {}, []
         if shown:  # unless the first images were all broken
             written.append(output_dir / "reconstructions.png")
             _grid([x for number in sorted(shown) for x in shown[number]]).save(written[-1])

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -15,14 +16,9 @@ from tqdm import tqdm
 
 from taming.conditioning import class_difference
 from taming.errors import UserError, writing
-from taming.generation import (
-    ImageGenerator,
-    SamplingDtype,
-    SamplingOptions,
-    sample_best,
-)
+from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, sample_best
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
-from taming.ranks import gather_in_turn, num_ranks, rank
+from taming.ranks import dealt, gather_in_turn, largest_share, rank
 from taming.workflows.sample_inputs import (
     GivenImages,
     ImagesToComplete,
@@ -95,8 +91,10 @@ def sample_images(
     rows, columns = grid_size
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
-    num_drawn = math.ceil(inputs.num_images / num_ranks())  # by each process
-    num_drawn *= 1 if classifier is None else candidates
+    share = largest_share(inputs.num_images)
+    num_drawn = share if classifier is None else share * candidates
+    # a compiled step is for batches of one size
+    options = replace(options, batch_size=min(options.images_at_once, share))
     options = generator.prepare_sampling(options, dtype, num_drawn)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -135,48 +133,41 @@ def _draw(
     made from and last the sample; and each class's probability, where a classifier chose. In the
     other processes they are empty.
     """
-    size = min(options.images_at_once, math.ceil(inputs.num_images / num_ranks()))
-    options = replace(options, batch_size=size)  # a compiled step is for batches of one size
     if options.compile:
         log.info("compiling first: the progress bar stands still for half a minute or so")
-    starts = range(0, inputs.num_images, size)
-    single = inputs.num_images == size  # its tokens or candidates have a progress bar
-
-    def draw(start: int) -> tuple[np.ndarray, np.ndarray | None, list[float]]:
-        numbers = range(start, min(start + size, inputs.num_images))
-        how: dict[str, Any] = {
-            "given_tokens": None,
-            "options": options,
-            "progress": single,
-            "first_image": start,
-        }
-        return _draw_batch(generator, inputs, numbers, classifier, candidates, how)
-
-    drawn = map(draw, starts[rank() :: num_ranks()])
-    all_samples, all_shown, shares = [], [], []
-    hidden = single or rank() > 0
-    with tqdm(total=inputs.num_images, unit="image", desc="sampling", disable=hidden) as bar:
-        for samples, shown, batch_shares in gather_in_turn(drawn, len(starts)):
+    total, size = inputs.num_images, options.images_at_once
+    batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
+    single = len(batches) == 1  # its tokens or candidates have a progress bar
+    draw = partial(_draw_batch, generator, options, inputs, classifier, candidates, single)
+    all_samples, all_shown, all_shares = [], [], []
+    with tqdm(total=total, unit="image", desc="sampling", disable=single or rank() > 0) as bar:
+        for samples, shown, shares in gather_in_turn(map(draw, dealt(batches)), len(batches)):
             all_samples.append(samples)
-            all_shown += [] if shown is None else [shown]
-            shares += batch_shares
+            all_shown += shown
+            all_shares += shares
             bar.update(len(samples))
     if rank() > 0:
         return np.empty(0), np.empty(0), []
-    return np.concatenate(all_samples), np.concatenate(all_shown), shares
+    return np.concatenate(all_samples), np.stack(all_shown), all_shares
 
 
 def _draw_batch(
     generator: ImageGenerator,
+    options: SamplingOptions,
     inputs: SampleInputs,
-    numbers: range,
     classifier: Classifier | None,
     candidates: int,
-    how: dict[str, Any],
-) -> tuple[np.ndarray, np.ndarray | None, list[float]]:
+    progress: bool,
+    numbers: range,
+) -> tuple[np.ndarray, list[np.ndarray], list[float]]:
     """Draws the images of these numbers; returns what `_draw` does, of this batch."""
     palette = palette_of(generator.tokenizer)
     condition = inputs.condition(numbers)
+    how: dict[str, Any] = {
+        "options": options,
+        "progress": progress,
+        "first_image": numbers.start,
+    }
     columns = []
     if (images := inputs.to_complete(numbers)) is not None:
         how["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
@@ -189,12 +180,12 @@ def _draw_batch(
         best = sample_best(generator, classifier, len(numbers), condition, candidates, **how)
         samples, shares = best.images, best.probabilities.tolist()
     columns.append(to_uint8(samples, palette))
-    if numbers[0] >= MAX_GRID_IMAGES:
-        return columns[-1], None, shares
+    if numbers.start >= MAX_GRID_IMAGES:
+        return columns[-1], [], shares
     colors = getattr(generator.conditioning, "palette", None)
     condition_palette = palette_of(generator.condition_tokenizer, colors)
     images_shown = condition if inputs.conditions is not None else None
-    return columns[-1], side_by_side(columns, images_shown, condition_palette), shares
+    return columns[-1], list(side_by_side(columns, images_shown, condition_palette)), shares
 
 
 def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:

@@ -31,7 +31,7 @@ from taming.conditioning import (
 )
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
-from taming.generation import Guidance, ImageGenerator, SamplingOptions
+from taming.generation import Guidance, ImageGenerator, SamplingOptions, speed
 from taming.sequence import to_tokens
 
 SMALL = (*TINY_EVALUATION, "num_samples=6", "output_dir=out")
@@ -168,6 +168,19 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
     found = good(evaluate("checkpoint=generator", "guidance_scale=4.0"))  # one scale, one grid
     assert [row["guidance_scale"] for row in found["samples"]] == [4.0]
     assert [path.name for path in Path("out").glob("*.png")] == ["grid.png"]
+
+
+def test_scales_that_share_a_compiled_step_are_counted_together(
+    evaluate: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untrained(vqgan_run, ClassLabel(2, 0.3, ("cats", "dogs")))
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(asked.append(sizes)))
+    scales = "guidance_scales=[2.0,1.0,4.0]"
+    found = good(evaluate("checkpoint=generator", scales, "batch_size=3"))
+    two, one = ("cpu", 6, 2 * 2 * 4), ("cpu", 3, 2 * 4)  # two batches of four tokens for each scale
+    assert asked == [two, one, two]
+    assert found["sampling"]["compile"] == [False, False, False]
 
 
 def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Path) -> None:

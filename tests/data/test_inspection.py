@@ -25,7 +25,7 @@ def inspected(path: Path, **settings: Any) -> InspectionImages:
 def batches(images: InspectionImages, batch_size: int) -> list[tuple[list[str], tuple[int, ...]]]:
     return [
         ([images.folder.name(number) for number in numbers], tuple(batch.shape))
-        for numbers, batch in images.batches(batch_size, num_workers=0)
+        for numbers, batch in images.load(images.batches(batch_size), num_workers=0)
     ]
 
 
@@ -45,7 +45,7 @@ def test_images_of_one_size_share_batches(tmp_path: Path) -> None:
 def test_what_does_not_divide_is_cut_in_the_middle(tmp_path: Path) -> None:
     pixels = np.arange(10 * 11, dtype=np.uint8).reshape(10, 11)
     Image.fromarray(pixels).convert("RGB").save(tmp_path / "a.png")
-    ((_, batch),) = inspected(tmp_path).batches(1, num_workers=0)
+    ((_, batch),) = inspected(tmp_path).load([[0]], num_workers=0)
     expected = torch.from_numpy(pixels[1:9, 1:9].copy()) / 127.5 - 1
     torch.testing.assert_close(batch[0, 0], expected)
 

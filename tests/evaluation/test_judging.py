@@ -61,7 +61,7 @@ def test_a_set_of_images_as_judged() -> None:
     ]
     assert real.numbers() == {"num_images": 2, "agreement": 1.0}
     nobody = JudgedImages(Judges(None, None, torch.device("cpu")))
-    assert nobody.update(grey(0.0), torch.tensor([0])) is None
+    assert nobody.update(grey(0.0), torch.tensor([0])) == [None]
     assert nobody.numbers(nobody, ["dark", "bright"]) == {"num_images": 1}
 
 
