@@ -1,5 +1,5 @@
 # docker build -t taming . && docker run --gpus all -v "$PWD:/work" taming taming-train-vqgan data.path=my_images
-FROM python:3.12-slim
+FROM python:3.12
 COPY . /opt/taming
 RUN pip install --no-cache-dir /opt/taming
 WORKDIR /work
