@@ -65,7 +65,6 @@ def test_every_setting_reaches_the_generator(
     assert all(getattr(options, name) != getattr(SamplingOptions(), name) for name in fields)
     assert heard == {
         "options": options, "first_image": 0, "progress": True, "condition": [0, 1, 0],
-        "given_tokens": None,
     }  # fmt: skip
     samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
     assert (heard["options"].grid_size, heard["condition"]) == ((4, 4), [1])
