@@ -14,12 +14,15 @@ from taming.training import data_parallel
 __all__ = ["choose_strategy", "global_batch", "start_processes"]
 
 
-def choose_strategy(config: DictConfig) -> DDPStrategy | None:
-    """Returns the strategy of a training by several processes that names none; None otherwise."""
+def choose_strategy(config: DictConfig) -> DictConfig | str | DDPStrategy:
+    """Returns the strategy of a training: what is set, else the stage's own for several devices."""
     settings = config.trainer
-    alone = str(settings.devices) in ("1", "auto") and settings.num_nodes == 1
-    if settings.strategy != "auto" or alone:
-        return None
+    # Lightning takes all GPUs with devices=auto
+    one_device = str(settings.devices) == "1" or (
+        settings.devices == "auto" and torch.cuda.device_count() <= 1
+    )
+    if settings.strategy != "auto" or (one_device and settings.num_nodes == 1):
+        return settings.strategy
     discriminator = OmegaConf.select(config, "adversary._target_") is not None
     return data_parallel(discriminator, accumulates=settings.accumulate_grad_batches > 1)
 

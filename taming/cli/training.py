@@ -87,8 +87,7 @@ def _trainer(config: DictConfig) -> L.Trainer:
         limit = {"_target_": "taming.training.TimeLimit", "duration": settings.max_time}
         callbacks.append(build(OmegaConf.create(limit)))
     strategy = choose_strategy(config)
-    chosen = {} if strategy is None else {"strategy": strategy}
-    trainer: L.Trainer = build(settings, callbacks=callbacks, logger=False, **chosen)
+    trainer: L.Trainer = build(settings, callbacks=callbacks, logger=False, strategy=strategy)
     return trainer
 
 
@@ -103,7 +102,8 @@ def settle_execution(
     device = trainer.strategy.root_device
     if device.type == "cuda":
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
-    wanted = Execution(config.trainer.precision, module.channels_last, module.compiled)
+    precision = "auto" if config.trainer.precision == "auto" else str(trainer.precision)
+    wanted = Execution(precision, module.channels_last, module.compiled)
     chosen = choose_execution(
         wanted,
         module,
@@ -116,8 +116,7 @@ def settle_execution(
     config.trainer.precision = chosen.precision
     for name in {"channels_last", "compile"} & config.training.keys():
         config.training[name] = getattr(chosen, name)
-    rebuilt = wanted.precision == "auto" and trainer.precision != chosen.precision
-    return _trainer(config) if rebuilt else trainer
+    return trainer if trainer.precision == chosen.precision else _trainer(config)
 
 
 def finish_run(
@@ -141,7 +140,7 @@ def finish_run(
     trainer = settle_execution(config, module, data, trainer)
     learning_rate = config.training.optimizer.learning_rate
     batch = global_batch(trainer, data.batch_size, learning_rate)
-    if batch is not None and trainer.is_global_zero:
+    if batch is not None:
         log.info("%s", batch)
     if not trainer.fast_dev_run:  # type: ignore[attr-defined]
         if resume_from is None and trainer.is_global_zero:

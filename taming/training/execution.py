@@ -6,18 +6,17 @@ VQGAN. So each way that is left to `auto` is timed on the model itself, where a 
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 
 from taming.hardware import can_compile, device_name, has_bf16
 from taming.training.module import Switch, TrainingModule
 
-__all__ = ["Execution", "choose_execution", "default_precision", "fastest"]
+__all__ = ["Execution", "choose_execution", "default_precision"]
 
 log = logging.getLogger("taming")
 
@@ -25,12 +24,9 @@ TIMED_FROM = 2000  # steps
 TIMED_SECONDS = 2.0  # of each way, which is at least one step
 COMPILED_FROM = 1800.0  # seconds of training: compiling and timing it takes one or two minutes
 WORTHWHILE = 1.1  # times as fast: the rest may be noise
-AUTOCAST = {  # by the precisions that are timed
-    "32": None,
-    "32-true": None,
-    "bf16": torch.bfloat16,
+AUTOCAST = {  # of the precisions that are timed
+    "32-true": torch.float32,
     "bf16-mixed": torch.bfloat16,
-    "16": torch.float16,
     "16-mixed": torch.float16,
 }
 
@@ -40,12 +36,12 @@ class Execution:
     """How the steps of a training are computed; `"auto"` for what is still to be chosen.
 
     Attributes:
-        precision: as Lightning's Trainer takes it.
+        precision: as Lightning's `Trainer.precision` says it.
         channels_last: whether images and weights lie channel by channel in memory.
         compile: whether the networks are compiled by `torch.compile`.
     """
 
-    precision: str | int
+    precision: str
     channels_last: Switch
     compile: Switch
 
@@ -83,7 +79,7 @@ def choose_execution(
     chosen = Execution(
         default_precision(device) if wanted.precision == "auto" else wanted.precision,
         device.type == "cuda" if wanted.channels_last == "auto" else wanted.channels_last,
-        False if wanted.compile == "auto" else wanted.compile,
+        wanted.compile is True,
     )
     changes: list[dict[str, Any]] = []
     if wanted.precision == "auto" and device.type == "cpu" and has_bf16(device):
@@ -94,19 +90,20 @@ def choose_execution(
         changes.append({"compile": True})
     times: dict[Execution, float] = {}
     is_long = num_steps >= TIMED_FROM and world_size == 1
-    if changes and is_long and str(chosen.precision) in AUTOCAST:
+    if changes and is_long and chosen.precision in AUTOCAST:
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
-
-        def seconds(way: Execution) -> float:
-            times[way] = seconds_per_step(deepcopy(module), batch, device, way)
-            return times[way]
-
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            chosen = fastest(chosen, changes, seconds, num_steps)
-    timed = "; ".join(f"{_words(way)} {taken:.3g}" for way, taken in times.items())
-    rank_zero_only(log.info)(
-        "%s: %s%s", device_name(device), _words(chosen), f" (seconds a step: {timed})" * bool(timed)
-    )
+            times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
+            for change in changes:
+                if "compile" in change and times[chosen] * num_steps < COMPILED_FROM:
+                    continue
+                way = replace(chosen, **change)
+                times[way] = seconds_per_step(deepcopy(module), batch, device, way)
+                if times[way] * WORTHWHILE < times[chosen]:
+                    chosen = way
+    timed = "; ".join(f"{_words(way)} {seconds:.3g}" for way, seconds in times.items())
+    seconds_a_step = f" (seconds a step: {timed})" if times else ""
+    log.info("%s: %s%s", device_name(device), _words(chosen), seconds_a_step)
     return chosen
 
 
@@ -117,24 +114,6 @@ def default_precision(device: torch.device) -> str:
     if has_bf16(device):
         return "bf16-mixed"
     return "16-mixed" if torch.cuda.get_device_capability(device) >= (7, 0) else "32-true"
-
-
-def fastest(
-    start: Execution,
-    changes: Iterable[dict[str, Any]],
-    seconds: Callable[[Execution], float],
-    num_steps: int,
-) -> Execution:
-    """Makes each change that is worthwhile in turn, compiling only in a long training."""
-    best, least = start, seconds(start)
-    for change in changes:
-        if "compile" in change and least * num_steps < COMPILED_FROM:
-            continue
-        way = replace(best, **change)
-        taken = seconds(way)
-        if taken * WORTHWHILE < least:
-            best, least = way, taken
-    return best
 
 
 def seconds_per_step(
@@ -149,10 +128,10 @@ def seconds_per_step(
     if (adversary := getattr(module, "adversary", None)) is not None:
         adversary.start = adversary.warmup = 0
     module.settle(channels_last=way.channels_last, compile=way.compile)
-    dtype = AUTOCAST[str(way.precision)]
+    dtype = AUTOCAST[way.precision]
 
     def step() -> None:
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             loss: Any = module.training_step(batch, 0)
         loss["loss"].backward()
         module.zero_grad()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tiny_training import STAGES, stage, tiny_adversary, vqgan_training
 
 from taming.training import execution
-from taming.training.execution import Execution, choose_execution, fastest
+from taming.training.execution import Execution, choose_execution
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AUTO = Execution("auto", "auto", "auto")
@@ -80,14 +81,18 @@ def test_what_is_timed_and_chosen(
     assert tried == [PLAIN, Execution("32-true", True, False)]
 
 
-def test_compiling_is_for_long_trainings_and_small_gains_are_noise() -> None:
-    change, compiled = [{"compile": True}], Execution("32-true", False, True)
-    tried: list[Execution] = []
-    seconds = timer({PLAIN: 0.5, compiled: 0.2}, tried)
-    assert fastest(PLAIN, change, seconds, num_steps=3000) == PLAIN and compiled not in tried
-    assert fastest(PLAIN, change, seconds, num_steps=4000) == compiled
-    seconds = timer({PLAIN: 0.5, compiled: 0.46}, tried)
-    assert fastest(PLAIN, change, seconds, num_steps=4000) == PLAIN
+def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = replace(PLAIN, compile=True)
+    wanted, tried = replace(PLAIN, compile="auto"), list[Execution]()
+    times = {PLAIN: 0.5, compiled: 0.2}
+    monkeypatch.setattr(execution, "seconds_per_step", timer(times, tried))
+    monkeypatch.setattr(execution, "can_compile", lambda device: True)
+    assert choose(wanted, num_steps=3000) == PLAIN and compiled not in tried
+    assert choose(wanted, num_steps=4000) == compiled
+    times[compiled] = 0.46
+    assert choose(wanted, num_steps=4000) == PLAIN
 
 
 def test_other_precisions_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
