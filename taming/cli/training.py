@@ -83,9 +83,8 @@ def _trainer(config: DictConfig) -> L.Trainer:
         on_gpu = settings.accelerator != "cpu" and torch.cuda.is_available()
         settings.precision = default_precision(torch.device("cuda" if on_gpu else "cpu"))
     callbacks = build_all(config.callbacks)
-    if settings.max_time is not None:
-        limit = {"_target_": "taming.training.TimeLimit", "duration": settings.max_time}
-        callbacks.append(build(OmegaConf.create(limit)))
+    clock = {"_target_": "taming.training.Clock", "duration": settings.max_time}
+    callbacks.append(build(OmegaConf.create(clock)))
     strategy = choose_strategy(config)
     trainer: L.Trainer = build(settings, callbacks=callbacks, logger=False, strategy=strategy)
     return trainer
@@ -169,7 +168,10 @@ def _report(config: DictConfig, result: TrainingResult, run_dir: Path, next_step
     found = result.metrics.items()
     numbers = ", ".join(f"{name.removeprefix('val/')} {value:.4g}" for name, value in found)
     print(f"\n{run_dir}: {result.step} steps done")
-    print(f"  model/         the model of step {result.exported_step}: {numbers}")
+    step = str(result.exported_step)
+    if numbers and result.metrics_step != result.exported_step:
+        step = f"{step}; validated at step {result.metrics_step or 'unknown'}"
+    print(f"  model/         the model of step {step}: {numbers}")
     written = ("checkpoints/last.ckpt", "checkpoints/best.ckpt", "grids", "metrics.csv")
     print(f"  {', '.join(name for name in written if (run_dir / name).exists())}")
     if result.step < config.trainer.max_steps:

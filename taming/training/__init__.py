@@ -2,8 +2,8 @@
 
 from taming.training.adversary import Adversary
 from taming.training.callbacks import (
+    Clock,
     EndAfterStep,
-    TimeLimit,
     TrainingInterrupted,
     WarmEMA,
     average_weights,
@@ -22,6 +22,7 @@ from taming.training.vqgan import VQGANTraining
 
 __all__ = [
     "Adversary",
+    "Clock",
     "EndAfterStep",
     "HealthWatch",
     "IntervalCheckpoint",
@@ -31,7 +32,6 @@ __all__ = [
     "ReconstructionGrids",
     "SampleGrids",
     "SavingShare",
-    "TimeLimit",
     "TrainingInterrupted",
     "TrainingModule",
     "TrainingResult",

@@ -1,8 +1,10 @@
-"""How a training ends, and the average of its weights."""
+"""How a training ends, what time it takes, and the average of its weights."""
 
 import signal
 import sys
 import threading
+import time
+from datetime import timedelta
 from types import FrameType
 from typing import Annotated, Any
 
@@ -10,8 +12,9 @@ import lightning as L
 import torch
 from annotated_types import Ge, Lt
 from lightning.pytorch.callbacks import Timer, WeightAveraging
+from lightning.pytorch.trainer.states import RunningStage
 
-__all__ = ["EndAfterStep", "TimeLimit", "TrainingInterrupted", "WarmEMA", "average_weights"]
+__all__ = ["Clock", "EndAfterStep", "TrainingInterrupted", "WarmEMA", "average_weights"]
 
 STEPS_BETWEEN_QUESTIONS = 20  # to all ranks, such as whether to end: each waits for the GPU
 
@@ -85,24 +88,57 @@ class EndAfterStep(L.Callback):
         self.teardown(trainer, pl_module, "fit")
 
 
-class TimeLimit(Timer):
-    """Lightning's timer, of `max_time`, which looks at the clock after each batch.
+class Clock(Timer):
+    """Lightning's timer: how long a run takes over its resumes, how fast it is, and its time limit.
 
-    A training of several batches a step would end in the midst of one, and the ranks of several
-    would wait for the first at each.
+    The limit, `max_time`, includes the last validation: a training ends when no more time is left
+    than the latest validation took. Lightning's own looks at the clock after each batch: a training
+    of several batches a step would end in the midst of one, and the ranks of several would wait for
+    the first at each.
+
+    Args:
+        duration: the limit, see `Timer`; None for none.
     """
+
+    def __init__(self, duration: str | timedelta | dict[str, int] | None = None) -> None:
+        super().__init__(duration)
+        self._num_images = 0
+        self._validation_seconds = 0.0
 
     @property
     def state_key(self) -> str:
         """The key in checkpoints: that of Lightning's own."""
         return Timer.__qualname__
 
+    @property
+    def images_per_second(self) -> float:
+        """The training images a second in this session, not counting the time of validations."""
+        started = self.start_time()
+        if started is None:
+            return 0.0
+        return self._num_images / (
+            (self.end_time() or time.monotonic()) - started - self._validation_seconds
+        )
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
     ) -> None:
-        """Ends the training when its time is up."""
+        """Counts the images, and ends the training when its time is up."""
+        self._num_images += len(next(iter(batch.values()))) * trainer.world_size
         if is_asked_after(trainer, index):
             super().on_train_batch_end(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ends the training if there is no time for another validation."""
+        super().on_validation_end(trainer, pl_module)
+        self._validation_seconds += self.time_elapsed(RunningStage.VALIDATING)
+        if self._duration is not None:
+            self._check_time_remaining(trainer)
+
+    def _check_time_remaining(self, trainer: L.Trainer) -> None:
+        seconds = self.time_elapsed() + self.time_elapsed(RunningStage.VALIDATING)
+        ends = self._duration is not None and seconds >= self._duration
+        trainer.should_stop |= trainer.strategy.broadcast(ends)
 
 
 class WarmEMA(WeightAveraging):

@@ -48,6 +48,7 @@ class TrainingModule(L.LightningModule):
         compiled: whether the networks are compiled for training.
         report: the training metrics logged at this step; empty at steps without a report.
         val_metrics: the metrics of the latest validation.
+        val_step: the step of that validation; None before the first.
         val_modes: whether `"min"` or `"max"` is best, for each metric that validation logs.
     """
 
@@ -60,6 +61,7 @@ class TrainingModule(L.LightningModule):
         self.compiled: Switch = False
         self.report: dict[str, float] = {}
         self.val_metrics: dict[str, float] = {}
+        self.val_step: int | None = None
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
         self._latest: dict[str, float] = {}
@@ -199,6 +201,7 @@ class TrainingModule(L.LightningModule):
     def log_validation(self, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a validation, which are those of all ranks."""
         self.val_metrics = {f"val/{name}": float(value) for name, value in metrics.items()}
+        self.val_step = self.global_step
         self.log_dict({**self.val_metrics, "step": float(self.global_step)})
 
     def require_finite(self, broken: list[str] | None = None) -> None:
@@ -218,7 +221,7 @@ class TrainingModule(L.LightningModule):
         """Adds the model, reports and the random state; a diverged training is not saved."""
         self.require_finite()
         checkpoint["model"] = checkpoint_entry(self.saved_from(checkpoint["state_dict"]))
-        checkpoint["val_metrics"] = self.val_metrics
+        checkpoint["val_metrics"], checkpoint["val_step"] = self.val_metrics, self.val_step
         checkpoint["since_report"] = {"sums": self._sums, "counts": self._counts}
         checkpoint["latest_report"] = self._latest
         checkpoint["random_state"] = {"cpu": torch.get_rng_state()}
@@ -229,6 +232,7 @@ class TrainingModule(L.LightningModule):
         """Remembers the state to resume from; see `on_train_start`."""
         checkpoint.pop("loops", None)
         self.val_metrics = checkpoint["val_metrics"]
+        self.val_step = checkpoint.get("val_step")  # unknown in older ones
         self._latest = checkpoint["latest_report"]
         self._resumed = {
             name: checkpoint[name] for name in ("global_step", "random_state", "since_report")

@@ -13,15 +13,17 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
 from taming.errors import MissingPathError, UserError
+from taming.hardware import device_name
 from taming.serialization import (
     FORMAT_VERSION,
     load_training_checkpoint,
     read_training_checkpoint,
     save_model_directory,
 )
-from taming.training.callbacks import TrainingInterrupted
+from taming.training.callbacks import Clock, TrainingInterrupted
 from taming.training.checkpoints import WholeFileCheckpointIO
 from taming.training.module import TrainingModule
+from taming.versions import versions
 
 __all__ = ["TrainingResult", "check_resume", "train"]
 
@@ -34,13 +36,25 @@ class TrainingResult:
         step: finished steps.
         interrupted: whether the user ended it.
         exported_step: the step of the model in `model/`.
-        metrics: the numbers of that model's validation, or of the latest one before it.
+        metrics: the numbers of the latest validation up to that step.
+        metrics_step: the step of that validation; None if there was none.
+        duration_seconds: how long the run took, validations and resumed parts included.
+        images_per_second: speed of the latest session's training, validations left out.
+        device: the GPU or processor, and the number of processes if there are several.
+        precision: that of the steps, in Lightning's words.
+        versions: of the program and of what it builds on.
     """
 
     step: int
     interrupted: bool
     exported_step: int
     metrics: dict[str, float]
+    metrics_step: int | None
+    duration_seconds: float
+    images_per_second: float
+    device: str
+    precision: str
+    versions: dict[str, str]
 
 
 def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
@@ -104,7 +118,11 @@ def train(
             (run_dir / "result.json").unlink(missing_ok=True)
             on_start()
 
-    trainer.callbacks.insert(0, LambdaCallback(on_train_start=begin))  # type: ignore[attr-defined]
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    clock = next((c for c in callbacks if isinstance(c, Clock)), Clock())
+    if clock not in callbacks:
+        callbacks.insert(0, clock)
+    callbacks.insert(0, LambdaCallback(on_train_start=begin))
     interrupted = False
     try:
         with warnings.catch_warnings():
@@ -114,6 +132,7 @@ def train(
     except TrainingInterrupted:
         interrupted = True
     finally:
+        seconds = clock.time_elapsed()
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
                 logger.experiment.finish()
@@ -126,16 +145,34 @@ def train(
     checkpoints = trainer.strategy.checkpoint_io
     if isinstance(checkpoints, WholeFileCheckpointIO) and path in checkpoints.failures:
         raise UserError(checkpoints.failures[path])
-    step = trainer.global_step
-    result = TrainingResult(step, interrupted, step, module.val_metrics)
+    exported: dict[str, Any] = {
+        "global_step": trainer.global_step,
+        "val_metrics": module.val_metrics,
+        "val_step": module.val_step,
+    }
     if best_is_there:
-        checkpoint = read_training_checkpoint(path)
-        result = TrainingResult(
-            step, interrupted, checkpoint["global_step"], checkpoint["val_metrics"]
-        )
+        exported = read_training_checkpoint(path)
+    result = TrainingResult(
+        step=trainer.global_step,
+        interrupted=interrupted,
+        exported_step=exported["global_step"],
+        metrics=exported["val_metrics"],
+        metrics_step=exported.get("val_step"),
+        duration_seconds=round(seconds, 1),
+        images_per_second=round(clock.images_per_second, 2),
+        device=described_device(trainer),
+        precision=str(trainer.precision),
+        versions=versions(),
+    )
     if writes:
         _export(path, module, run_dir, result)
     return result
+
+
+def described_device(trainer: L.Trainer) -> str:
+    """Returns the name of the device, and the number of processes if there are several."""
+    name = device_name(trainer.strategy.root_device)
+    return name if trainer.world_size == 1 else f"{name}, {trainer.world_size} processes"
 
 
 def check_monitors(module: TrainingModule, trainer: L.Trainer) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from tiny_training import run_training, stage
 
-from taming.training import IntervalCheckpoint, SavingShare, TimeLimit, WholeFileCheckpointIO
+from taming.training import Clock, IntervalCheckpoint, SavingShare, WholeFileCheckpointIO
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_minutes_end_between_two_steps(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("callback", "base"),
-    [(IntervalCheckpoint(minutes=1), ModelCheckpoint), (TimeLimit("00:01:00:00"), Timer)],
+    [(IntervalCheckpoint(minutes=1), ModelCheckpoint), (Clock("00:01:00:00"), Timer)],
 )
 @pytest.mark.parametrize(("world_size", "expected"), [(1, [*range(1, 51)]), (2, [20, 40])])
 def test_the_clock_is_looked_at_between_steps(
@@ -108,7 +108,7 @@ def test_the_clock_is_looked_at_between_steps(
         trainer: Any = SimpleNamespace(
             world_size=world_size, accumulate_grad_batches=2, global_step=(index + 1) // 2
         )
-        callback.on_train_batch_end(trainer, None, None, None, index)  # type: ignore[arg-type]
+        callback.on_train_batch_end(trainer, None, None, {"images": [0]}, index)  # type: ignore[arg-type]
     assert found == expected
 
 

@@ -1,8 +1,10 @@
 """What users give Lightning's Trainer: its options, callbacks, loggers and strategies."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -18,7 +20,7 @@ from tiny_training import (
 )
 
 from taming.serialization import load_saved_model
-from taming.training import WholeFileCheckpointIO
+from taming.training import Clock, WholeFileCheckpointIO
 from taming.vqgan import VQGAN
 
 Finished = Callable[..., Run]
@@ -117,7 +119,49 @@ def test_tensorboard_and_csv_at_once(finished: Finished, kind: str) -> None:
 
 
 def test_max_time_ends_the_run_whole(tmp_path: Path) -> None:
-    run = run_training(tmp_path, *stage("transformer"), max_time={"microseconds": 1})
+    run = run_training(tmp_path, *stage("transformer"), callbacks=[Clock({"microseconds": 1})])
     assert (run.result.step, run.result.exported_step, run.result.interrupted) == (1, 1, False)
     assert run.result.metrics
     load_saved_model(tmp_path / "model")
+
+
+def test_max_time_includes_the_last_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer: Any = SimpleNamespace(
+        world_size=1, accumulate_grad_batches=1, global_step=1, should_stop=False
+    )
+    trainer.strategy = SimpleNamespace(broadcast=lambda ends: ends)
+    batch = {"images": torch.zeros(4, 1)}
+
+    def at(second: float) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda: second)
+
+    def step(clock: Clock, second: float) -> bool:
+        at(second)
+        clock.on_train_batch_end(trainer, None, None, batch, 0)
+        return trainer.should_stop
+
+    def validate(clock: Clock, start: float, end: float) -> bool:
+        at(start)
+        clock.on_validation_start(trainer, None)
+        at(end)
+        clock.on_validation_end(trainer, None)
+        return trainer.should_stop
+
+    clock = Clock("00:00:01:00")
+    at(0.0)
+    clock.on_train_start(trainer, None)
+    assert not step(clock, 20.0)
+    assert not validate(clock, 21.0, 36.0)
+    assert not step(clock, 44.0)
+    assert step(clock, 45.0)  # the 15 seconds that are left are those of a validation
+    clock.on_train_end(trainer, None)
+    assert clock.images_per_second == pytest.approx(3 * 4 / (45 - 15))
+
+    resumed = Clock("00:00:01:00")
+    resumed.load_state_dict(clock.state_dict())
+    at(100.0)
+    trainer.should_stop = False
+    resumed.on_train_start(trainer, None)
+    assert not step(resumed, 103.0)
+    assert resumed.time_elapsed() == 48
+    assert validate(resumed, 103.0, 110.0)  # at 55: not followed by another one

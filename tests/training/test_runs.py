@@ -2,11 +2,13 @@
 
 import csv
 import io
+import json
 import logging
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +125,7 @@ def test_the_best_is_exported(tmp_path: Path, losses: list[float]) -> None:
     module, data = stage("transformer")
     validations(module, losses)
     run = run_training(tmp_path, module, data, max_steps=4, val_check_interval=1, export="best")
-    assert run.result.exported_step == 2
+    assert (run.result.exported_step, run.result.metrics_step) == (2, 2)
     paths = [tmp_path / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
     assert [step_of(path) for path in paths] == [2, 4]
     prints = [load_training_checkpoint(path).fingerprint() for path in paths]
@@ -258,6 +260,30 @@ def test_a_resumed_run_is_the_run_that_did_not_end(
     assert prints[0] == prints[1]
     assert rows(whole.directory) == rows(parts)
     assert torch.get_float32_matmul_precision() == "highest"  # as ever on a CPU
+
+
+def test_the_result_says_which_step_its_metrics_are_of(tmp_path: Path) -> None:
+    module, data = stage("vqgan")
+    first = run_training(tmp_path, module, data, interrupt_at=5).result
+    assert (first.exported_step, first.metrics_step) == (5, 3)  # validated every third step
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written == asdict(first)
+    assert written["precision"] == "32-true"
+    assert set(written["versions"]) >= {"taming", "python", "torch", "lightning"}
+    assert content(last(tmp_path))["val_step"] == 3
+    clock = content(last(tmp_path))["callbacks"]["Timer"]
+    clock["time_elapsed"]["train"] = 1000.0
+    torch.save({**content(last(tmp_path)), "callbacks": {"Timer": clock}}, last(tmp_path))
+    module, data = stage("vqgan")
+    result = run_training(tmp_path, module, data, resume=True).result
+    assert (result.exported_step, result.metrics_step) == (8, 8)
+    assert result.duration_seconds > 1000  # the first session's are among them
+    assert result.images_per_second > 0.05  # and are not divided by
+
+
+def test_a_run_that_ended_before_a_validation_has_no_metrics(tmp_path: Path) -> None:
+    result = run_training(tmp_path, *stage("transformer"), interrupt_at=2).result
+    assert (result.metrics, result.metrics_step, result.exported_step) == ({}, None, 2)
 
 
 @pytest.mark.parametrize("kind", STAGES)

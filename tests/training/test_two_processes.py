@@ -32,7 +32,7 @@ from torch.distributed import fsdp
 
 from taming.conditioning import ClassLabel
 from taming.serialization import load_saved_model
-from taming.training import TimeLimit, data_parallel
+from taming.training import Clock, data_parallel
 
 
 def exact(kind: str, batch_size: int) -> tuple[Any, TinyData]:
@@ -148,7 +148,7 @@ def on_rank(rank: int, folder: str, port: int) -> None:
             log_every_n_steps=30,
             devices=2,
             strategy=data_parallel(kind == "vqgan"),
-            callbacks=[counting, Terminated(), TimeLimit("00:01:00:00")],
+            callbacks=[counting, Terminated(), Clock("00:01:00:00")],
         )
         results[f"{kind}_counted"] = (counting.batches, run.result.step, run.result.interrupted)
     fsdp.FullyShardedDataParallel = OnCPU
