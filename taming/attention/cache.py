@@ -10,13 +10,13 @@ class LayerCache:
 
     Args:
         max_length: number of tokens there is room for.
-        num_sequences: number of sequences there is room for; None: as many as the first call has.
+        num_sequences: number of sequences there is room for.
 
     Attributes:
         rows: the sequences that are decoded now; None: all of them.
     """
 
-    def __init__(self, max_length: int, num_sequences: int | None = None) -> None:
+    def __init__(self, max_length: int, num_sequences: int) -> None:
         self.max_length = max_length
         self.num_sequences = num_sequences
         self.rows: slice | None = None
@@ -58,8 +58,7 @@ class LayerCache:
 
     def _memory(self, keys: Tensor, values: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Returns zeros, for a masked NaN would spoil a sum, `(num_sequences heads length d)`."""
-        count, num_heads = self.num_sequences or len(keys), keys.shape[1]
-        shape = count, num_heads, length
+        shape = self.num_sequences, keys.shape[1], length
         return keys.new_zeros(*shape, keys.shape[3]), values.new_zeros(*shape, values.shape[3])
 
     def _decoded(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -82,7 +81,7 @@ class KeyValueCache:
         length: number of tokens written while `shown` was None: the position of the next one.
     """
 
-    def __init__(self, num_layers: int, max_length: int, num_sequences: int | None = None) -> None:
+    def __init__(self, num_layers: int, max_length: int, num_sequences: int) -> None:
         self.max_length = max_length
         self.layers = [LayerCache(max_length, num_sequences) for _ in range(num_layers)]
         self.shown: Tensor | None = None

@@ -122,10 +122,8 @@ def evaluate_model(
         output_dir.mkdir(parents=True, exist_ok=True)
         if classifier is None and key == "labels":
             training = classifier_training or ClassifierTraining()
-            classifier = on_first_rank(lambda: _train(data, training, device).cpu())
             written.append(output_dir / "classifier")
-            if rank() == 0:
-                classifier.save_pretrained(written[0])
+            classifier = on_first_rank(lambda: _train(data, training, device, written[0]))
     judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
     with evaluation_mode(model):
         batches = _batches(data, data.val_dataset, max_images, options, "validation images")
@@ -260,15 +258,20 @@ def _batches(
 
 
 def _train(
-    data: ImageDataModule, training: ClassifierTraining, device: torch.device
+    data: ImageDataModule, training: ClassifierTraining, device: torch.device, directory: Path
 ) -> ImageClassifier:
-    """Trains a classifier on the training images, with the augmentation of their transform."""
+    """Trains a classifier on the training images, with the augmentation of their transform.
+
+    It is saved in the directory, and returned on the CPU.
+    """
     dataset = data.train_dataset
     classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
     batches = EndlessBatches(len(dataset), training.batch_size, seed=training.seed)
     loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=batches)
     num_steps = training.steps_for(len(dataset))
-    return train_classifier(classifier.to(device), loader, training, num_steps)
+    classifier = train_classifier(classifier.to(device), loader, training, num_steps)
+    classifier.save_pretrained(directory)
+    return classifier.cpu()
 
 
 def _notes(

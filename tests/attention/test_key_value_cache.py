@@ -22,7 +22,7 @@ def seed() -> None:
 def test_cached_equals_uncached(fused: bool, steps: list[int], span: int | None) -> None:
     module = MultiHeadAttention(8, 2, qk_norm=True, fused=fused).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
-    cache = KeyValueCache(num_layers=1, max_length=9)
+    cache = KeyValueCache(num_layers=1, max_length=9, num_sequences=2)
     cache.shown = None if span is None else torch.arange(span)
     outputs = []
     with torch.no_grad():
@@ -40,7 +40,7 @@ def test_cached_equals_uncached(fused: bool, steps: list[int], span: int | None)
 def test_cached_prefix_sees_itself_in_both_directions(fused: bool) -> None:
     module = MultiHeadAttention(8, 2, fused=fused).double()
     x = torch.randn(2, 7, 8, dtype=torch.float64)
-    cache = LayerCache(max_length=7)
+    cache = LayerCache(max_length=7, num_sequences=2)
     with torch.no_grad():
         first, *others = torch.arange(7).split([4, 1, 1, 1])
         mask, update = prefix_causal_mask(4, 3), partial(cache.update, first, 4)
@@ -64,7 +64,7 @@ def test_cached_keys_stay_turned_as_their_positions_were(fused: bool) -> None:
         return module(x, causal=True, update_cache=update, **rotations)
 
     x, positions = torch.randn(2, 6, 8, dtype=torch.float64), torch.arange(6)
-    cache = LayerCache(max_length=6)
+    cache = LayerCache(max_length=6, num_sequences=2)
     steps = [3, 1, 2]
     with torch.no_grad():
         parts = zip(x.split(steps, dim=1), positions.split(steps), strict=True)
@@ -73,7 +73,7 @@ def test_cached_keys_stay_turned_as_their_positions_were(fused: bool) -> None:
 
 
 def test_cache_keeps_its_memory() -> None:
-    cache = KeyValueCache(num_layers=2, max_length=3)
+    cache = KeyValueCache(num_layers=2, max_length=3, num_sequences=1)
     part = torch.randn(1, 2, 2, 4)
     first, _ = cache.layers[0].update(torch.arange(2), cache.advance(2), part, part)
     last = torch.tensor([2])
@@ -96,7 +96,7 @@ def unset_memory_is_nan() -> Iterator[None]:
 @pytest.mark.usefixtures("unset_memory_is_nan")
 def test_what_the_cache_shows_has_one_length_wherever_it_is_written() -> None:
     assert torch.empty(3).isnan().all()
-    cache = KeyValueCache(num_layers=1, max_length=6)
+    cache = KeyValueCache(num_layers=1, max_length=6, num_sequences=1)
     part, layer = torch.randn(1, 2, 2, 4), cache.layers[0]
     layer.update(torch.arange(2), cache.advance(2), part, part)
     cache.shown = torch.arange(4)

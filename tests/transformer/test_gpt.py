@@ -55,7 +55,7 @@ def test_parameter_count_of_the_published_size() -> None:
 def test_cached_equals_uncached(steps: list[int]) -> None:
     model = tiny().double().eval()
     prefix, tokens = inputs()
-    cache = KeyValueCache(2, 10)
+    cache = KeyValueCache(2, 10, 2)
     with torch.no_grad():
         whole = model(prefix, tokens)
         parts = [model(prefix, tokens[:, :0], cache=cache)]
