@@ -47,7 +47,6 @@ GPU = {  # ours in bf16
     "channels_last": True,
     "warmup": 5,
     "turn_seconds": 3.0,
-    "peak_tflops": 989.0,  # an H100 SXM's dense bf16
 }
 PRESETS: dict[str, Preset] = {"cpu": CPU, "gpu": GPU}
 

@@ -3,13 +3,13 @@
 What the peers do not do (averaged weights, gradient clipping, codebook revival) is off.
 """
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from lightning import Trainer
-from serve import Call, Settings, autocast, inference, num_parameters
+from serve import Call, Settings, inference, num_parameters, training_step
+from torch._inductor.utils import fresh_cache
 
 import taming
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
@@ -56,14 +56,14 @@ def autoencoder_call(
 ) -> tuple[Call, dict[str, Any]]:
     """Builds a training step of stage 1, `encode` or `decode`."""
     module = vqgan_training(settings, measurement).to(images.device)
-    parts: dict[str, list[Any]] = {"autoencoder": [module.vqgan]}
+    parts = {"autoencoder": [module.vqgan]}
     if module.adversary is not None:
         parts["discriminator"] = [module.adversary.discriminator]
     if module.perceptual is not None:
         parts["perceptual"] = [module.perceptual.lpips.network]
     facts = {"versions": VERSIONS, "parameters": num_parameters(**parts)}
     if "step" in measurement:
-        return training_step(module, settings, {"images": images}, facts), facts
+        return step_of(module, settings, {"images": images}, facts), facts
     module.setup("fit")
     if settings["channels_last"]:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -124,7 +124,7 @@ def transformer_call(
     )
     facts: dict[str, Any] = {"versions": VERSIONS, "parameters": parameters}
     if measurement == "gpt_step":
-        return training_step(module, settings, token_batch(module, tokens), facts), facts
+        return step_of(module, settings, token_batch(module, tokens), facts), facts
     generator.eval()
     if settings["dtype"] == "bf16":
         generator.to(torch.bfloat16)
@@ -140,19 +140,21 @@ def transformer_call(
     options = SamplingOptions(
         top_k=settings["top_k"], guidance=guidance, seed=0, compile=compiled, batch_size=b
     )
+    if compiled:
+        torch.compiler.reset()
+    caches = iter([fresh_cache()] if compiled else [])
 
     def sample() -> torch.Tensor:
-        return generator.sample_tokens(b, condition, options=options)
+        with next(caches, nullcontext()):  # the first call takes what a newcomer's does
+            return generator.sample_tokens(b, condition, options=options)
 
-    return compiled_afresh(sample) if compiled else sample, facts
+    return sample, facts
 
 
 def transformer_training(settings: Settings) -> TransformerTraining:
     """Builds stage 2; where there is guidance the model knows one class."""
-    guided, n = settings["guidance_scale"] != 1, settings["num_tokens"]
+    guided, grid_size = settings["guidance_scale"] != 1, (1, settings["num_tokens"])
     conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
-    height = math.isqrt(n) if math.isqrt(n) ** 2 == n else 1
-    grid_size = (height, n // height)
     config = GPTConfig(
         **{key: settings[key] for key in TRANSFORMER},
         **conditioning.transformer_config(grid_size),
@@ -168,7 +170,7 @@ def token_batch(module: TransformerTraining, tokens: torch.Tensor) -> dict[str, 
     return {"indices": indices, "labels": tokens.new_zeros(len(tokens))}
 
 
-def training_step(
+def step_of(
     module: TrainingModule,
     settings: Settings,
     batch: dict[str, torch.Tensor],
@@ -178,9 +180,9 @@ def training_step(
 
     With the setting `auto` the facts tell what a long training has chosen.
     """
-    if settings["compile"] or settings.get("auto"):
+    if settings["compile"] or settings["auto"]:
         torch.compiler.reset()  # earlier measurements' compilations count against a limit
-    if settings.get("auto"):
+    if settings["auto"]:
         device = torch.device(settings["device"])
         auto = Execution("auto", "auto", "auto")
         way = choose_execution(
@@ -200,31 +202,6 @@ def training_step(
     module.to(settings["device"]).train()
     configured = module.configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-
-    def step() -> torch.Tensor:
-        with autocast(settings):
-            loss = module.training_step(batch, 0)["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        module.configure_gradient_clipping(optimizer)
-        optimizer.step()
-        schedule.step()
-        return loss.detach()
-
-    return step
-
-
-def compiled_afresh(call: Call) -> Call:
-    """Lets the first call compile with nothing kept from earlier runs: a newcomer's time."""
-    from torch._inductor.utils import fresh_cache
-
-    torch.compiler.reset()
-    first = True
-
-    def timed() -> torch.Tensor:
-        nonlocal first
-        with fresh_cache() if first else nullcontext():
-            first = False
-            return call()
-
-    return timed
+    optimizer.register_step_pre_hook(lambda *_: module.configure_gradient_clipping(optimizer))
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    return training_step(settings, lambda: module.training_step(batch, 0)["loss"], optimizer)

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.compare import ROOT, spread
-from benchmarks.peers.serve import processor
+from benchmarks.machine import machine
 from benchmarks.table import aligned, spread_text
 
 COMMANDS = {
@@ -35,21 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     options = parser.parse_args(arguments)
-    checkouts = [ROOT] + ([options.checkout.resolve()] if options.checkout else [])
+    checkouts = [ROOT, *([options.checkout.resolve()] if options.checkout else [])]
     rows = []
     with tempfile.TemporaryDirectory() as inputs:
         write_inputs(Path(inputs), options.generator)
         for name in options.commands:
-            seconds: list[list[float]] = [[] for _ in checkouts]
-            for number in range(1 + options.rounds):  # the first fills the disk's cache
-                for side in range(len(checkouts))[:: 1 if number % 2 == 0 else -1]:
-                    took = seconds_to_first_line(checkouts[side], inputs, *COMMANDS[name])
-                    seconds[side] += [took] if number else []
-            ratios = [b / a for a, b in zip(seconds[0], seconds[-1], strict=True)]
-            cells = [spread_text(spread(numbers), 2) for numbers in (*seconds, ratios)]
-            headings = ["taming s", *(f"{c.name} s" for c in checkouts[1:]), "ratio"]
-            rows.append({"": name, **dict(zip(headings, cells, strict=True))})
-    print(f"processor {processor()}; median of {options.rounds} rounds (least–greatest)")
+            rounds = []
+            for number in range(1 + options.rounds):
+                turn = checkouts[:: 1 if number % 2 == 0 else -1]
+                rounds.append({c: seconds_to_first_line(c, inputs, *COMMANDS[name]) for c in turn})
+            row = {"": name}
+            for checkout in checkouts:  # the first round fills the disk's cache
+                seconds = spread([taken[checkout] for taken in rounds[1:]])
+                row[f"{checkout.name} s"] = spread_text(seconds, 2)
+            if options.checkout:
+                ratios = [taken[checkouts[1]] / taken[ROOT] for taken in rounds[1:]]
+                row["ratio"] = spread_text(spread(ratios), 2)
+            rows.append(row)
+    print(f"{machine()}; median of {options.rounds} rounds (least–greatest)")
     print("\n".join(aligned(rows)))
 
 

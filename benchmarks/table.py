@@ -1,11 +1,12 @@
 """Shows records as a table."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.compare import Record
 
-__all__ = ["aligned", "spread_text", "table"]
+__all__ = ["aligned", "cells", "milliseconds", "spread_text", "table"]
 
 TITLES = {
     "step": "training step, discriminator on",
@@ -20,86 +21,85 @@ TITLES = {
 
 
 def table(records: Sequence[Record]) -> str:
-    """Returns what was timed on what, and a table for each case without its empty columns.
+    """Returns the programs that were timed, and a table for each case without its empty columns.
 
     Args:
         records: one or more, of one run; see `compare`.
     """
-    first = records[0]["ours"]
-    sides = {"taming": first} | {r["peer_name"]: r["peer"] for r in records if r["peer"]}
+    sides = {s["name"]: s for r in records for s in (r["ours"], r["peer"]) if s}
     width = max(map(len, sides))
     lines = [
-        f"on {first.get('gpu', first['device'])}; processor {first['processor']}; "
-        f"{first['threads']} threads",
         "ms a call, median of the rounds (least–greatest);",
         "ratio: the peer's time over ours round by round, above 1 ours is faster",
         *(f"  {name:{width}s}  {description(side)}" for name, side in sides.items()),
     ]
-    for name in dict.fromkeys(r["case"]["name"] for r in records):
-        of_case = [r for r in records if r["case"]["name"] == name]
-        lines += ["", title(of_case), *aligned([cells(r) for r in of_case])]
+    for name in dict.fromkeys(r["settings"]["name"] for r in records):
+        of_case = [r for r in records if r["settings"]["name"] == name]
+        rows, eager = [], {}
+        for record in of_case:
+            row, measurement = cells(record), record["settings"]["measurement"]
+            if measurement == "sample":
+                eager[row["peer"]] = record["ours"]
+            elif measurement == "sample_compiled" and row["peer"] in eager:
+                row["pays after"] = pays_after(record, eager[row["peer"]])
+            rows.append({"": TITLES[measurement], **row})
+        lines += ["", title(of_case), *aligned(rows)]
     return "\n".join(lines)
 
 
 def description(side: dict[str, Any]) -> str:
-    """Returns a program's precision, versions and, where it has several, kind of attention."""
+    """Returns a program's precision and versions."""
     precision = "float32" + (" with TF32" if side["tf32"] else "")
     if side["dtype"] == "bf16":
         precision = "bf16: autocast, in sampling the weights"
-    named = {"torch": side["torch"], **side["versions"]}
-    named |= {key: side[key] for key in ("attention",) if key in side}
-    return f"{precision}; " + ", ".join(f"{name} {version}" for name, version in named.items())
+    versions = ", ".join(f"{name} {version}" for name, version in side["versions"].items())
+    return f"{precision}; {versions}"
 
 
 def title(records: Sequence[Record]) -> str:
     """Returns a case in words."""
-    case = records[0]["case"]
-    if "num_tokens" in case:
-        shape = f"tokens {case['batch_size']}×{case['num_tokens']}"
-        shape += "" if case["guidance_scale"] == 1 else f", guidance {case['guidance_scale']:g}"
+    settings = records[0]["settings"]
+    if "num_tokens" in settings:
+        shape = f"tokens {settings['batch_size']}×{settings['num_tokens']}"
+        if settings["guidance_scale"] != 1:
+            shape += f", guidance {settings['guidance_scale']:g}"
     else:
-        shape = f"images {case['batch_size']}×3×{case['resolution']}×{case['resolution']}"
-    parameters: dict[str, int] = {}
+        shape = "images {batch_size}×3×{resolution}×{resolution}".format(**settings)
+    numbers: dict[str, int] = {}
     for record in records:
-        parameters |= record["ours"]["parameters"]
-    numbers = ", ".join(f"{part} {number:,}" for part, number in parameters.items())
-    rounds = len(records[0]["ours"]["seconds"]["rounds"])
-    total = sum(parameters.values())
-    return f"{case['name']}: {shape}; {rounds} rounds; {total:,} parameters: {numbers}"
+        numbers |= record["ours"]["parameters"]
+    parameters = ", ".join(f"{part} {number:,}" for part, number in numbers.items())
+    return f"{settings['name']}: {shape}; {settings['rounds']} rounds; parameters: {parameters}"
 
 
 def cells(record: Record) -> dict[str, str]:
     """Returns a row, by heading."""
-    sides = [record[side] for side in ("ours", "peer") if record[side]]
+    ours, peer, settings = record["ours"], record["peer"], record["settings"]
 
     def each(key: str, form: str) -> str:
-        return " : ".join(format(side[key], form) for side in sides if side.get(key) is not None)
+        return " : ".join(format(side[key], form) for side in (ours, peer) if side and side[key])
 
-    def share(key: str) -> str:
-        return "" if record[key] is None else f"{record[key]:.1%}"
-
-    pays = record["break_even"] or {}
-    after = (
-        "never" if "never" in pays.values() else ", ".join(f"{n:,} {u}" for u, n in pays.items())
-    )
+    unit = "tokens/s" if "num_tokens" in settings else "images/s"
     return {
-        "": TITLES[record["measurement"]],
-        "peer": record["peer_name"] or "",
-        "taming ms": milliseconds(record["ours"]["seconds"]),
-        "peer ms": milliseconds(record["peer"]["seconds"]) if record["peer"] else "",
-        "ratio": spread_text(record["ratio"], 2) if record["peer"] else "",
-        **{
-            f"{unit}/s": each(f"{unit}_per_second", ".4g") for unit in ("images", "steps", "tokens")
-        },
-        "ms a token": " : ".join(f"{1000 / side['tokens_per_second']:.3g}" for side in sides)
-        if record["measurement"].startswith("sample")
-        else "",
+        "peer": peer["name"] if peer else "",
+        "taming ms": milliseconds(ours["seconds"]),
+        "peer ms": milliseconds(peer["seconds"]) if peer else "",
+        "ratio": spread_text(record["ratio"], 2) if peer else "",
+        unit: each("per_second", ".4g"),
         "first call s": each("first_seconds", ".2f"),
         "peak GiB": each("peak_memory_gib", ".1f"),
-        "pays after": after,
-        "of peak": share("share_of_peak"),
-        "of bandwidth": share("share_of_bandwidth"),
     }
+
+
+def pays_after(record: Record, eager: dict[str, Any]) -> str:
+    """Returns after how many images compiling has saved its time; `eager` is our plain sampling."""
+    ours = record["ours"]
+    spent = ours["first_seconds"] - eager["first_seconds"]
+    saved = eager["seconds"]["median"] - ours["seconds"]["median"]  # by each call but the first
+    if spent > 0 and saved <= 0:
+        return "never"
+    calls = 1 + (math.ceil(spent / saved) if spent > 0 else 0)
+    return f"{calls * record['settings']['batch_size']:,} images"
 
 
 def milliseconds(seconds: dict[str, float]) -> str:
@@ -116,7 +116,7 @@ def spread_text(values: dict[str, float], decimals: int, factor: int = 1) -> str
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:
     """Returns rows of cells as lines, headings first, without the columns empty in all of them."""
-    used = [name for name in rows[0] if any(row[name] for row in rows)]
-    lines = [{name: name for name in used}, *rows]
-    widths = {name: max(len(line[name]) for line in lines) for name in used}
-    return ["  ".join(f"{line[n]:{widths[n]}s}" for n in used).rstrip() for line in lines]
+    names = dict.fromkeys(name for row in rows for name in row if row[name])
+    lines = [{name: name for name in names}, *rows]
+    widths = {name: max(len(line.get(name, "")) for line in lines) for name in names}
+    return ["  ".join(f"{line.get(n, ''):{widths[n]}s}" for n in names).rstrip() for line in lines]

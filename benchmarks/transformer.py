@@ -41,8 +41,6 @@ ON_GPU = {
     "device": "cuda",
     "dtype": "bf16",
     "tf32": True,
-    "peak_tflops": 989.0,  # an H100 SXM's dense bf16
-    "peak_bandwidth_gbs": 3350.0,  # and its memory; an H200's: 4800
 }
 PRESETS: dict[str, Preset] = {
     "cpu": ON_CPU
@@ -65,12 +63,6 @@ PRESETS: dict[str, Preset] = {
         | {"step_64": LARGE | TRAINING | {"batch_size": 64}},
         "compile": True,
         "turn_seconds": 2.0,
-    },
-    "gpu_sequence_length": ON_GPU
-    | {
-        "cases": {f"tokens_{n}": LARGE | SAMPLING | {"num_tokens": n} for n in LENGTHS},
-        "rounds": 3,
-        "warmup": 1,
     },
 }
 

@@ -3,19 +3,17 @@
 Each program in a comparison is a process `python serve.py BUILD.py` that answers lines of JSON, the
 name of a `Session`'s method and its arguments:
 
-    ["begin", {…}, "encode"]  ->  {"result": {…}}; null: the program does no such thing
-    ["run", 10]               ->  {"result": {"seconds": 0.8, "peak_memory_gib": null}}
-    ["flops"]                 ->  {"result": 123456}
+    ["begin", {"measurement": "encode", …}]  ->  {"result": {…}}; null: it does no such thing
+    ["run", 10]  ->  {"result": {"seconds": 0.8, "peak_memory_gib": 0.0}}
 
 or {"error": "…"}. `BUILD.py` has a function `build(settings, measurement, inputs)` that returns
 None for what the program does not do, or a pair: the call to time, which returns a tensor whose
-values show that it worked, and facts about the program.
+values show that it worked, and facts about the program, among them `versions` and `parameters`.
 """
 
 import gc
 import json
 import os
-import platform
 import runpy
 import sys
 import time
@@ -37,7 +35,7 @@ class Session:
         self.build = build
         self.call: Call | None = None
 
-    def begin(self, settings: Settings, measurement: str) -> dict[str, Any] | None:
+    def begin(self, settings: Settings) -> dict[str, Any] | None:
         """Builds a measurement; returns facts about it, None if the program does no such thing."""
         self.call = None
         gc.collect()
@@ -49,12 +47,11 @@ class Session:
         torch.set_float32_matmul_precision("high" if settings["tf32"] else "highest")
         torch.backends.cudnn.allow_tf32 = settings["tf32"]
         torch.manual_seed(0)
-        built = self.build(settings, measurement, random_inputs(settings).to(self.device))
-        if built is None:
+        inputs = random_inputs(settings).to(self.device)
+        if (built := self.build(settings, settings["measurement"], inputs)) is None:
             return None
         self.call, facts = built
-        gpu = {"gpu": torch.cuda.get_device_name(self.device)} if self.on_gpu else {}
-        return {"processor": processor(), **gpu, "torch": torch.__version__, **facts}
+        return facts | {"versions": {"torch": torch.__version__, **facts["versions"]}}
 
     def run(self, steps: int) -> dict[str, Any]:
         """Calls it `steps` times; returns the seconds of all together and the peak memory.
@@ -74,7 +71,7 @@ class Session:
         seconds = time.perf_counter() - started
         if not bool(result.isfinite().all()):
             raise FloatingPointError("it gave NaN or infinite numbers")
-        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.on_gpu else None
+        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.on_gpu else 0.0
         return {"seconds": seconds, "peak_memory_gib": peak}
 
     def flops(self) -> int:
@@ -106,18 +103,6 @@ def random_inputs(settings: Settings) -> torch.Tensor:
         return torch.randint(settings["codebook_size"], shape, generator=generator)
     size = settings["resolution"]
     return torch.rand(b, 3, size, size, generator=generator) * 2 - 1
-
-
-def processor() -> str:
-    """Returns the CPU's name, and on Linux whether it multiplies bfloat16 in hardware."""
-    found = {"model name": platform.processor() or platform.machine()}
-    if sys.platform == "linux":
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            lines = (line.partition(":") for line in file)
-            found |= {key.strip(): value.strip() for key, _, value in lines}
-    flags = found.get("flags", "").split()
-    known = [f"{f} {'yes' if f in flags else 'no'}" for f in ("amx_bf16", "avx512_bf16") if flags]
-    return ", ".join([found["model name"], torch.backends.cpu.get_cpu_capability(), *known])
 
 
 def count_flops(call: Callable[[], object]) -> int:

@@ -1,33 +1,22 @@
-"""The unit of other timings, and the peaks that shares are of."""
+"""What results say of the machine."""
 
-import pytest
+import subprocess
+import sys
+
 import torch
 
-from benchmarks import machine
-
-CPU = torch.device("cpu")
-
-
-def test_the_product_is_timed_in_each_precision(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "product_seconds", lambda dtype: 0.1)
-    threads = torch.get_num_threads()
-    machine.main(["--threads=1"])
-    torch.set_num_threads(threads)
-    first, *products = capsys.readouterr().out.splitlines()
-    assert torch.backends.cpu.get_cpu_capability() in first and first.endswith("; 1 threads")
-    assert [line.split(":")[0].split(" in ")[1] for line in products] == ["float32", "bf16"]
+from benchmarks.compare import ROOT
+from benchmarks.machine import machine
 
 
-def test_calls_are_counted() -> None:
-    calls: list[int] = []
-    assert len(machine.seconds_of(lambda: calls.append(1), CPU, rounds=3, calls=4)) == 3
-    assert len(calls) == (2 + 3) * 4
+def test_the_machine_is_named() -> None:
+    named = machine("cpu", threads=3)
+    assert torch.backends.cpu.get_cpu_capability() in named
+    assert named.endswith(f"; 3 threads; torch {torch.__version__}")
 
 
-def test_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "seconds_of", lambda *_, **__: [0.5, 0.25, 1.0])
-    # the best round: a product's multiplications and additions, and bytes both read and written
-    assert machine.product_flops(CPU, torch.bfloat16, size=8) == 2 * 8**3 / 0.25
-    assert machine.copy_bandwidth(CPU, num_bytes=100) == 200 / 0.25
+def test_the_product_is_timed_in_each_precision() -> None:
+    command = [sys.executable, "-m", "benchmarks.machine"]
+    _, *products = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    names = [line.partition(":")[0].rpartition(" ")[2] for line in products]
+    assert names == ["torch.float32", "torch.bfloat16"]
