@@ -27,7 +27,6 @@ from benchmarks.command import DEFAULTS
 from benchmarks.compare import OURS, PEERS, ROOT, Program, ProgramError, Record, compare, spread
 from benchmarks.machine import machine
 from benchmarks.table import aligned, cells, milliseconds
-from taming.hardware import product_seconds
 
 # measurement, batch size, and what differs from an eager step: the targets first
 PARTS = """
@@ -152,12 +151,14 @@ def run_tests(path: Path) -> str:
 def measure_peaks(device: torch.device, preset: str) -> tuple[float, float]:
     """Returns the operations a second of large products, and the bytes that copies move."""
     size, num_bytes = (8192, 2**30) if preset == "gpu" else (64, 2**16)
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    copy = Timer("source.clone()", globals={"source": source}, num_threads=torch.get_num_threads())
-    return (
-        2 * size**3 / product_seconds(torch.bfloat16, size, device),
-        2 * num_bytes / copy.blocked_autorange(min_run_time=1.0).median,  # read and written
-    )
+    a, b = torch.rand(2, size, size, device=device).to(torch.bfloat16)
+    tensors = {"a": a, "b": b, "c": torch.zeros(num_bytes, dtype=torch.uint8, device=device)}
+
+    def seconds(statement: str) -> float:
+        timer = Timer(statement, globals=tensors, num_threads=torch.get_num_threads())
+        return timer.blocked_autorange(min_run_time=1.0).median
+
+    return 2 * size**3 / seconds("a @ b"), 2 * num_bytes / seconds("c.clone()")  # read and written
 
 
 def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             row = {"": name}
             for checkout in checkouts:  # the first round fills the disk's cache
                 seconds = spread([taken[checkout] for taken in rounds[1:]])
-                row[f"{checkout.name} s"] = spread_text(seconds, 2)
+                side = "taming" if checkout == ROOT else str(options.checkout)
+                row[f"{side} s"] = spread_text(seconds, 2)
             if options.checkout:
                 ratios = [taken[checkouts[1]] / taken[ROOT] for taken in rounds[1:]]
                 row["ratio"] = spread_text(spread(ratios), 2)

@@ -41,17 +41,13 @@ def device_name(device: torch.device) -> str:
     return f"{name}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
-def product_seconds(
-    dtype: torch.dtype = torch.float32,
-    size: int = 2048,
-    device: torch.device | str = "cpu",
-) -> float:
-    """Returns the median seconds of a product of two square matrices.
+def product_seconds(dtype: torch.dtype = torch.float32, size: int = 2048) -> float:
+    """Returns the median seconds of a product of two square matrices on the CPU.
 
     A duration in this unit can be compared between machines, and between their busy hours.
     """
     from torch.utils.benchmark import Timer  # slow to import
 
-    a, b = torch.rand(2, size, size, device=device).to(dtype)
+    a, b = torch.rand(2, size, size).to(dtype)
     timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=1.0).median

@@ -35,11 +35,13 @@ def build(settings: Settings, measurement: str, tokens: torch.Tensor) -> Any:
     model = transformers.GPT2LMHeadModel(config).to(tokens.device)
     gpt = model.transformer
     facts = {
-        "versions": {"transformers": version("transformers")},
+        "versions": {
+            "transformers": version("transformers"),
+            "attention": model.config._attn_implementation,
+        },
         "parameters": num_parameters(
             blocks=[gpt.h], embeddings=[gpt.wte, gpt.wpe], head=[gpt.ln_f, model.lm_head]
         ),
-        "attention": model.config._attn_implementation,
     }
     if measurement == "gpt_step":
         model.train()

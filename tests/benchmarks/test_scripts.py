@@ -177,5 +177,5 @@ def test_presets_have_the_published_sizes(
 def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
     startup.main(["--rounds=1", "--commands", "help"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == [ROOT.name, "s"]
+    assert lines[1].split() == ["taming", "s"]
     assert lines[2].startswith("help  ")
