@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from taming.cli.app import program
 from taming.cli.data import build_data
 from taming.cli.hints import override
 from taming.errors import UserError
@@ -17,13 +18,6 @@ from taming.hardware import product_seconds
 from taming.workflows.digits_report import report_digits
 
 __all__ = ["main"]
-
-NEXT = """
-Your own images, in a folder or a .zip, are next:
-  python scripts/train_vqgan.py data.path=MY_IMAGES trainer.max_steps=20000 run_dir=outputs/my_vqgan
-  python scripts/train_transformer.py vqgan=outputs/my_vqgan data.path=MY_IMAGES \\
-      trainer.max_steps=20000 run_dir=outputs/my_transformer
-  python scripts/sample.py checkpoint=outputs/my_transformer"""
 
 
 def main(config: DictConfig) -> None:
@@ -95,7 +89,12 @@ It wrote under {output_dir}/:
   samples/samples.npz  the same as numbers
   vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
   report.json          the numbers above
-{NEXT}"""
+
+Your own images, in a folder or a .zip, are next:
+  {program("train_vqgan")} data.path=MY_IMAGES trainer.max_steps=20000 run_dir=outputs/my_vqgan
+  {program("train_transformer")} vqgan=outputs/my_vqgan data.path=MY_IMAGES \\
+      trainer.max_steps=20000 run_dir=outputs/my_transformer
+  {program("sample")} checkpoint=outputs/my_transformer"""
     )
 
 
@@ -105,7 +104,7 @@ def run_command(script: str, *overrides: str) -> None:
     Raises:
         UserError: if it fails.
     """
-    print(f"\n$ python scripts/{script}.py {shlex.join(overrides)}", flush=True)
+    print(f"\n$ {program(script)} {shlex.join(overrides)}", flush=True)
     start = f"from taming.cli.start import start; start({script!r})"
     status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode
     if status != 0:

@@ -1,4 +1,4 @@
-"""Lightning data modules, one per stage: endless training batches, ordered validation."""
+"""Lightning data modules, one per stage: endless training batches, mixed validation batches."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.utilities.data import suggested_max_num_workers
 from torch.utils.data import DataLoader
@@ -26,12 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class EndlessDataModule(L.LightningDataModule):
-    """Training batches that never end (see `EndlessBatches`), validation batches in order.
+    """Training batches that never end (see `EndlessBatches`), and a fixed order of validation.
 
     A training's length is a number of steps; a resumed one goes on with the batch that follows.
     Under several ranks the trainer must not add its own sampler (`use_distributed_sampler=False`):
     training batches are dealt out already, and rank r of W takes every W-th validation item from
-    the r-th on, no item twice, so that one rank may get one item more than another.
+    the r-th on, no item twice, so that one rank may get one item more than another. Validation
+    items are mixed, the same way in every run, so that the first of them are of all classes.
 
     Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`.
 
@@ -82,17 +84,18 @@ class EndlessDataModule(L.LightningDataModule):
         return next(iter(self._loader(self.train_dataset, 0, batch_sampler=[keys])))
 
     def val_dataloader(self) -> Batches:
-        """Returns a loader of this rank's validation items, in order and not augmented."""
+        """Returns a loader of this rank's validation items, mixed and not augmented."""
         num_items, (rank, world_size) = len(self.val_dataset), self._ranks
         if num_items < world_size:
             raise UserError(
                 f"{num_items} validation images are too few for {world_size} processes: each "
                 "needs one."
             )
+        mixed = np.random.default_rng(0).permutation(num_items).tolist()
         return self._loader(
             self.val_dataset,
             self.num_workers_for(self.val_dataset),
-            sampler=range(rank, num_items, world_size),
+            sampler=mixed[rank::world_size],
             batch_size=self.loader.val_batch_size or self.batch_size,
         )
 

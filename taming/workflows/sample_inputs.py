@@ -1,5 +1,6 @@
 """The inputs of sampling: classes, condition images, images to complete."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,8 @@ from taming.generation import ImageGenerator, check_keep_rows
 from taming.tokenizer import Tokenizer
 
 __all__ = ["GivenImages", "ImagesToComplete", "SampleInputs", "find_inputs"]
+
+log = logging.getLogger("taming")
 
 NO_CLASS = "none"  # requests no class, unless a class has this name
 NUM_IMAGES = 16  # where nothing says how many
@@ -103,10 +106,10 @@ def find_inputs(
         inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
         check_keep_rows(inputs.keep_rows, height)
         inputs.complete = _open(complete, tokenizer, grid_size, num_images)
+    if inputs.conditions is not None and inputs.complete is not None:
+        inputs.conditions, inputs.complete = _paired(inputs.conditions, inputs.complete)
     found = [images for images in (inputs.conditions, inputs.complete) if images is not None]
     inputs.num_images = num_images or max(map(len, found), default=NUM_IMAGES)
-    if len(found) == 2:
-        _check_pairs(*found)
     _add_labels(inputs, generator, classes, complete.path)
     return inputs
 
@@ -164,17 +167,26 @@ def _conditions(
     )
 
 
-def _check_pairs(conditions: ImageDataset, complete: ImageDataset) -> None:
-    """Refuses images and conditions that belong together by name, and not by number."""
-    stems = [
-        [PurePosixPath(images.name(i)).stem for i in range(len(images))]
-        for images in (conditions, complete)
-    ]
+def _paired(conditions: ImageDataset, complete: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
+    """Returns both without the partners of broken files.
+
+    Refuses images and conditions that belong together by name, and not by number.
+    """
+    both = conditions, complete
+    stems = [[PurePosixPath(images.name(i)).stem for i in range(len(images))] for images in both]
     if 1 in map(len, stems) or stems[0] == stems[1] or not {*stems[0]} & {*stems[1]}:
-        return  # one for all, pairs, or names that have nothing to do with each other
-    raise UserError(
-        "conditions and images to complete are paired in their order, and some have no partner of "
-        f"their name: remove {join_names(sorted({*stems[0]} ^ {*stems[1]}))}."
+        return both  # one for all, pairs, or names that have nothing to do with each other
+    alone = {*stems[0]} ^ {*stems[1]}
+    if not any(isinstance(images.images, ImageFolder) and images.images.broken for images in both):
+        raise UserError(
+            "conditions and images to complete are paired in their order, and some have no partner "
+            f"of their name: remove {join_names(sorted(alone))}."
+        )
+    log.warning("left out, because the partner is broken or missing: %s", join_names(sorted(alone)))
+    kept = [[i for i, stem in enumerate(names) if stem not in alone] for names in stems]
+    return tuple(  # type: ignore[return-value]
+        ImageDataset(Part(images.images, indices=indices), images.transform, seed=0)
+        for images, indices in zip(both, kept, strict=True)
     )
 
 

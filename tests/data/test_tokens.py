@@ -65,7 +65,7 @@ def test_batches(tmp_path: Path) -> None:
         assert batch["indices"].shape == (3, 2, 3)
         assert batch["condition_indices"].shape == (3, 1, 2)
     (batch,) = data.val_dataloader()
-    assert batch["labels"].tolist() == [100, 101, 102, 103]
+    assert batch["labels"].tolist() == [102, 100, 101, 103]
     assert made(tmp_path / "b", PLAIN)[[0]].keys() == {"indices"}
 
 

@@ -270,6 +270,21 @@ def test_a_broken_image_is_left_out(maps: Path, tmp_path: Path) -> None:
     assert np.array_equal(drawn, to_uint8(expected))
 
 
+def test_the_partner_of_a_broken_image_is_left_out(
+    maps: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 0):
+        (photos / f"photo{number}.png").rename(photos / f"map{2 * number}.png")
+    (photos / "map1.png").write_bytes((photos / "map0.png").read_bytes()[:60])
+    model = of_label_maps()
+    given = {"conditions": GivenImages(maps), "complete": ImagesToComplete(photos)}
+    drawn = draw(model, tmp_path, **given)
+    assert "left out, because the partner is broken or missing: map1" in caplog.text
+    (photos / "map1.png").unlink()
+    expected = model.complete(as_images(photos, [0, 1]), 1, one_hot_of(maps, [0, 2]), seed=0)
+    assert np.array_equal(drawn, to_uint8(expected))
+
+
 def test_no_images_are_left_that_are_not_of_the_samples(tmp_path: Path) -> None:
     model = generator(Unconditional())
     draw(model, tmp_path, num_images=2, write_images=True)
