@@ -15,7 +15,9 @@ STEPS = (
     {"autoencoder", "quantizers", "discriminators", "losses", "tokenizer"},
     {"vqgan", "transformer", "conditioning", "sequence"},
     {"generation", "importers", "evaluation", "pictures"},
-    {"training", "workflows"},
+    {"training"},
+    {"report"},
+    {"workflows"},
     {"cli"},
 )
 STEP = {part: number for number, parts in enumerate(STEPS) for part in parts}

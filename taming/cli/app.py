@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from fnmatch import fnmatch
 from functools import cache
@@ -27,7 +27,7 @@ from taming.errors import UserError, writing
 from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
-    "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
+    "foreign_target", "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
     "resume_config", "set_seed", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
@@ -142,13 +142,11 @@ def resume_config(config: DictConfig) -> DictConfig:
     run_dir = Path(config.resume).expanduser()
     path = run_dir / COMPOSED_FILE
     saved = load_saved_config(path)
-    allowed = {*_packaged_targets(), *(target for _, target in _targets(config))}
-    for key, target in _targets(saved):
-        if target not in allowed or "$" in target:
-            raise UserError(
-                f"{path} names {key}={target}, which is none of this program's: it is not run. "
-                f"If you trust it, add {shlex.quote(f'+{key}={target}')} to the command."
-            )
+    if (stranger := foreign_target(saved, {target for _, target in _targets(config)})) is not None:
+        raise UserError(
+            f"{path} names {stranger}, which is none of this program's: it is not run. "
+            f"If you trust it, add {shlex.quote(f'+{stranger}')} to the command."
+        )
     max_time = OmegaConf.select(saved, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s was for one session", max_time)
@@ -199,6 +197,14 @@ def load_saved_config(path: Path) -> DictConfig:
         if "$" in rest:
             raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
     return saved
+
+
+def foreign_target(config: DictConfig, trusted: Collection[str] = ()) -> str | None:
+    """Returns the first `key=target` that neither the packaged configurations name nor the user."""
+    for key, target in _targets(config):
+        if "$" in target or target not in {*_packaged_targets(), *trusted}:
+            return f"{key}={target}"
+    return None
 
 
 @cache

@@ -1,0 +1,67 @@
+"""Pictures as they stand in the page: `data:` addresses, heat maps, colours of codes."""
+
+import base64
+import io
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["address", "code_colors", "heat", "on_image", "tiled"]
+
+LOSSLESS_SIDE = 64  # larger photos are compressed with losses that nobody sees
+
+
+def address(pixels: np.ndarray, side: int | None = None) -> str:
+    """Returns a picture, uint8 `(H W 3)`, as a `data:` address, exactly if no `side` is given.
+
+    A picture that is larger than `side` pixels is made smaller.
+    """
+    picture, file = Image.fromarray(pixels), io.BytesIO()
+    if side is not None:
+        picture.thumbnail((side, side))
+    exact = side is None or max(picture.size) <= LOSSLESS_SIDE
+    picture.save(file, "webp", lossless=exact, quality=90)
+    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def heat(values: np.ndarray, most: float) -> np.ndarray:
+    """Colours `(h w)` from 0, black, over red to `most` and above, bright: uint8 `(h w 3)`."""
+    from matplotlib import colormaps
+
+    shares = np.nan_to_num(values / most, nan=1.0).clip(0, 1)
+    return (colormaps["inferno"](shares)[..., :3] * 255).round().astype(np.uint8)
+
+
+def on_image(pixels: np.ndarray, values: np.ndarray, position: int | None = None) -> np.ndarray:
+    """Lights an image, uint8 `(H W 3)`, up where the values of its code grid `(h w)` are high.
+
+    The largest value is lit fully. The cell of `position` is framed green.
+    """
+    height, width = pixels.shape[0] // values.shape[0], pixels.shape[1] // values.shape[1]
+    shares = values / max(values.max(), 1e-12)
+    light = shares.repeat(height, 0).repeat(width, 1)[..., None]  # (H W 1)
+    grey = pixels.mean(2, keepdims=True) * 0.35
+    lit = (1 - light) * grey + light * (0.4 * pixels + 0.6 * np.array([255, 170, 20]))
+    lit = lit.round().astype(np.uint8)
+    if position is not None:
+        row, column = divmod(position, values.shape[1])
+        cell = lit[row * height : (row + 1) * height, column * width : (column + 1) * width]
+        cell[[0, -1]] = cell[:, [0, -1]] = (40, 220, 110)
+    return lit
+
+
+def code_colors(codes: np.ndarray) -> np.ndarray:
+    """Returns a colour for each code, uint8 `(… 3)`: close numbers get hues far apart."""
+    from matplotlib import colormaps
+
+    hues = codes * 0.6180339887 % 1  # the golden section spreads them evenly
+    return (colormaps["hsv"](hues)[..., :3] * (150 + 100 * (codes[..., None] % 2))).astype(np.uint8)
+
+
+def tiled(pictures: np.ndarray, num_columns: int) -> np.ndarray:
+    """Lays `(k f f 3)` out without gaps, white where the last row ends early: `(H W 3)`."""
+    count, height, width = pictures.shape[:3]
+    missing = -count % num_columns
+    padded = np.pad(pictures, ((0, missing), (0, 0), (0, 0), (0, 0)), constant_values=255)
+    rows = padded.reshape(-1, num_columns, height, width, 3).swapaxes(1, 2)  # (r f k f 3)
+    return rows.reshape(-1, num_columns * width, 3)

@@ -1,0 +1,109 @@
+"""What a run directory says about its run."""
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from taming.errors import MissingPathError, UserError
+
+__all__ = ["RunRecord", "Series", "read_metrics", "read_run"]
+
+Series = tuple[np.ndarray, np.ndarray]  # steps and values
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its files tell it; what is missing is empty.
+
+    Attributes:
+        path: the run directory.
+        name: short name, unique among the runs of a report.
+        config: the resolved configuration.
+        metrics: metrics.csv, by column.
+        result: result.json, which only a finished run has.
+        evaluations: each metrics.json in the directory, by its path in there.
+    """
+
+    path: Path
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Series] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    evaluations: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that metrics.csv knows of."""
+        return max((int(steps[-1]) for steps, _ in self.metrics.values()), default=0)
+
+    def setting(self, name: str) -> Any:
+        """Returns a setting by its name, such as `trainer.max_steps`; None if there is none."""
+        found: Any = self.config
+        for key in name.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+
+def read_run(path: Path, name: str | None = None) -> RunRecord:
+    """Reads a run directory, of a finished run or one that goes on.
+
+    Raises:
+        MissingPathError: if the directory does not exist.
+        UserError: if it holds no run.
+    """
+    if not path.is_dir():
+        raise MissingPathError(f"{path} is no directory: give the run directory of a training.")
+    if not (path / "metrics.csv").is_file() and not (path / "config.yaml").is_file():
+        raise UserError(
+            f"{path} is no run directory, for it has neither metrics.csv nor config.yaml: give "
+            "one that a training has written."
+        )
+    config = _read(path / "config.yaml")
+    return RunRecord(
+        path,
+        name or path.resolve().name,
+        config if isinstance(config, dict) else {},
+        read_metrics(path / "metrics.csv"),
+        _read(path / "result.json"),
+        {
+            str(found.relative_to(path).parent): _read(found)
+            for found in sorted(path.rglob("metrics.json"))
+        },
+    )
+
+
+def read_metrics(path: Path) -> dict[str, Series]:
+    """Returns steps and values of each column of a metrics.csv; empty if there is no file.
+
+    Rows that are not whole, as a killed training leaves, are passed over.
+    """
+    if not path.is_file():
+        return {}
+    found: dict[str, list[tuple[int, float]]] = {}
+    with path.open(newline="", errors="replace") as file:
+        for row in csv.DictReader(line for line in file if line.endswith("\n")):
+            step = row.pop("step", None)
+            for column, text in row.items():
+                try:
+                    found.setdefault(column, []).append((int(step or ""), float(text)))
+                except (TypeError, ValueError):
+                    continue  # empty: not part of this report
+    return {
+        column: (np.array([step for step, _ in rows]), np.array([value for _, value in rows]))
+        for column, rows in found.items()
+        if rows
+    }
+
+
+def _read(path: Path) -> Any:
+    """Returns what a JSON or YAML file holds; an empty dictionary if it cannot be read."""
+    try:
+        text = path.read_text("utf-8")
+        return (json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}

@@ -1,0 +1,141 @@
+"""What a tokenizer does to images, and what its codes are."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from taming.contexts import evaluation_mode
+from taming.evaluation import CodebookUsage
+from taming.generation import codes_alone
+from taming.quantizers.interface import count_codes
+from taming.report.curves import COLORS, figure_json
+from taming.report.images import address, code_colors, heat, tiled
+from taming.report.page import Chart, Finding, Group, Part, Picture, Pictures, Table
+from taming.report.subject import Images, Subject
+
+__all__ = ["codebook", "reconstructions", "token_grids"]
+
+FULL_ERROR = 0.5  # of the range -1 to 1: errors of 64 grey levels and more are brightest
+MAX_CODES = 1024  # shown one by one
+AT_ONCE = 32
+
+
+def reconstructions(subject: Subject, images: Images) -> Iterator[Part]:
+    """Shows images, their reconstructions and where they differ."""
+    _, decoded = encoded(subject, images.images)
+    if subject.tokenizer.label_maps:
+        errors = (decoded.argmax(1) != images.images.argmax(1)).float()  # (b H W)
+        numbers = [f"{1 - share:.1%} of pixels" for share in errors.mean((1, 2)).tolist()]
+        scale = "wrong pixels"
+    else:
+        differences = decoded.clamp(-1, 1) - images.images
+        errors = differences.abs().mean(1) / FULL_ERROR
+        squared = differences.square().mean((1, 2, 3)).clamp(min=1e-10)
+        numbers = [f"{value:.1f} dB" for value in (10 * torch.log10(4 / squared)).tolist()]
+        scale = "error, from black for 0 to bright for 64 grey levels"
+    pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(decoded)
+    groups = [
+        Group(
+            joined(name, numbers[i]),
+            [
+                subject.picture(pixels[i]),
+                subject.picture(decoded_pixels[i]),
+                subject.picture(heat(errors[i].numpy(), 1.0)),
+            ],
+        )
+        for i, name in enumerate(subject.captions(images))
+    ]
+    yield Pictures(groups, f"image · reconstruction · {scale}")
+
+
+def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
+    """Shows how often each code is used on images, and each code decoded by itself."""
+    size = subject.tokenizer.codebook_size
+    order, used = torch.arange(size), size
+    labels = [f"code {code}" for code in range(size)]
+    if images is not None:
+        indices, _ = encoded(subject, images.images, decode=False)
+        counts = count_codes(indices.flatten(), size)
+        order, used = counts.argsort(descending=True, stable=True), int((counts > 0).sum())
+        shares = (counts / counts.sum())[order].tolist()
+        labels = [f"code {c}: {s:.2%}" for c, s in zip(order.tolist(), shares, strict=True)]
+        yield from _usage(counts, len(images.images))
+        trace = {
+            "type": "scatter",
+            "x": list(range(1, used + 1)),
+            "y": [float(f"{100 * share:.4g}") for share in shares[:used]],
+            "fill": "tozeroy",
+            "line": {"color": COLORS[0]},
+        }
+        layout = {
+            "xaxis": {"title": {"text": "codes, most used first"}},
+            "yaxis": {"title": {"text": "% of all"}, "rangemode": "tozero"},
+            "showlegend": False,
+        }
+        yield Chart("how often each code is used", figure_json([trace], **layout))
+    for start, end, name in ((0, used, "in use"), (used, size, "never used here")):
+        some = slice(start, min(end, start + MAX_CODES))
+        if some.start < some.stop:
+            pictures = subject.pixels(codes_alone(subject.tokenizer, order[some]))
+            num_columns = min(32, len(pictures))
+            whole = Picture(address(tiled(pictures, num_columns)), "", labels[some], num_columns)
+            more = f", the first {MAX_CODES:,}" if end > some.stop else ""
+            yield Pictures([Group(f"{end - start:,} codes {name}{more}", [whole])], "", None)
+
+
+def _usage(counts: Tensor, num_images: int) -> Iterator[Part]:
+    """Says how many codes are in use, and how evenly."""
+    usage = CodebookUsage(len(counts))
+    usage.update(counts)
+    perplexity = usage.compute()["codebook_perplexity"].item()
+    used, size, total = int((counts > 0).sum()), len(counts), int(counts.sum())
+    rows = [
+        ["codes in use", f"{used:,} of {size:,} ({used / size:.1%})"],
+        ["perplexity", f"{perplexity:.1f}"],
+        ["entropy", f"{math.log2(perplexity):.2f} of {math.log2(size):.2f} bits"],
+        ["counted on", f"{num_images:,} images, {total:,} codes"],
+    ]
+    yield Table(("", "held-out images"), rows)
+    if used < size / 2 and total >= 10 * size:
+        yield Finding(f"Fewer than half of the codes are in use: {used:,} of {size:,}.")
+
+
+def token_grids(subject: Subject, images: Images) -> Iterator[Part]:
+    """Shows the code grids of images: as colours, and as what each code is by itself."""
+    grids, decoded = encoded(subject, images.images)
+    pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(decoded)
+    groups = []
+    for i, name in enumerate(subject.captions(images)):
+        height, width = grids[i].shape
+        codes, places = grids[i].unique(return_inverse=True)
+        alone = subject.pixels(codes_alone(subject.tokenizer, codes))  # (k f f 3)
+        cells = [f"code {code}" for code in grids[i].flatten().tolist()]
+        shown = (
+            decoded_pixels[i],
+            tiled(alone[places.flatten().numpy()], width),
+            code_colors(grids[i].numpy()),
+        )
+        pictures = [Picture(address(p, subject.side), "", cells, width) for p in shown]
+        text = f"{height}×{width} codes, {len(codes)} different"
+        groups.append(Group(joined(name, text), [subject.picture(pixels[i]), *pictures]))
+    yield Pictures(groups, "image · reconstruction · each code alone · a colour for each code")
+
+
+def encoded(subject: Subject, images: Tensor, decode: bool = True) -> tuple[Tensor, Tensor]:
+    """Returns codes `(b h w)` and reconstructions `(b c H W)` of images, on the CPU."""
+    tokenizer = subject.tokenizer
+    grids, reconstructed = [], []
+    with torch.no_grad(), evaluation_mode(tokenizer):
+        for batch in images.split(AT_ONCE):
+            indices = tokenizer.encode(batch.to(tokenizer.last_layer.device))
+            grids.append(indices.cpu())
+            if decode:
+                reconstructed.append(tokenizer.decode(indices).float().cpu())
+    return torch.cat(grids), torch.cat(reconstructed) if decode else images
+
+
+def joined(*texts: str) -> str:
+    """Joins the texts that are not empty."""
+    return " · ".join(filter(None, texts))

@@ -1,0 +1,107 @@
+"""What a report is made from: a run's model, and some images of its data."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from taming.data import ImageDataset
+from taming.data.module import ImageDataModule
+from taming.errors import UserError
+from taming.evaluation import in_proportion
+from taming.generation import ImageGenerator
+from taming.report.subject import Images, Subject, evenly
+from taming.serialization import find_model, load_saved_model
+from taming.vqgan import VQGAN
+
+__all__ = ["OpenData", "load_subject"]
+
+log = logging.getLogger("taming")
+
+OpenData = Callable[[Path], ImageDataModule]
+
+NUM_SHOWN, NUM_HELD_OUT, NUM_TRAIN = 24, 256, 1000  # images
+
+
+def load_subject(
+    run: Path, open_data: OpenData | None, device: torch.device | str, side: int
+) -> tuple[Subject, dict[str, str], list[str]]:
+    """Loads a run's model and images, as far as they are there.
+
+    Returns:
+        The subject; what is known of model and data, by title; and what is missing, in sentences.
+
+    Raises:
+        UserError: if the run has no model yet.
+    """
+    saved = load_saved_model(run)
+    generator = ImageGenerator.from_saved(saved) if saved.kind == ImageGenerator.kind else None
+    tokenizer = VQGAN.from_saved(saved) if generator is None else generator.require_tokenizer()
+    model = generator or tokenizer
+    model.to(device)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    place = find_model(run)
+    kind = "2, generator" if generator else "1, VQGAN"
+    facts = {"stage": kind, "model": str(place.relative_to(run)), "parameters": f"{size:,}"}
+    facts["codes"] = f"{tokenizer.codebook_size:,}"
+    missing, images = [], {}
+    data = None
+    try:
+        if open_data is not None:
+            data = open_data(run)
+            images = _images(data)
+            facts["images"] = data.summary()
+    except UserError as error:
+        missing.append(f"There are no pictures of images, for the data are not to be had: {error}")
+    subject = Subject(
+        tokenizer,
+        generator,
+        **images,
+        class_names=_class_names(generator, data),
+        colors=None if data is None else data.palette,
+        side=side,
+    )
+    return subject, facts, missing
+
+
+def _images(data: ImageDataModule) -> dict[str, Images]:
+    """Takes some images of the data, the same at each call."""
+    held_out, train = data.val_dataset, data.train_dataset
+    labels = [held_out.label(number) for number in range(len(held_out))]
+    pool = in_proportion(labels, min(NUM_HELD_OUT, len(held_out)), seed=0)
+    return {
+        "shown": _load(held_out, by_class(labels, NUM_SHOWN)),
+        "held_out": _load(held_out, pool),
+        "train": _load(train, evenly(len(train), NUM_TRAIN)),
+    }
+
+
+def by_class(labels: Sequence[int | None], most: int) -> list[int]:
+    """Chooses at most so many images, equally many of each class; of some classes, if need be."""
+    found = defaultdict(list)
+    for number, label in enumerate(labels):
+        found[-1 if label is None else label].append(number)
+    classes = sorted(found)
+    classes = [classes[i] for i in evenly(len(classes), most)]
+    each = most // len(classes)
+    return [found[c][i] for c in classes for i in evenly(len(found[c]), each)]
+
+
+def _load(dataset: ImageDataset, numbers: Sequence[int]) -> Images:
+    items = [dataset[number] for number in numbers]
+    images = torch.stack([item["images"] for item in items])
+    labels = conditions = None
+    if "labels" in items[0]:
+        labels = torch.tensor([item["labels"] for item in items])
+    if "conditions" in items[0]:
+        conditions = torch.stack([item["conditions"] for item in items])
+    return Images(images, labels, conditions)
+
+
+def _class_names(generator: ImageGenerator | None, data: ImageDataModule | None) -> Sequence[str]:
+    """Returns the names of the classes, which a generator knows without its data."""
+    if data is not None:
+        return data.class_names
+    return (generator.class_names or ()) if generator is not None else ()
