@@ -66,4 +66,6 @@ def main(config: DictConfig) -> float | None:
     if conditioning.takes_images:
         settings += [*condition_settings(config.data), "num_images=16"]
     next_step = f"sample from it:\n  {program('sample')} {' '.join(settings)}"
-    return finish_run(config, module, tokens, trainer, resume_from=resume_from, next_step=next_step)
+    return finish_run(
+        config, module, tokens, trainer, images=images, resume_from=resume_from, next_step=next_step
+    )

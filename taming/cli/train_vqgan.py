@@ -54,7 +54,9 @@ def main(config: DictConfig) -> float | None:
         "train the transformer on it, with the same data:\n"
         f"  {program('train_transformer')} {' '.join(settings)}"
     )
-    return finish_run(config, module, data, trainer, resume_from=resume_from, next_step=next_step)
+    return finish_run(
+        config, module, data, trainer, images=data, resume_from=resume_from, next_step=next_step
+    )
 
 
 def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN, Adversary | None]:

@@ -124,10 +124,13 @@ def finish_run(
     data: EndlessDataModule,
     trainer: L.Trainer,
     *,
+    images: L.LightningDataModule,
     resume_from: Path | None,
     next_step: str,
 ) -> float | None:
     """Trains, says what was written and what comes next; returns the monitored number, for sweeps.
+
+    `images` are those that the report shows; in stage 1 they are the data.
 
     A new run's configuration is written at once. A resumed run's is replaced when its first step is
     next, so that settings which stop it do not stay. A `fast_dev_run` writes nothing.
@@ -158,13 +161,33 @@ def finish_run(
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print("\nfast_dev_run: it runs, and has written nothing")
         else:
-            _report(config, result, run_dir, next_step)
+            if config.get("report", True):
+                _write_report(run_dir, images, trainer.strategy.root_device)
+            _print_end(config, result, run_dir, next_step)
     if result.interrupted:
         raise KeyboardInterrupt
     return result.metrics.get(OmegaConf.select(config, "callbacks.best.monitor"))
 
 
-def _report(config: DictConfig, result: TrainingResult, run_dir: Path, next_step: str) -> None:
+def _write_report(run_dir: Path, images: Any, device: torch.device) -> None:
+    """Writes report.html. Whatever goes wrong there, the training has its model and goes on."""
+    log.info("writing the report")
+    try:
+        from taming.workflows.report import write_report
+
+        write_report([run_dir], run_dir / "report.html", open_data=lambda _: images, device=device)
+    except Exception as error:
+        log.warning(
+            "%s was not written (%s: %s); all else was. Write it later: %s runs=%s",
+            run_dir / "report.html",
+            type(error).__name__,
+            error,
+            program("report"),
+            run_dir,
+        )
+
+
+def _print_end(config: DictConfig, result: TrainingResult, run_dir: Path, next_step: str) -> None:
     found = result.metrics.items()
     numbers = ", ".join(f"{name.removeprefix('val/')} {value:.4g}" for name, value in found)
     print(f"\n{run_dir}: {result.step} steps done")
@@ -172,7 +195,8 @@ def _report(config: DictConfig, result: TrainingResult, run_dir: Path, next_step
     if numbers and result.metrics_step != result.exported_step:
         step = f"{step}; validated at step {result.metrics_step or 'unknown'}"
     print(f"  model/         the model of step {step}: {numbers}")
-    written = ("checkpoints/last.ckpt", "checkpoints/best.ckpt", "grids", "metrics.csv")
+    written = ("report.html", "checkpoints/last.ckpt", "checkpoints/best.ckpt", "grids",
+               "metrics.csv")  # fmt: skip
     print(f"  {', '.join(name for name in written if (run_dir / name).exists())}")
     if result.step < config.trainer.max_steps:
         why = "interrupted" if result.interrupted else "out of time"

@@ -9,44 +9,45 @@ import numpy as np
 from taming.report.page import Chart, Section
 from taming.report.records import RunRecord, Series
 
-__all__ = ["COLORS", "curve_sections", "figure_json", "save_curves"]
+__all__ = ["COLORS", "curve_section", "figure_json", "save_curves"]
 
 # of the runs; seen well on white and on black
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#e11d48", "#a855f7", "#0891b2", "#ca8a04", "#64748b")
 MAX_POINTS = 2000  # of a curve in the page
-KINDS = {
-    "Losses": "Drag over a curve to zoom in, double-click to zoom out.",
-    "Metrics": "Quality at validations, the codebook, the adversary.",
-    "Learning rates and gradient norms": "How large the steps are.",
-}
 
 Curve = tuple[str, str, Series]  # run, column, values
-Curves = dict[str, dict[str, list[Curve]]]  # by kind, by title of the chart
+Curves = dict[str, list[Curve]]  # by title of the chart
 
 
-def curve_sections(runs: Sequence[RunRecord]) -> list[Section]:
-    """Returns sections of curves, in each chart all runs: training dotted, validation in points."""
-    sections = []
-    for kind, charts in group_curves(runs).items():
-        parts = [_chart(title, curves, runs) for title, curves in charts.items()]
-        sections.append(Section(kind, KINDS[kind], list(parts)))
-    return sections
+def curve_section(runs: Sequence[RunRecord]) -> Section:
+    """Returns the section of the curves, in each chart all runs."""
+    explanation = "Drag over a curve to zoom in, double-click to zoom out."
+    if len(runs) > 1:
+        explanation += " Dotted: training; with points: validation."
+    charts = [_chart(title, curves, runs) for title, curves in group_curves(runs).items()]
+    return Section("Curves", explanation, list(charts))
 
 
 def group_curves(runs: Sequence[RunRecord]) -> Curves:
-    """Groups the columns of all runs into charts: a training number with its validation's."""
-    grouped: Curves = {kind: {} for kind in KINDS}
+    """Groups the columns of all runs into charts: losses, then other numbers, then step sizes.
+
+    A number of the training and the same one of the validation share a chart.
+    """
+    losses: Curves = {}
+    others: Curves = {}
+    steps: Curves = {"learning rates": [], "gradient norms": []}
     for run in runs:
         for column, series in run.metrics.items():
             name = column.partition("/")[2] or column
-            kind, title = "Metrics", name.replace("_", " ")
-            if "learning_rate" in name or "gradient_norm" in name:
-                kind = "Learning rates and gradient norms"
-                title = "learning rates" if "learning_rate" in name else "gradient norms"
-            elif name.endswith("loss"):
-                kind = "Losses"
-            grouped[kind].setdefault(title, []).append((run.name, column, series))
-    return grouped
+            if "learning_rate" in name:
+                curves = steps["learning rates"]
+            elif "gradient_norm" in name:
+                curves = steps["gradient norms"]
+            else:
+                group = losses if name.endswith("loss") else others
+                curves = group.setdefault(name.replace("_", " "), [])
+            curves.append((run.name, column, series))
+    return {title: curves for title, curves in {**losses, **others, **steps}.items() if curves}
 
 
 def _chart(title: str, curves: Sequence[Curve], runs: Sequence[RunRecord]) -> Chart:
@@ -60,12 +61,15 @@ def _chart(title: str, curves: Sequence[Curve], runs: Sequence[RunRecord]) -> Ch
                 "type": "scatter",
                 "x": steps.tolist(),
                 "y": [float(f"{value:.6g}") for value in values],
-                "name": f"{run}: {column}" if several else column,
+                "name": run if several else column,
+                "legendgroup": run if several else column,
+                "showlegend": not several or run not in {name for name, *_ in curves[:number]},
+                "hovertemplate": f"{column} %{{y}}<br>step %{{x}}",
                 "mode": "lines+markers" if validation or len(steps) < 3 else "lines",
                 "line": {
                     "color": COLORS[color % len(COLORS)],
                     "width": 2 if validation else 1.3,
-                    "dash": "dot" if several and validation is False else "solid",
+                    "dash": "solid" if validation or not several else "dot",
                 },
                 "marker": {"size": 5},
             }
@@ -96,7 +100,7 @@ def save_curves(run: RunRecord, path: Path) -> None:
     """Writes all curves of a run as one picture."""
     from matplotlib.figure import Figure
 
-    charts = [item for kind in group_curves([run]).values() for item in kind.items()]
+    charts = list(group_curves([run]).items())
     if not charts:
         return
     num_columns = min(3, len(charts))

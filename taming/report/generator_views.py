@@ -148,7 +148,7 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
             caption = f"{nearest.values[i, 0]:.1f} grey levels"
             groups.append(Group(joined(subject.captions(images)[i], caption),
                                 [subject.picture(own), *found]))  # fmt: skip
-        yield Pictures(groups, f"one of the {name} · its nearest training images")
+        yield Pictures(groups, f"one of the {name} · the nearest of {len(train):,} training images")
     axis = {"title": {"text": "grey levels"}, "rangemode": "tozero"}
     title = "distance to the nearest training image"
     yield Chart(title, figure_json(traces, yaxis=axis, showlegend=False))

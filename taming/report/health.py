@@ -34,7 +34,8 @@ def _end(run: RunRecord) -> Iterator[Finding]:
     planned, result = run.setting("trainer.max_steps"), run.result
     if not result:
         yield Finding(
-            f"The run has not ended: step {run.last_step:,} of {planned or '?'} is the latest.note",
+            f"The run has not ended: step {run.last_step:,} of {planned or '?'} is the latest.",
+            "note",
         )
         return
     step, exported = result["step"], result["exported_step"]
@@ -42,9 +43,10 @@ def _end(run: RunRecord) -> Iterator[Finding]:
         yield Finding(f"The training was ended after step {step:,} of {planned:,}.", "note")
     if exported < step:
         yield Finding(f"The model is of step {exported:,}, the best; the last is {step:,}.", "note")
-    measured = result.get("metrics_step", exported)
-    if measured != exported:
-        yield Finding(f"The numbers are of step {measured}, the model of step {exported}.")
+    measured = result.get("metrics_step")
+    if measured is not None and measured != exported:
+        text = f"The numbers are of step {measured:,}, the model of step {exported:,}."
+        yield Finding(text, "note")
     seconds, saving = result.get("duration_seconds"), run.metrics.get("train/saving_share")
     if seconds and saving and saving[1][-1] > 0.1:
         yield Finding(

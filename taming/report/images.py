@@ -9,6 +9,7 @@ from PIL import Image
 __all__ = ["address", "code_colors", "heat", "on_image", "tiled"]
 
 LOSSLESS_SIDE = 64  # larger photos are compressed with losses that nobody sees
+MIN_CELL = 8  # pixels a side of a cell with a frame
 
 
 def address(pixels: np.ndarray, side: int | None = None) -> str:
@@ -35,8 +36,11 @@ def heat(values: np.ndarray, most: float) -> np.ndarray:
 def on_image(pixels: np.ndarray, values: np.ndarray, position: int | None = None) -> np.ndarray:
     """Lights an image, uint8 `(H W 3)`, up where the values of its code grid `(h w)` are high.
 
-    The largest value is lit fully. The cell of `position` is framed green.
+    The largest value is lit fully. The cell of `position` is framed green. Small images are
+    enlarged, so that a frame does not fill its cell.
     """
+    factor = -(-MIN_CELL * values.shape[0] // pixels.shape[0])
+    pixels = pixels.repeat(factor, 0).repeat(factor, 1)
     height, width = pixels.shape[0] // values.shape[0], pixels.shape[1] // values.shape[1]
     shares = values / max(values.max(), 1e-12)
     light = shares.repeat(height, 0).repeat(width, 1)[..., None]  # (H W 1)
@@ -58,10 +62,11 @@ def code_colors(codes: np.ndarray) -> np.ndarray:
     return (colormaps["hsv"](hues)[..., :3] * (150 + 100 * (codes[..., None] % 2))).astype(np.uint8)
 
 
-def tiled(pictures: np.ndarray, num_columns: int) -> np.ndarray:
-    """Lays `(k f f 3)` out without gaps, white where the last row ends early: `(H W 3)`."""
-    count, height, width = pictures.shape[:3]
-    missing = -count % num_columns
-    padded = np.pad(pictures, ((0, missing), (0, 0), (0, 0), (0, 0)), constant_values=255)
+def tiled(pictures: np.ndarray, num_columns: int, gap: int = 0) -> np.ndarray:
+    """Lays `(k f f 3)` out, grey in the gaps and where the last row ends early: `(H W 3)`."""
+    missing = -len(pictures) % num_columns
+    padding = (0, missing), (0, gap), (0, gap), (0, 0)
+    padded = np.pad(pictures, padding, constant_values=128)
+    height, width = padded.shape[1:3]
     rows = padded.reshape(-1, num_columns, height, width, 3).swapaxes(1, 2)  # (r f k f 3)
     return rows.reshape(-1, num_columns * width, 3)

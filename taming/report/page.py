@@ -53,7 +53,7 @@ class Pictures:
     kind: ClassVar[str] = "pictures"
     groups: Sequence[Group]
     legend: str = ""
-    side: int | None = 96  # pixels that a picture is wide on the screen; None: all there are
+    side: int = 96  # pixels that a picture is wide on the screen, where there is room
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def configurations(runs: Sequence[RunRecord]) -> Section:
             [name, *(shown(one.get(name, "–")) for one in settings)]
             for name in names
             if len({json.dumps(one.get(name, "–"), default=str) for one in settings}) > 1
+            and not all(str(run.setting("run_dir")) in str(run.setting(name)) for run in runs)
         ]
         section.parts.append(Table(["what differs", *(run.name for run in runs)], rows))
     for run in runs:

@@ -19,6 +19,7 @@ __all__ = ["codebook", "reconstructions", "token_grids"]
 
 FULL_ERROR = 0.5  # of the range -1 to 1: errors of 64 grey levels and more are brightest
 MAX_CODES = 1024  # shown one by one
+TILE = 16  # pixels a side, at least, of a code shown alone
 AT_ONCE = 32
 
 
@@ -79,10 +80,16 @@ def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
         some = slice(start, min(end, start + MAX_CODES))
         if some.start < some.stop:
             pictures = subject.pixels(codes_alone(subject.tokenizer, order[some]))
+            factor = -(-TILE // pictures.shape[1])
+            pictures = pictures.repeat(factor, 1).repeat(factor, 2)
             num_columns = min(32, len(pictures))
-            whole = Picture(address(tiled(pictures, num_columns)), "", labels[some], num_columns)
+            whole = address(tiled(pictures, num_columns, gap=1))
             more = f", the first {MAX_CODES:,}" if end > some.stop else ""
-            yield Pictures([Group(f"{end - start:,} codes {name}{more}", [whole])], "", None)
+            group = Group(
+                f"{end - start:,} codes {name}{more}",
+                [Picture(whole, "", labels[some], num_columns)],
+            )
+            yield Pictures([group], side=2 * TILE * num_columns)
 
 
 def _usage(counts: Tensor, num_images: int) -> Iterator[Part]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from taming.errors import UserError, writing
-from taming.report.curves import curve_sections, save_curves
+from taming.report.curves import curve_section, save_curves
 from taming.report.generator_views import (
     attention,
     draw_samples,
@@ -32,7 +32,8 @@ SIDES = 256, 128  # pixels of a picture at most, in a report on one run and on s
 SECTIONS = {
     "Overview": "",
     "Health": "What the training warned of, and what its numbers and pictures show.",
-    "Reconstructions": "Held-out images of all classes through the tokenizer and back.",
+    "Reconstructions": "Held-out images, equally many of each class, through the tokenizer and "
+    "back; of more than 24 classes some.",
     "Codebook": "Point at a code for its number.",
     "Codes of images": "Point at a cell for its code. Where a code alone looks unlike its place in "
     "the reconstruction, the decoder has added what it knows from the codes around.",
@@ -81,7 +82,7 @@ def write_report(
             sections[title].by_run[record.name] = found
     sections["Overview"].parts.append(overview(records, about))
     first = [sections.pop(title) for title in ("Overview", "Health")]
-    everything = [*first, *curve_sections(records), *sections.values(), configurations(records)]
+    everything = [*first, curve_section(records), *sections.values(), configurations(records)]
     page = render_page(", ".join(map(str, paths)), records, everything)
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)

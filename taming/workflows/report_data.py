@@ -44,13 +44,16 @@ def load_subject(
     size = sum(parameter.numel() for parameter in model.parameters())
     place = find_model(run)
     kind = "2, generator" if generator else "1, VQGAN"
-    facts = {"stage": kind, "model": str(place.relative_to(run)), "parameters": f"{size:,}"}
-    facts["codes"] = f"{tokenizer.codebook_size:,}"
+    facts = {"stage": kind, "parameters": f"{size:,}", "codes": f"{tokenizer.codebook_size:,}"}
+    if place.is_file():  # the run goes on
+        facts["model"] = str(place.relative_to(run))
     missing, images = [], {}
     data = None
     try:
         if open_data is not None:
             data = open_data(run)
+            if not isinstance(data, ImageDataModule):
+                raise UserError("their data module is none of this program's.")
             images = _images(data)
             facts["images"] = data.summary()
     except UserError as error:

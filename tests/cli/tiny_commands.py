@@ -21,7 +21,8 @@ from taming.importers.layouts import autoencoder_names
 from taming.vqgan import VQGAN
 
 # the documented way to make any experiment small
-TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_check_interval=2", "logger=csv")
+TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_check_interval=2", "logger=csv",
+                "report=false")  # fmt: skip
 TINY_VQGAN = (
     *TINY_TRAINER,
     "data.batch_size=4",

@@ -1,0 +1,142 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from taming.errors import MissingPathError, UserError
+from taming.report.curves import group_curves, save_curves, thinned
+from taming.report.health import findings
+from taming.report.records import RunRecord, read_metrics, read_run
+from taming.report.tables import configurations, duration, evaluations, shown
+
+
+def series(*values: float, step: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    return step * np.arange(1, len(values) + 1), np.array(values)
+
+
+def record(**fields: object) -> RunRecord:
+    return RunRecord(Path("run"), "run", **fields)  # type: ignore[arg-type]
+
+
+def test_metrics_are_columns_with_steps_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,train/loss,val/loss\n50,2.5,\n100,nan,1.5\n150,1.25,\n200,0.")  # killed
+    metrics = read_metrics(path)
+    assert metrics["train/loss"][0].tolist() == [50, 100, 150]
+    np.testing.assert_array_equal(metrics["train/loss"][1], [2.5, np.nan, 1.25])
+    assert [part.tolist() for part in metrics["val/loss"]] == [[100], [1.5]]
+    assert read_metrics(tmp_path / "none.csv") == {}
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match="no directory"):
+        read_run(tmp_path / "none")
+    with pytest.raises(UserError, match=r"neither metrics\.csv nor config\.yaml"):
+        read_run(tmp_path)
+
+
+def test_a_damaged_file_costs_no_report(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: [")
+    (tmp_path / "result.json").write_text('{"step": 1')
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "metrics.json").write_text('{"psnr": 20.0}')
+    run = read_run(tmp_path)
+    assert (run.config, run.result, run.last_step) == ({}, {}, 0)
+    assert run.evaluations == {"evaluation": {"psnr": 20.0}}
+    assert run.setting("trainer.max_steps") is None
+
+
+def test_training_and_validation_share_a_chart() -> None:
+    one = series(1.0, 2.0)
+    names = ["train/loss", "val/loss", "train/learning_rate", "train/discriminator_learning_rate",
+             "train/gradient_norm", "val/psnr"]  # fmt: skip
+    charts = group_curves([record(metrics=dict.fromkeys(names, one))])
+    columns = {title: [column for _, column, _ in curves] for title, curves in charts.items()}
+    assert columns == {
+        "loss": ["train/loss", "val/loss"],
+        "psnr": ["val/psnr"],
+        "learning rates": ["train/learning_rate", "train/discriminator_learning_rate"],
+        "gradient norms": ["train/gradient_norm"],
+    }
+
+
+def test_a_long_curve_keeps_its_leaps() -> None:
+    values = np.sin(np.arange(50_000) / 1000)
+    values[[12_345, 23_456]] = 9.0, -9.0
+    steps, kept = thinned(np.arange(50_000), values)
+    assert len(steps) <= 2000 and (np.diff(steps) > 0).all()
+    assert {12_345, 23_456} <= set(steps.tolist()) and (values[steps] == kept).all()
+
+
+def test_curves_are_a_picture(tmp_path: Path) -> None:
+    save_curves(record(metrics={"train/loss": series(1.0, np.nan), "val/psnr": series(3.0)}),
+                tmp_path / "curves.png")  # fmt: skip
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    save_curves(record(), tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+HEALTH = {"_target_": "taming.training.HealthWatch", "patience": 2, "min_codebook_usage": 0.5}
+
+
+def test_warnings_are_those_of_the_training() -> None:
+    usage = series(0.9, 0.4, 0.3, 0.2)
+    norms = {"train/gradient_norm": series(1.0, 1.0, 1.0, 1.0)}
+    run = record(
+        metrics={"train/codebook_usage": usage, "train/codebook_perplexity": usage, **norms},
+        config={"callbacks": {"health": HEALTH, "between": None}, "trainer": {"max_steps": 40}},
+        result={"step": 40, "exported_step": 40, "interrupted": False},
+    )
+    (found,) = findings(run, "Use fewer.")
+    assert found.level == "warning"
+    assert found.text.startswith("Step 30: the codebook is collapsing: 30.0%")
+    assert found.text.endswith("Use fewer.")
+
+
+def test_the_end_of_a_run_is_told() -> None:
+    overfitting = {"_target_": "taming.training.OverfittingWatch", "patience": 1}
+    run = record(
+        metrics={"val/loss": series(1.0, 1.2), "val/gap": series(0.1, 0.6),
+                 "train/loss": series(1.0, np.inf)},
+        config={"callbacks": {"watch": overfitting}, "trainer": {"max_steps": 40}},
+        result={"step": 20, "exported_step": 10, "metrics_step": 10, "interrupted": True},
+    )  # fmt: skip
+    texts = [finding.text for finding in findings(run)]
+    assert texts[0] == "The training was ended after step 20 of 40."
+    assert texts[1].startswith("The model is of step 10, the best")
+    assert texts[2].startswith("train/loss is not a finite number at step 20")
+    assert texts[3].startswith("Step 20: overfitting: since step 10")
+    going = record(metrics=run.metrics, config={"trainer": {"max_steps": 40}})
+    assert findings(going)[0].text == "The run has not ended: step 20 of 40 is the latest."
+
+
+def test_settings_that_differ_are_a_table() -> None:
+    first = record(config={"seed": 0, "model": {"levels": [8, 8], "kind": "a"}})
+    second = RunRecord(Path("b"), "b", {"seed": 0, "model": {"levels": [8, 5]}})
+    (table,) = configurations([first, second]).parts
+    assert table.rows == [["model.levels", "8, 8", "8, 5"], ["model.kind", "a", "–"]]
+
+
+def test_an_evaluation_stands_beside_its_contract() -> None:
+    numbers = {
+        "fid": 12.34567,
+        "contract": {"reference": {"images": 500}, "resize": "bicubic"},
+        "samples": [{"guidance_scale": 1.0, "fid": 2.0, "by_class": []}],
+        "reconstructions": {"psnr": 20.0, "by_class": [{"class": "cat", "psnr": None}]},
+        "notes": ["Too few."],
+    }
+    tables = list(evaluations(record(evaluations={"evaluation": json.loads(json.dumps(numbers))})))
+    first, samples, reconstructions, by_class, notes = tables
+    assert first.title == "evaluation/metrics.json" and first.rows == [["fid", "12.35"]]
+    assert first.side.rows == [["reference.images", "500"], ["resize", "bicubic"]]
+    assert (samples.header, samples.rows) == (["guidance_scale", "fid"], [["1", "2"]])
+    assert reconstructions.rows == [["psnr", "20"]]
+    assert (by_class.title, by_class.rows) == ("reconstructions: by_class", [["cat", "–"]])
+    assert notes.text == "notes: Too few."
+
+
+def test_numbers_are_short() -> None:
+    assert [shown(x) for x in (True, None, 12345, 0.000123456, ["a", 1])] == [
+        "yes", "–", "12,345", "0.0001235", "a, 1"]  # fmt: skip
+    assert [duration(s) for s in (5, 65.4, 3900)] == ["5 s", "1 min 05 s", "1 h 05 min"]

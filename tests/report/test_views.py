@@ -1,0 +1,184 @@
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tiny_models import tiny_generator, tiny_vqgan
+
+from taming.conditioning import CellClasses, ClassLabel, ImageCondition, Unconditional
+from taming.report.generator_views import (
+    attention,
+    draw_samples,
+    neighbours,
+    samples_by_class,
+    surprise,
+)
+from taming.report.images import address, heat, on_image, tiled
+from taming.report.page import Finding, Matrix, Picture, Pictures, Section, render_page
+from taming.report.records import RunRecord
+from taming.report.subject import Images, Subject, evenly
+from taming.report.tokenizer_views import codebook, reconstructions, token_grids
+from taming.workflows.report_data import by_class
+
+
+def pixels(picture: Picture) -> np.ndarray:
+    data = base64.b64decode(picture.source.removeprefix("data:image/webp;base64,"))
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def images(count: int = 6, size: tuple[int, int] = (4, 6), channels: int = 3) -> Images:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(count, channels, *size, generator=generator) * 2 - 1
+    return Images(drawn, torch.arange(count) % 3)
+
+
+def subject(conditioning: Any = None, **changes: Any) -> Subject:
+    generator = tiny_generator(conditioning or ClassLabel(3))
+    assert generator.tokenizer is not None
+    return Subject(generator.tokenizer, generator, class_names=["cat", "dog", "owl"], **changes)
+
+
+def test_small_pictures_are_exact_and_large_ones_small() -> None:
+    small = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    assert (pixels(Picture(address(small, 256))) == small).all()
+    assert pixels(Picture(address(np.zeros((300, 600, 3), np.uint8), 128))).shape == (64, 128, 3)
+
+
+def test_heat_and_light() -> None:
+    colors = heat(np.array([[0.0, 1.0, 2.0, np.nan]]), 2.0).astype(int).sum(2)[0]
+    assert colors[0] < 10 and colors[0] < colors[1] < colors[2] == colors[3]
+    lit = on_image(np.full((16, 16, 3), 100, np.uint8), np.array([[0.0, 0.5], [0.25, 0.0]]), 3)
+    means = [lit[:8, 8:].mean(), lit[8:, :8].mean(), lit[:8, :8].mean()]
+    assert means == sorted(means, reverse=True)
+    assert (lit[8, 8:] == (40, 220, 110)).all() and (lit[10, 10] != (40, 220, 110)).any()
+    assert on_image(np.zeros((2, 2, 3), np.uint8), np.eye(2), 0).shape == (16, 16, 3)
+
+
+def test_tiles_lie_row_by_row() -> None:
+    tiles = np.arange(1, 4)[:, None, None, None].repeat(2, 1).repeat(2, 2).repeat(3, 3)
+    laid = tiled(tiles.astype(np.uint8), 2, gap=1)
+    assert laid.shape == (6, 6, 3)
+    assert laid[..., 0].tolist() == [
+        *2 * [[1, 1, 128, 2, 2, 128]], 6 * [128], *2 * [[3, 3, 128, 128, 128, 128]], 6 * [128]
+    ]  # fmt: skip
+
+
+def test_images_of_all_classes_are_chosen() -> None:
+    labels = [0] * 50 + [1] * 3 + [2]
+    assert by_class(labels, 6) == [0, 49, 50, 52, 53]
+    assert by_class(list(range(100)), 3) == [0, 50, 99]
+    assert by_class([None] * 9, 3) == [0, 4, 8]
+    assert evenly(5, 1) == [0]
+
+
+def test_errors_of_reconstructions_are_bright() -> None:
+    shown = images()
+    one = subject()
+    with torch.no_grad():
+        exact = one.tokenizer.decode(one.tokenizer.encode(shown.images)).clamp(-1, 1)
+    (part,) = reconstructions(one, Images(exact, shown.labels))
+    assert isinstance(part, Pictures)
+    assert [group.caption.split(" · ")[0] for group in part.groups] == ["cat", "dog", "owl"] * 2
+    image, reconstruction, error = (pixels(p) for p in part.groups[0].pictures)
+    assert (image == one.pixels(exact)[0]).all()
+    expected = np.abs(reconstruction.astype(float) - image).mean(2) / 64
+    assert np.corrcoef(error.sum(2).ravel(), expected.ravel())[0, 1] > 0.8
+
+
+def test_codes_are_shown_most_used_first() -> None:
+    one, shown = subject(), images(40)
+    table, *others = list(codebook(one, shown))
+    used = int(table.rows[0][1].split()[0])
+    counts = torch.bincount(one.tokenizer.encode(shown.images).flatten(), minlength=8)
+    assert used == int((counts > 0).sum())
+    atlas = next(part for part in others if isinstance(part, Pictures)).groups[0]
+    cells = atlas.pictures[0].cells
+    assert cells[0].startswith(f"code {counts.argmax()}: ") and len(cells) == used
+    (alone,) = codebook(one, None)  # without images there are no counts
+    assert isinstance(alone, Pictures) and len(alone.groups[0].pictures[0].cells) == 8
+
+
+def test_a_codebook_of_which_little_is_used_is_found_out() -> None:
+    quantizer = {"kind": "vector", "codebook_size": 64, "codebook_dim": 4}
+    grey = Images(torch.zeros(120, 3, 4, 6))
+    parts = list(codebook(Subject(tiny_vqgan(quantizer=quantizer)), grey))
+    assert any(isinstance(part, Finding) and "Fewer than half" in part.text for part in parts)
+
+
+def test_cells_name_the_codes_of_an_image() -> None:
+    one, shown = subject(), images(2)
+    (part,) = token_grids(one, shown)
+    codes = one.tokenizer.encode(shown.images)[1].flatten().tolist()
+    for picture in part.groups[1].pictures[1:]:
+        assert picture.cells == [f"code {code}" for code in codes] and picture.num_columns == 3
+
+
+def test_the_generator_is_looked_into() -> None:
+    one, shown = subject(), images()
+    tokens = one.tokenizer.encode(shown.images).flatten(1)
+    samples = draw_samples(one)
+    assert samples.images.shape == (24, 3, 4, 6) and torch.equal(
+        samples.images, draw_samples(one).images
+    )
+    (part,) = samples_by_class(one, samples)
+    assert [(g.caption, len(g.pictures)) for g in part.groups] == [
+        ("cat", 8), ("dog", 8), ("owl", 8)]  # fmt: skip
+    matrix = next(iter(attention(one, shown, tokens)))
+    assert isinstance(matrix, Matrix) and matrix.open
+    assert list(matrix.rows) == ["layer 1"] and matrix.columns == ["head 1", "head 2"]
+    *_, pictures = surprise(one, shown, tokens, shown)
+    assert len(pictures.groups) == 7 and len(pictures.groups[1].pictures[1].cells) == 6
+    torch.nn.init.zeros_(one.generator.transformer.head.weight)  # type: ignore[union-attr]
+    table, finding, _ = surprise(one, shown, tokens, shown)
+    assert table.rows[0][1] == table.rows[1][1] == "3.000"
+    assert finding.text.startswith("The transformer predicts tokens hardly better than chance")
+
+
+def test_copies_of_training_images_are_found_out() -> None:
+    train, held_out = images(20), Images(images(30).images[20:])
+    one = subject(train=train, held_out=held_out)
+    *parts, finding = neighbours(one, Images(train.images[:8] + 0.01))
+    assert "they may be copies" in finding.text
+    figure = json.loads(parts[-1].figure)
+    assert [trace["name"] for trace in figure["data"]] == ["samples", "held-out images"]
+    assert not any(isinstance(part, Finding) for part in neighbours(one, held_out))
+
+
+def test_samples_stand_beside_their_conditions() -> None:
+    maps = torch.eye(4)[torch.arange(24).view(1, 4, 6) % 4].movedim(-1, 1).repeat(3, 1, 1, 1)
+    conditioning = ImageCondition(4, (2, 3))
+    cells = CellClasses(4, 2, (4, 6))
+    generator = tiny_generator(conditioning, condition_tokenizer=cells)
+    shown = images(3)._replace(labels=None, conditions=maps)
+    assert generator.tokenizer is not None
+    one = Subject(generator.tokenizer, generator, shown)
+    samples = draw_samples(one)
+    (part,) = samples_by_class(one, samples)
+    assert [len(group.pictures) for group in part.groups] == [3, 3, 3]
+    tokens = one.tokenizer.encode(shown.images).flatten(1)
+    assert len(list(attention(one, shown, tokens))) == 9  # three tokens of each
+
+
+def test_without_classes_samples_are_one_group() -> None:
+    one = subject(Unconditional())
+    (part,) = samples_by_class(one, draw_samples(one))
+    assert [len(group.pictures) for group in part.groups] == [20]
+
+
+def test_label_maps_have_wrong_pixels() -> None:
+    tokenizer = tiny_vqgan(image_channels=5)
+    maps = torch.eye(5)[torch.randint(5, (2, 4, 6))].movedim(-1, 1)
+    (part,) = reconstructions(Subject(tokenizer), Images(maps))
+    assert "wrong pixels" in part.legend and part.groups[0].caption.endswith("of pixels")
+
+
+def test_names_are_text_in_the_page() -> None:
+    run = RunRecord(Path("x"), "<b>&</script>")
+    section = Section("Health", by_run={run.name: [Finding("<i>", "note")]})
+    page = render_page("x", [run], [section, Section("Empty")])
+    assert "<b>" not in page and "&lt;i&gt;" in page and 'id="empty"' not in page
+    assert page.count("plotly.js v") == 1
