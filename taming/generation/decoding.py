@@ -1,6 +1,6 @@
 """Decoding token by token: prefill and step are one function of tokens and their positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -81,6 +81,7 @@ class Steps:
         self.cache = KeyValueCache(len(transformer.blocks), max_length, num_sequences)
         self.positions = torch.arange(max_length, device=prompt.prefix.device)
 
+    @without_cudnn_attention()
     def prefill(self, prompt: Prompt, tokens: Tensor, rows: slice | None = None) -> Tensor:
         """Returns the logits of what follows prompts and tokens `(b n)`; of some rows, or all."""
         self.cache.clear()
@@ -90,6 +91,7 @@ class Steps:
         positions = self.positions[: self.num_prefix + tokens.shape[1]]
         return next_logits(self.transformer, self.cache, tokens, positions, prompt)
 
+    @without_cudnn_attention()
     def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
         """Returns token `number` (at least 1) of each image, `(b,)`, given the one before it."""
         end = self.num_prefix + number
@@ -125,6 +127,7 @@ class CompiledSteps(Steps):
         """Whether the compiled steps can be reused for these constructor arguments."""
         return self._key == _key(*arguments)
 
+    @without_cudnn_attention()
     def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
         """See `Steps`."""
         end = self.num_prefix + number
@@ -197,24 +200,22 @@ def _key(transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int)
 
 
 @torch.no_grad()
-@without_cudnn_attention()
 def decode_tokens(
     steps: Steps,
     prompt: Prompt,
     given_tokens: Tensor,
     num_tokens: int,
     guided: range = range(0),
-    on_step: Callable[[], object] = lambda: None,
-) -> Tensor:
-    """Continues the given tokens `(b m)` until there are `num_tokens`: `(b num_tokens)`.
+) -> Iterator[Tensor]:
+    """Continues the given tokens `(b m)` until there are `num_tokens`: yields each one's `(b,)`.
 
     Prefill puts prefix and given tokens through the transformer at once; then each new token goes
-    through alone, the keys and values of those before it being in the cache. `on_step` is called
-    whenever every sequence has one more token.
+    through alone, the keys and values of those before it being in the cache. What is yielded is to
+    be copied before the next one is drawn.
     """
     batch_size, num_given = given_tokens.shape
     if num_given == num_tokens:
-        return given_tokens
+        return
     tokens = given_tokens.new_empty(batch_size, num_tokens)
     tokens[:, :num_given] = given_tokens
     is_guided = num_given in guided
@@ -226,12 +227,11 @@ def decode_tokens(
         )
     latest = steps.choices[is_guided](logits, steps.positions[num_given : num_given + 1])  # (b)
     tokens[:, num_given] = latest
-    on_step()
+    yield latest
     for number in range(num_given + 1, num_tokens):
         if number == guided.start:
             steps.prefill(prompt, tokens[:, : number - 1], steps.without)
         # not a part of `tokens`, whose strides differ from window to window: each would be compiled
         latest = steps.step(latest[:, None], number, number in guided)
         tokens[:, number] = latest
-        on_step()
-    return tokens
+        yield latest

@@ -1,9 +1,8 @@
 """Draws tokens: the transformer with its condition, batch after batch, window after window."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from taming.generation.choice import TokenChoice
 from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
 from taming.generation.options import SamplingOptions
 from taming.generation.speed import decide_compilation
-from taming.generation.window import WindowRun, plan_windows
+from taming.generation.window import plan_windows
 from taming.sequence import to_indices, to_tokens
 from taming.serialization import PretrainedModel
 from taming.tokenizer import Tokenizer, height_and_width
@@ -141,29 +140,9 @@ class TokenGenerator(PretrainedModel):
         options = SamplingOptions.of(
             options, temperature, top_k, top_p, guidance_scale, greedy, seed
         )
-        if num_images < 1:
-            raise UserError(f"num_images is {num_images} and must be at least 1.")
-        grid_size = options.grid_size or self.grid_size
-        condition = self.conditioning.check(condition, num_images)
-        if not options.guidance.is_off and condition is None:
-            raise UserError("guidance strengthens a condition, and there is none: leave it out.")
-        if not options.guidance.is_off and not self.conditioning.can_do_without:
-            raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
-        if given_tokens is None:
-            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
-        given_tokens = self._check_tokens(given_tokens, grid_size)
-        if len(given_tokens) != num_images:
-            raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
-        runs = plan_windows(
-            grid_size,
-            self.grid_size,
-            options.stride,
-            num_given=given_tokens.shape[1],
-            step=self.window_step,
+        options, condition, given_tokens = self._settle(
+            options, num_images, condition, given_tokens
         )
-        if options.seed is None:
-            options = replace(options, seed=int(torch.randint(2**62, ())))
-        options = decide_compilation(options, self.device, self.grid_size, num_images)
         batch_size = options.batch_size or min(num_images, options.images_at_once)
         num_drawn = num_images
         if options.compile:
@@ -171,18 +150,75 @@ class TokenGenerator(PretrainedModel):
             given_tokens = _pad(given_tokens, num_drawn)
             condition = None if condition is None else _pad(condition, num_drawn)
         numbers = range(first_image, first_image + num_drawn)
-        total = num_drawn * (grid_size[0] * grid_size[1] - given_tokens.shape[1])
+        height, width = options.grid_size or self.grid_size
+        total = num_drawn * (height * width - given_tokens.shape[1])
         bar = tqdm(None, "sampling", total, unit=" tokens", unit_scale=True, disable=not progress)
         batches = []
         with bar, evaluation_mode(self.transformer):
             for start in range(0, num_drawn, batch_size):
                 batch = slice(start, start + batch_size)
                 part = None if condition is None else condition[batch]
-                on_step = partial(bar.update, len(numbers[batch]))
-                batches.append(
-                    self._draw(part, given_tokens[batch], numbers[batch], options, runs, on_step)
-                )
+                batches.append(given_tokens[batch])
+                for tokens in self._draw(part, given_tokens[batch], numbers[batch], options):
+                    batches[-1] = tokens
+                    bar.update(len(tokens))
         return torch.cat(batches)[:num_images]
+
+    def sample_rows(
+        self,
+        num_images: int,
+        condition: Condition = None,
+        given_tokens: Tensor | None = None,
+        *,
+        options: SamplingOptions,
+        first_image: int = 0,
+    ) -> Iterator[Tensor]:
+        """Draws the tokens that `sample_tokens` draws, as one batch, row after row.
+
+        Yields:
+            `(b m)` int64 on the model's device, whole rows of codes: the tokens so far. First the
+            rows that are given, where there are any.
+        """
+        options, condition, given_tokens = self._settle(
+            options, num_images, condition, given_tokens
+        )
+        _, width = options.grid_size or self.grid_size
+        if num_given := given_tokens.shape[1] // width * width:
+            yield given_tokens[:, :num_given]
+        numbers = range(first_image, first_image + num_images)
+        with evaluation_mode(self.transformer):
+            for tokens in self._draw(condition, given_tokens, numbers, options):
+                if tokens.shape[1] % width == 0:
+                    yield tokens
+
+    def _settle(
+        self,
+        options: SamplingOptions,
+        num_images: int,
+        condition: Condition,
+        given_tokens: Tensor | None,
+    ) -> tuple[SamplingOptions, Tensor | None, Tensor]:
+        """Returns options with a seed, and condition and given tokens as tensors.
+
+        Raises:
+            UserError: see `sample_tokens`.
+        """
+        if num_images < 1:
+            raise UserError(f"num_images is {num_images} and must be at least 1.")
+        condition = self.conditioning.check(condition, num_images)
+        if not options.guidance.is_off and condition is None:
+            raise UserError("guidance strengthens a condition, and there is none: leave it out.")
+        if not options.guidance.is_off and not self.conditioning.can_do_without:
+            raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
+        if given_tokens is None:
+            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
+        given_tokens = self._check_tokens(given_tokens, options.grid_size or self.grid_size)
+        if len(given_tokens) != num_images:
+            raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
+        if options.seed is None:
+            options = replace(options, seed=int(torch.randint(2**62, ())))
+        options = decide_compilation(options, self.device, self.grid_size, num_images)
+        return options, condition, given_tokens
 
     def _draw(
         self,
@@ -190,13 +226,14 @@ class TokenGenerator(PretrainedModel):
         given_tokens: Tensor,
         image_numbers: range,
         options: SamplingOptions,
-        runs: Sequence[WindowRun],
-        on_step: Callable[[], object],
-    ) -> Tensor:
-        """Draws a batch, window after window."""
+    ) -> Iterator[Tensor]:
+        """Draws a batch, window after window; yields the tokens so far, with each new one."""
         grid_size = options.grid_size or self.grid_size
-        condition = self._encode_condition(condition, grid_size)
         batch_size, done = given_tokens.shape
+        runs = plan_windows(
+            grid_size, self.grid_size, options.stride, num_given=done, step=self.window_step
+        )
+        condition = self._encode_condition(condition, grid_size)
         tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
         tokens[:, :done] = given_tokens
         choose = TokenChoice.of(options, image_numbers, tokens.shape[1], self.device)
@@ -218,10 +255,10 @@ class TokenGenerator(PretrainedModel):
             else:
                 steps = self._compiled = CompiledSteps(*arguments)
             end = run.start + run.count
-            drawn = decode_tokens(steps, prompt, before, end, choice.guided, on_step)
-            tokens[:, done : done + run.count] = drawn[:, run.start :]
-            done += run.count
-        return tokens
+            for latest in decode_tokens(steps, prompt, before, end, choice.guided):
+                tokens[:, done] = latest
+                done += 1
+                yield tokens[:, :done]
 
     def _prompt(
         self, condition: Tensor | None, batch_size: int, row: int = 0, column: int = 0
