@@ -16,10 +16,12 @@ from taming.cli.app import build, build_all, program, resume_config, write_confi
 from taming.cli.hints import setting
 from taming.cli.processes import choose_strategy, global_batch
 from taming.cli.setting_types import check_types
+from taming.data import TokenDataset
 from taming.data.module import EndlessDataModule
 from taming.errors import UserError
 from taming.training import MetricsFile, TrainingModule, TrainingResult, check_resume, train
 from taming.training.execution import Execution, choose_execution, default_precision
+from taming.training.lineage import log_lineage
 
 __all__ = ["begin_run", "finish_run"]
 
@@ -148,6 +150,8 @@ def finish_run(
         if resume_from is None and trainer.is_global_zero:
             write_config(config)
         trainer.loggers = [MetricsFile(run_dir / "metrics.csv"), *build_all(config.logger)]
+    training_images = getattr(images, "train_dataset", None)
+    tokens = data.train_dataset if isinstance(data.train_dataset, TokenDataset) else None
     result = train(
         module,
         data,
@@ -156,6 +160,7 @@ def finish_run(
         export=config.export,
         resume_from=resume_from,
         on_start=partial(write_config, config),
+        on_export=partial(log_lineage, trainer.loggers, run_dir, training_images, tokens),
     )
     if trainer.is_global_zero:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """Model directories, training checkpoints and hub names; knows no model."""
 
 from taming.serialization.foreign import read_foreign_checkpoint
+from taming.serialization.hub import upload
 from taming.serialization.pretrained import PretrainedModel, find_model, load_saved_model
 from taming.serialization.saved_model import (
     FORMAT_VERSION,
@@ -15,4 +16,4 @@ from taming.serialization.saved_model import (
 __all__ = ["FORMAT_VERSION", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
     "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
-    "save_model_directory"]  # fmt: skip
+    "save_model_directory", "upload"]  # fmt: skip

@@ -1,12 +1,14 @@
 """Models that save and load themselves, and the paths and hub names they load from."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization.foreign import shown
+from taming.serialization.hub import HUB_PREFIX, download, upload
 from taming.serialization.saved_model import (
     CONFIG_FILE,
     SavedModel,
@@ -16,8 +18,6 @@ from taming.serialization.saved_model import (
 )
 
 __all__ = ["PretrainedModel", "find_model", "load_saved_model"]
-
-HUB_PREFIX = "hf:"
 
 
 class PretrainedModel(nn.Module):
@@ -65,9 +65,35 @@ class PretrainedModel(nn.Module):
         """
         return save_model_directory(self.to_saved(), directory)
 
+    def push_to_hub(
+        self, repo: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Uploads the model directory to a repository of the Hugging Face hub, in one commit.
+
+        `scripts/share.py` adds a model card to it.
+
+        Args:
+            repo: `"owner/name"`; made if it does not exist.
+            private: whether a new repository is; None for the owner's default.
+            token: of the hub; None for the one that `hf auth login` or `HF_TOKEN` has given.
+
+        Returns:
+            The name that `from_pretrained` loads this very model by: `"hf:owner/name@commit"`.
+
+        Raises:
+            UserError: without a token, or if the hub cannot be reached or refuses.
+        """
+        with TemporaryDirectory() as folder:
+            directory = self.save_pretrained(Path(folder, "model"))
+            message = f"A {self.kind}"
+            return upload(directory, repo, private=private, message=message, token=token)
+
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
-        """Loads a model or run directory, training checkpoint or `"hf:owner/name"`; in eval mode.
+        """Loads a model or run directory, training checkpoint or hub model; in eval mode.
+
+        A model of the Hugging Face hub is `"hf:owner/name"`, or `"hf:owner/name@revision"` for one
+        that stays the same: `revision` is a commit, or a tag or branch.
 
         Raises:
             MissingPathError: if the path does not exist.
@@ -89,15 +115,15 @@ def find_model(path: str | Path) -> Path:
 
     In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
     or, while the run has not ended, `checkpoints/best.ckpt`, else `checkpoints/last.ckpt`;
-    `"hf:owner/name"` for the Hugging Face hub. A path that does not exist is never taken for a hub
-    name.
+    `"hf:owner/name"` or `"hf:owner/name@revision"` for the Hugging Face hub. A path that does not
+    exist is never taken for a hub name.
 
     Raises:
         MissingPathError: if nothing is there.
         UserError: if what is there is not a model.
     """
     if str(path).startswith(HUB_PREFIX):
-        return _download(str(path).removeprefix(HUB_PREFIX))
+        return download(str(path).removeprefix(HUB_PREFIX))
     path = Path(path).expanduser()
     if not path.exists():
         raise MissingPathError(
@@ -120,17 +146,3 @@ def load_saved_model(path: str | Path) -> SavedModel:
     """Reads the model that `path` refers to (see `find_model`), weights on the CPU."""
     found = find_model(path)
     return load_training_checkpoint(found) if found.is_file() else load_model_directory(found)
-
-
-def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        why = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{HUB_PREFIX}{name} could not be fetched from the Hugging Face hub: {why}. Check the "
-            "name and the network, or download the model directory by hand and give its path."
-        ) from error

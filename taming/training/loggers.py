@@ -14,7 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from taming.errors import replacing
 
-__all__ = ["MetricsFile", "wandb_logger"]
+__all__ = ["MetricsFile", "TrackedRun", "wandb_logger"]
 
 log = logging.getLogger("taming")
 
@@ -81,24 +81,36 @@ class MetricsFile(Logger):
         ]
 
 
+class TrackedRun(WandbLogger):
+    """Lightning's logger for Weights & Biases.
+
+    Attributes:
+        artifacts: whether models, and what they were made of, become artifacts.
+    """
+
+    artifacts = False
+
+
 def wandb_logger(
     save_dir: str | Path,
     *,
     project: str = "taming",
     name: str | None = None,
     mode: Literal["online", "offline", "disabled"] | None = None,
+    artifacts: bool = False,
     **settings: Any,
-) -> WandbLogger:
+) -> TrackedRun:
     """Returns Lightning's logger for Weights & Biases, offline by default.
 
-    A resumed run goes on in the same run there. Lightning's own default is online, and needs an
-    account.
+    A resumed run goes on in the same run there. In a sweep of `wandb agent` the run is the agent's.
+    Lightning's own default is online, and needs an account.
 
     Args:
         save_dir: the run directory.
         project: name of the project.
         name: name of the run; None for the run directory's.
         mode: None for the environment variable `WANDB_MODE`, else offline.
+        artifacts: see `TrackedRun`.
         settings: more arguments of `WandbLogger` and `wandb.init`.
     """
     import wandb
@@ -107,7 +119,8 @@ def wandb_logger(
     id_file = run_dir / "wandb_id.txt"
     if not id_file.exists():
         run_dir.mkdir(parents=True, exist_ok=True)
-        id_file.write_text(uuid.uuid4().hex[:12] + "\n")
+        run_id = os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12]
+        id_file.write_text(run_id + "\n")
     mode = mode or os.environ.get("WANDB_MODE") or "offline"  # type: ignore[assignment]
     if mode == "online" and not wandb.api.api_key:
         log.warning(
@@ -115,7 +128,7 @@ def wandb_logger(
             "upload it later with `wandb sync`."
         )
         mode = "offline"
-    logger = WandbLogger(
+    logger = TrackedRun(
         name=name or run_dir.name,
         project=project,
         version=id_file.read_text().strip(),
@@ -124,5 +137,6 @@ def wandb_logger(
         settings=wandb.Settings(console="off", silent=True, init_timeout=120, finish_timeout=60),
         **settings,
     )
+    logger.artifacts = artifacts
     logger._wandb_init.pop("anonymous", None)  # Lightning hands it on, and wandb warns of it
     return logger

@@ -92,6 +92,7 @@ def train(
     export: Literal["best", "last"],
     resume_from: Path | None = None,
     on_start: Callable[[], object] = lambda: None,
+    on_export: Callable[[], object] = lambda: None,
 ) -> TrainingResult:
     """Trains, and writes `model/` and `result.json` into the run directory.
 
@@ -104,6 +105,7 @@ def train(
         resume_from: checkpoint of the same run to go on from.
         on_start: called in the first process when the first step is next, after all that a
             checkpoint holds has been restored.
+        on_export: called there when `model/` is written and the loggers are still open.
 
     Raises:
         UserError: if a checkpoint is to be chosen by a number that validation does not report, or
@@ -123,20 +125,52 @@ def train(
     if clock not in callbacks:
         callbacks.insert(0, clock)
     callbacks.insert(0, LambdaCallback(on_train_start=begin))
-    interrupted = False
     try:
-        with warnings.catch_warnings():
-            # Lightning's advice on data loaders does not fit endless ones
-            warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
-            trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
-    except TrainingInterrupted:
-        interrupted = True
+        interrupted = _fit(module, data, trainer, resume_from)
+        path, result = _result(module, trainer, clock, run_dir, export, interrupted)
+        if writes:
+            _export(path, module, run_dir, result)
+            on_export()
     finally:
-        seconds = clock.time_elapsed()
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
                 logger.experiment.finish()
-    trainer.strategy.checkpoint_io.teardown()  # all is written; FSDP's strategy leaves this out
+    return result
+
+
+def _fit(
+    module: TrainingModule,
+    data: L.LightningDataModule,
+    trainer: L.Trainer,
+    resume_from: Path | None,
+) -> bool:
+    """Trains until all checkpoints are written; returns whether the user ended it."""
+    interrupted = False
+    with warnings.catch_warnings():
+        # Lightning's advice on data loaders does not fit endless ones
+        warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
+        except TrainingInterrupted:
+            interrupted = True
+    trainer.strategy.checkpoint_io.teardown()  # FSDP's strategy leaves this out
+    return interrupted
+
+
+def _result(
+    module: TrainingModule,
+    trainer: L.Trainer,
+    clock: Clock,
+    run_dir: Path,
+    export: Literal["best", "last"],
+    interrupted: bool,
+) -> tuple[Path, TrainingResult]:
+    """Returns the checkpoint that becomes `model/`, and how the run ended.
+
+    Raises:
+        UserError: if that checkpoint could not be written.
+    """
+    seconds = clock.time_elapsed()
     best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
     path = Path(getattr(best, "best_model_path", ""))
     best_is_there = export == "best" and path.is_file()
@@ -164,9 +198,7 @@ def train(
         precision=str(trainer.precision),
         versions=versions(),
     )
-    if writes:
-        _export(path, module, run_dir, result)
-    return result
+    return path, result
 
 
 def described_device(trainer: L.Trainer) -> str:

@@ -225,16 +225,17 @@ def test_the_hub_is_asked_for_its_names_only(
     asked = []
 
     def download(name: str, **kwargs: Any) -> str:
-        asked.append(name)
+        asked.append((name, kwargs["revision"]))
         if name == "owner/missing":
             raise ConnectionError("no route to host\nand more")
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert equal(load_saved_model("hf:owner/name"), saved())
-    with pytest.raises(UserError, match=r"hf:owner/missing could not .*: no route to host\. Check"):
+    load_saved_model("hf:owner/name@c0ffee")
+    with pytest.raises(UserError, match=r"hf:owner/missing could not .* cannot be reached"):
         load_saved_model("hf:owner/missing")
-    assert asked == ["owner/name", "owner/missing"]
+    assert asked == [("owner/name", None), ("owner/name", "c0ffee"), ("owner/missing", None)]
 
 
 # --- models that save themselves ----------------------------------------------------------------

@@ -102,3 +102,10 @@ def test_a_resumed_run_is_the_same_one_in_wandb(tmp_path: Path) -> None:
     assert ids[0] == ids[1] != ids[2]
     assert all(start["resume"] == "allow" for start in starts)
     assert [start["name"] for start in starts] == ["a", "a", "b"]
+
+
+def test_in_a_sweep_the_run_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "given")
+    assert wandb_logger(tmp_path)._wandb_init["id"] == "given"
+    monkeypatch.delenv("WANDB_RUN_ID")  # resumed by hand
+    assert wandb_logger(tmp_path)._wandb_init["id"] == "given"

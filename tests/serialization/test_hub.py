@@ -1,0 +1,133 @@
+"""Models on the hub: a stand-in of its HTTP interface, and programs that speak to it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_stand_in import TOKEN, Hub, running_hub
+from tiny_models import tiny_generator, tiny_vqgan
+
+from taming.conditioning import Unconditional
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
+        yield hub
+
+
+def program(
+    tmp_path: Path, endpoint: str, *arguments: str, token: str | None = TOKEN
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python as a user who has this hub, and nothing else."""
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf")}
+    if token is not None:
+        environment["HF_TOKEN"] = token
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+PUSH_AND_LOAD = """
+import sys, taming, torch
+from taming.serialization import load_saved_model
+vqgan = taming.VQGAN.from_pretrained("vqgan")
+first = vqgan.push_to_hub("me/vqgan")
+with torch.no_grad():
+    vqgan.last_layer.add_(1.0)
+second = vqgan.push_to_hub("me/vqgan")
+assert first != second
+prints = [load_saved_model(name).fingerprint() for name in ("vqgan", first, second, "hf:me/vqgan")]
+assert prints[0] == prints[1] != prints[2] == prints[3]  # a commit stays, the name goes on
+generator = taming.ImageGenerator.from_pretrained("generator")
+name = generator.push_to_hub("me/generator", private=True)
+again = taming.ImageGenerator.from_pretrained(name)
+assert torch.equal(again.sample(2, seed=0), generator.sample(2, seed=0))
+print(first)
+for name in ("hf:me/missing", "hf:me/vqgan@0123", "hf:no name"):
+    try:
+        load_saved_model(name)
+    except taming.errors.UserError as error:
+        print(error)
+"""
+
+
+def test_models_are_pushed_and_loaded_by_commit(tmp_path: Path, hub: Hub) -> None:
+    tiny_vqgan().save_pretrained(tmp_path / "vqgan")
+    tiny_generator(Unconditional(), (2, 2)).save_pretrained(tmp_path / "generator")
+    done = program(tmp_path, hub.endpoint, "-c", PUSH_AND_LOAD)
+    assert done.returncode == 0, done.stderr
+    first, *errors = done.stdout.splitlines()
+    oldest = next(iter(hub.repos["me/vqgan"]))
+    assert first == f"hf:me/vqgan@{oldest}"
+    assert sorted(hub.repos["me/vqgan"][oldest]) == ["config.json", "model.safetensors"]
+    assert len(errors) == 3  # one sentence each
+    for error, name in zip(errors, ("me/missing", "me/vqgan@0123", "no name"), strict=True):
+        assert error.startswith(f"hf:{name} could not be fetched from the Hugging Face hub: ")
+
+
+def test_what_goes_wrong_is_one_sentence(tmp_path: Path) -> None:
+    tiny_vqgan().save_pretrained(tmp_path / "model")
+    share = (str(ROOT / "scripts" / "share.py"), "checkpoint=model", "repo=me/name")
+    nowhere = "http://127.0.0.1:9"
+    for arguments, token, message in (
+        ((*share, "license=mit"), None, "there is no token of the Hugging Face hub here. Log in"),
+        ((*share, "license=mit"), TOKEN, f"hub: {nowhere} cannot be reached. Check the network"),
+        (share, TOKEN, "these values must be given: license. Add to the command: license=VALUE"),
+        ((*share[:2], "repo=name", "license=mit"), TOKEN, "give the repository as owner/name"),
+    ):
+        done = program(tmp_path, nowhere, *arguments, token=token)
+        assert done.returncode == 2, done.stderr
+        assert re.fullmatch(r"error: .*\n", done.stderr), done.stderr
+        assert message in done.stderr
+
+
+def test_sharing_a_run_writes_its_card(tmp_path: Path, hub: Hub) -> None:
+    run = tmp_path / "run"
+    tiny_vqgan().save_pretrained(run / "model")
+    (run / "grids").mkdir()
+    for step, content in ((5, b"older"), (10, b"newer")):
+        (run / "grids" / f"reconstructions_{step:07d}.png").write_bytes(content)
+    (run / "report.html").write_text("<p>a report")
+    result = {
+        "step": 12, "exported_step": 12, "metrics_step": 10, "metrics": {"val/psnr": 20.123456},
+        "device": "a processor", "versions": {"taming": "0.1.0+c0ffee"},
+    }  # fmt: skip
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "config.yaml").write_text("data: {path: /home/me/secret/cats.zip}\nseed: 3\n")
+    (run / "evaluation").mkdir()
+    metrics = {"psnr": 19.5, "contract": {"images": 40, "resize": "shorter_side"}}
+    (run / "evaluation" / "metrics.json").write_text(json.dumps(metrics))
+    share = str(ROOT / "scripts" / "share.py")
+    settings = ("checkpoint=run", "repo=me/cats", "license=cc-by-4.0")
+    done = program(tmp_path, hub.endpoint, share, *settings)
+    assert done.returncode == 0, done.stderr
+    (commit,) = hub.repos["me/cats"]
+    assert done.stdout.splitlines()[-1].strip() == f"hf:me/cats@{commit}"
+    files = hub.repos["me/cats"][commit]
+    assert sorted(files) == [
+        "README.md", "config.json", "grid.png", "model.safetensors", "report.html"
+    ]  # fmt: skip
+    assert files["grid.png"] == b"newer"
+    card = files["README.md"].decode()
+    assert card.startswith("---\nlibrary_name: taming\nlicense: cc-by-4.0\n")
+    for part in (
+        "taming.VQGAN.from_pretrained('hf:me/cats')",
+        "at step 10",
+        "| val/psnr | 20.123 |",
+        "| version of taming | 0.1.0+c0ffee |",
+        "| data.path | cats.zip |",
+        "| psnr | 19.5 |",
+        "| resize | shorter_side |",
+    ):
+        assert part in card
+    assert "/home/me" not in card
