@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from taming.contexts import evaluation_mode
-from taming.evaluation import CodebookUsage
 from taming.generation import codes_alone
 from taming.quantizers.interface import count_codes
 from taming.report.curves import COLORS, figure_json
@@ -93,15 +92,16 @@ def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
 
 
 def _usage(counts: Tensor, num_images: int) -> Iterator[Part]:
-    """Says how many codes are in use, and how evenly."""
-    usage = CodebookUsage(len(counts))
-    usage.update(counts)
-    perplexity = usage.compute()["codebook_perplexity"].item()
+    """Says how many codes are in use, and how evenly.
+
+    `CodebookUsage` would wait for the other processes of a training, which have ended.
+    """
     used, size, total = int((counts > 0).sum()), len(counts), int(counts.sum())
+    entropy = torch.special.entr(counts.double() / total).sum().item()  # in nats
     rows = [
         ["codes in use", f"{used:,} of {size:,} ({used / size:.1%})"],
-        ["perplexity", f"{perplexity:.1f}"],
-        ["entropy", f"{math.log2(perplexity):.2f} of {math.log2(size):.2f} bits"],
+        ["perplexity", f"{math.exp(entropy):.1f}"],
+        ["entropy", f"{entropy / math.log(2):.2f} of {math.log2(size):.2f} bits"],
         ["counted on", f"{num_images:,} images, {total:,} codes"],
     ]
     yield Table(("", "held-out images"), rows)

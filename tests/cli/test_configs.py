@@ -54,7 +54,7 @@ def test_experiment_runs_a_step(
 ) -> None:
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
     name = primary(experiment)
-    tiny = ("size=tiny", "trainer.max_steps=1", "logger=csv")
+    tiny = ("size=tiny", "trainer.max_steps=1", "logger=csv", "report=false")
     overrides = [f"experiment={experiment}", *tiny, "run_dir=run"]
     if "data: paired" in text:
         overrides += [f"data.path={scenes}", "data.val_fraction=0.25"]
@@ -126,7 +126,7 @@ def test_metrics_are_added_to_validation(
 ) -> None:
     outcome = run(
         "train_vqgan", f"data.path={images}", "size=tiny", "trainer.max_steps=2", "perceptual=none",
-        "adversary=none", "logger=csv", "metrics=[frechet]",
+        "adversary=none", "logger=csv", "report=false", "metrics=[frechet]",
         f"metrics.frechet.features.weights={weights}",
         "metrics.frechet.features.resolution=32", "run_dir=run",
         "callbacks.best.monitor=val/frechet_distance",
@@ -164,6 +164,7 @@ def test_unusual_data_is_trained_on_and_remarked_upon(run: Run, tmp_path: Path) 
     outcome = succeeds(run("train_vqgan", "data.path=few", *tiny))
     for remark in ("no image can be held out", "each of a single colour"):
         assert remark in outcome.err
+    assert (tmp_path / "run" / "report.html").is_file(), outcome.err
 
 
 def test_the_default_model_at_full_size() -> None:

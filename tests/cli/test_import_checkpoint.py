@@ -142,7 +142,7 @@ def test_an_imported_model_is_fine_tuned(run: Run, images: Path, tmp_path: Path)
         "train_vqgan", f"data.path={images}", "size=tiny", "trainer.max_steps=2",
         "data.val_fraction=0.25",
         "perceptual=none", "logger=csv", "finetune.checkpoint=imported", "finetune.mode=decoder",
-        "run_dir=tuned",
+        "run_dir=tuned", "report=false",
     )  # fmt: skip
     assert outcome.status == 0, outcome.err
     assert "has no discriminator: it begins anew" in outcome.err

@@ -73,6 +73,7 @@ def test_commands_in_two_processes(tmp_path: Path) -> None:
     assert "each step takes 8 images: data.batch_size=4 × 2 processes" in errors
     results = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/result.json"))
     assert results == ["0_seed-0", "1_seed-1"]
+    assert (tmp_path / "sweep" / "1_seed-1" / "report.html").is_file(), errors
     assert {path.name for path in tmp_path.glob("seen_*")} == {"seen_0", "seen_1"}
 
     stage_2 = (*common, "vqgan=sweep/0_seed-0", "data.batch_size=2", "trainer.num_nodes=2")

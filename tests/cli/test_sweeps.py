@@ -12,7 +12,7 @@ from tiny_commands import Run, composed, fails, succeeds
 from taming.cli.app import build, config_directory
 
 RECIPES = sorted(path.stem for path in (config_directory() / "recipe").glob("*.yaml"))
-TINY = ("size=tiny", "data.val_fraction=0.25", "perceptual=none", "logger=csv",
+TINY = ("size=tiny", "data.val_fraction=0.25", "perceptual=none", "logger=csv", "report=false",
     "trainer.max_steps=2", "run_dir=sweep")  # fmt: skip
 
 
