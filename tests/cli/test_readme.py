@@ -24,7 +24,7 @@ PAGES = [
     README,
     *(
         ROOT / "docs" / f"{n}.md"
-        for n in ("training", "settings", "sampling", "evaluation", "imports", "speed")
+        for n in ("training", "report", "settings", "sampling", "evaluation", "imports", "speed")
     ),
 ]
 # run by .ci/run, tests/benchmarks or test_several_processes.py, or no command of ours
@@ -63,7 +63,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             arguments.append("num_images=4")
         elif name == "encode_dataset":
             arguments += ["data.loader.num_workers=0", "data.val_fraction=0.25"]
-        elif name in ("import_checkpoint", "compare"):
+        elif name in ("import_checkpoint", "compare", "report"):
             pass  # of the tiny checkpoint, of the tiny runs
         elif name == "evaluate":
             arguments += TINY_EVALUATION
