@@ -14,7 +14,7 @@ STEPS = (
     {"attention", "positions", "serialization"},
     {"autoencoder", "quantizers", "discriminators", "losses", "tokenizer"},
     {"vqgan", "transformer", "conditioning", "sequence"},
-    {"generation", "importers", "evaluation", "pictures"},
+    {"generation", "importers", "evaluation", "export", "pictures"},
     {"training"},
     {"report"},
     {"workflows"},

@@ -35,8 +35,12 @@ def distance_chunks(rows: torch.Tensor, codebook: torch.Tensor) -> Iterator[torc
     """Yields `relative_distances` in chunks of latents, `(n' v)`.
 
     A chunk has at most `CHUNK_DISTANCES` elements (but at least one latent), so that the memory of
-    a search does not grow with the image.
+    a search does not grow with the image. An exported graph, which cannot depend on the number of
+    latents, has a single chunk.
     """
+    if torch.compiler.is_exporting():
+        yield relative_distances(rows, codebook)
+        return
     for chunk in rows.split(max(1, CHUNK_DISTANCES // len(codebook))):
         yield relative_distances(chunk, codebook)
 

@@ -33,7 +33,7 @@ def entropy_penalty(
         assignment = log_assignment.exp()
         entropies.append(-(assignment * log_assignment).sum())
         assignments.append(assignment.sum(0))
-        num_latents += len(chunk)
+        num_latents += chunk.shape[0]  # len() would fix the number in an exported graph
     per_latent = torch.stack(entropies).sum() / num_latents
     mean = torch.stack(assignments).sum(0) / num_latents
     if over_ranks:
