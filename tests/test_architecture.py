@@ -17,7 +17,7 @@ STEPS = (
     {"generation", "importers", "evaluation", "export", "pictures"},
     {"training"},
     {"report"},
-    {"workflows"},
+    {"workflows", "studio"},
     {"cli"},
 )
 STEP = {part: number for number, parts in enumerate(STEPS) for part in parts}
@@ -90,6 +90,7 @@ def test_imports_run_one_way() -> None:
         ("pydantic", {"cli", "conditioning", "generation", "transformer"}),
         ("wandb", {"training"}),
         ("lpips", {"losses"}),
+        ("gradio", {"studio"}),
     ],
 )
 def test_libraries_stay_in_their_parts(library: str, users: set[str]) -> None:

@@ -24,7 +24,8 @@ def test_wheel_carries_configs_and_commands(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     scripts = next((tmp_path / "site").glob("*.dist-info")) / "entry_points.txt"
     names = ("train-vqgan", "train-transformer", "sample", "import-checkpoint", "reconstruct")
-    for name in (*names, "evaluate", "encode-dataset", "compare", "demo", "report", "share"):
+    others = ("evaluate", "encode-dataset", "compare", "demo", "report", "share", "studio")
+    for name in names + others:
         assert f"taming-{name} = taming.cli.start:console" in scripts.read_text()
     check = (
         "import taming, sys; assert 'site' in taming.__file__, taming.__file__;"

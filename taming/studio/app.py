@@ -1,0 +1,131 @@
+"""The studio's page, made of tabs, and its server."""
+
+import logging
+from ipaddress import ip_address
+from pathlib import Path
+
+import gradio as gr
+
+from taming.errors import UserError
+from taming.studio.compare import add_comparison
+from taming.studio.generate import add_completion, add_generation
+from taming.studio.look import LookPage
+from taming.studio.models import StudioModel
+from taming.studio.uploads import MAX_FILE_SIZE
+from taming.studio.watch import add_watching
+
+__all__ = ["build_studio", "check_access", "serve"]
+
+log = logging.getLogger("taming")
+
+MAX_WAITING = 20  # jobs in the queue
+KEPT_SECONDS = 3600  # of uploads and results
+
+
+def build_studio(
+    model: StudioModel | None, other: StudioModel | None = None, run: Path | None = None
+) -> gr.Blocks:
+    """Builds the page.
+
+    Args:
+        model: the generator or tokenizer; None to watch a run that has no model yet.
+        other: another one to compare with.
+        run: the directory of a training to watch.
+    """
+    studio = gr.Blocks(
+        title="Studio", analytics_enabled=False, delete_cache=(KEPT_SECONDS, KEPT_SECONDS)
+    )
+    with studio:
+        gr.Markdown("# Studio\n" + ("" if model is None else model.description))
+        with gr.Tabs() as tabs:
+            if model is not None:
+                _add_model(model, tabs)
+            if model is not None and other is not None:
+                with gr.Tab("Compare"):
+                    add_comparison((model, other))
+            if run is not None:
+                with gr.Tab("Training"):
+                    add_watching(studio, run)
+    return studio.queue(max_size=MAX_WAITING, default_concurrency_limit=4)
+
+
+def _add_model(model: StudioModel, tabs: gr.Tabs) -> None:
+    grids = []
+    if model.generator is not None:
+        with gr.Tab("Generate"):
+            grids.append(add_generation(model))
+        if model.grid_size[0] > 1:
+            with gr.Tab("Complete"):
+                grids.append(add_completion(model))
+    with gr.Tab("Look", id="look"):
+        page = LookPage(model)
+    for grid, drawn in grids:
+        page.listen_to(grid, drawn, tabs, "look")
+
+
+def serve(
+    studio: gr.Blocks,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    user: str = "studio",
+    password: str | None = None,
+    wait: bool = True,
+) -> str:
+    """Serves the page and returns its address; with `wait` only once it is interrupted.
+
+    Nothing is fetched from elsewhere, by the server or by the page.
+
+    Args:
+        studio: from `build_studio`.
+        host: the address to listen on.
+        port: None for the first free one from 7860 on.
+        user: the name to log in with, where there is a password.
+        password: see `check_access`.
+        wait: for the end.
+
+    Raises:
+        UserError: if it may not or cannot listen there.
+    """
+    check_access(host, password)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # Gradio asks its own server
+    try:
+        _, address, _ = studio.launch(
+            server_name=host,
+            server_port=port,
+            auth=(user, password) if password else None,
+            max_file_size=MAX_FILE_SIZE,
+            prevent_thread_lock=True,
+            show_error=True,
+            quiet=True,
+            share=False,
+            ssr_mode=False,
+            enable_monitoring=False,
+            run_history=False,
+            footer_links=["api"],
+            theme=gr.themes.Default(),
+        )
+    except OSError as error:
+        raise UserError(f"the studio cannot listen on {host}: {error}.") from error
+    log.info("the studio is at %s (Ctrl-C ends it)", address)
+    if wait:
+        studio.block_thread()
+    return address
+
+
+def check_access(host: str, password: str | None) -> None:
+    """Raises a `UserError` if other machines could reach the studio without a password."""
+    if not _is_this_machine(host) and not password:
+        raise UserError(
+            f"host={host} lets other machines in: set a password, in the environment variable "
+            "TAMING_STUDIO_PASSWORD or by password=…; or leave host out."
+        )
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,81 @@
+"""The page that compares two models: one seed, or one picture, through both."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import gradio as gr
+import numpy as np
+from PIL import Image
+
+from taming.pictures import to_uint8
+from taming.studio.controls import ConditionControls, SamplingControls
+from taming.studio.drawing import draw_rows, to_picture
+from taming.studio.events import on_device
+from taming.studio.maps import enlarge
+from taming.studio.models import StudioModel
+from taming.studio.shown import show_picture
+from taming.studio.uploads import to_images, upload_picture
+
+__all__ = ["add_comparison"]
+
+
+def add_comparison(models: tuple[StudioModel, StudioModel]) -> None:
+    """Adds drawing with both, if both are generators, and reconstructing with both."""
+    if all(model.generator is not None for model in models):
+        _add_drawing(models)
+    _add_reconstruction(models)
+
+
+def _add_drawing(models: tuple[StudioModel, StudioModel]) -> None:
+    generators = [model.generator for model in models if model.generator is not None]
+    with gr.Row():
+        with gr.Column(scale=1, min_width=280):
+            conditions = ConditionControls(generators[0])
+            sampling = SamplingControls(generators[0])
+            draw = gr.Button("Draw with both", variant="primary")
+            cancel = gr.Button("Cancel")
+        grids = _pair(models, "drawn")
+
+    def compare(*values: Any) -> Iterator[list[Any]]:
+        count = len(sampling.components)
+        num_images, options = sampling.read(*values[:count])
+        condition = conditions.read(num_images, *values[count:])
+        both = [draw_rows(g, num_images, condition, options) for g in generators]
+        captions = conditions.captions(condition)
+        for steps in zip_longest(*both):
+            yield [
+                gr.skip() if step is None else to_picture(step.pixels, captions) for step in steps
+            ]
+
+    inputs = [*sampling.components, *conditions.components]
+    on_device(draw.click, compare, inputs, grids, name="compare", cancel=cancel)
+
+
+def _add_reconstruction(models: tuple[StudioModel, StudioModel]) -> None:
+    with gr.Row():
+        with gr.Column(scale=1, min_width=280):
+            upload = upload_picture()
+            button = gr.Button("Reconstruct with both", variant="primary")
+        grids = _pair(models, "reconstructed")
+
+    def reconstruct(picture: Any) -> list[Image.Image]:
+        shown = []
+        for model in models:
+            images = to_images(picture, model.tokenizer, model.grid_size, model.palette)
+            indices = model.tokenizer.encode(images.to(model.tokenizer.last_layer.device))
+            decoded = model.tokenizer.decode(indices)
+            pair = [to_uint8(x, model.palette)[0] for x in (images, decoded)]
+            shown.append(Image.fromarray(enlarge(np.concatenate(pair, 1))))
+        return shown
+
+    on_device(button.click, reconstruct, [upload], grids, name="reconstruct_both")
+
+
+def _pair(models: tuple[StudioModel, StudioModel], name: str) -> list[gr.Image]:
+    shown = []
+    with gr.Column(scale=3, min_width=280), gr.Row():
+        for number, model in enumerate(models):
+            with gr.Column(min_width=240):
+                shown.append(show_picture(f"`{model.name}`", f"{name}-{number}"))
+    return shown

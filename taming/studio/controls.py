@@ -1,0 +1,176 @@
+"""The settings of drawing in the page: how tokens are drawn, and under which condition."""
+
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from taming.conditioning import ImageCondition
+from taming.data import LabelMapReader
+from taming.errors import UserError
+from taming.generation import ImageGenerator, SamplingOptions
+from taming.pictures import palette_of
+from taming.studio.events import sentences
+from taming.studio.uploads import paint_picture, read_label_map, to_images
+
+__all__ = ["ConditionControls", "SamplingControls"]
+
+MAX_IMAGES = 64
+IN_TURN, NO_CLASS = -1, -2  # beside the labels
+CANVAS_SIDE = 512  # pixels, at least
+
+
+class SamplingControls:
+    """Number of images, temperature, top-k, top-p, guidance and seed.
+
+    Attributes:
+        components: inputs of an event, whose values `read` takes.
+    """
+
+    def __init__(self, generator: ImageGenerator, num_images: int | None = 4) -> None:
+        guided = generator.conditioning.can_do_without and generator.conditioning.dropout > 0
+        with gr.Row():
+            images = gr.Number(
+                num_images or 1,
+                label="images",
+                info=f"1 to {MAX_IMAGES}",
+                precision=0,
+                minimum=1,
+                maximum=MAX_IMAGES,
+                min_width=100,
+                visible=num_images is not None,
+            )
+            seed = gr.Number(
+                0, label="seed", info="same seed, same image", precision=0, minimum=0, min_width=100
+            )
+        with gr.Row():
+            top_k = gr.Number(
+                0,
+                label="top-k",
+                info="codes; 0: all",
+                precision=0,
+                minimum=0,
+                min_width=100,
+            )
+            top_p = gr.Number(
+                1,
+                label="top-p",
+                info="0 to 1; 1: all",
+                minimum=0.01,
+                maximum=1,
+                step=0.05,
+                min_width=100,
+            )
+        temperature = gr.Slider(
+            0, 2, 1, step=0.05, label="temperature", info="0: the most probable"
+        )
+        guidance = gr.Slider(0, 10, 1, step=0.1, label="guidance", info="1: none", visible=guided)
+        self.components: list[Any] = [images, temperature, top_k, top_p, guidance, seed]
+
+    @staticmethod
+    def read(*values: Any) -> tuple[int, SamplingOptions]:
+        """Returns the number of images and the options; raises a `UserError` for a missing one."""
+        num_images, temperature, top_k, top_p, guidance, seed = values
+        if num_images is None or seed is None:
+            raise UserError("give the number of images and the seed as whole numbers.")
+        return num_images, SamplingOptions.of(
+            None, temperature, top_k or None, top_p, guidance, False, seed
+        )
+
+
+class ConditionControls:
+    """A class to choose, or a condition image to paint; nothing for a model without conditions.
+
+    Attributes:
+        components: inputs of an event, whose values `read` takes.
+    """
+
+    def __init__(self, generator: ImageGenerator, in_turn: bool = True) -> None:
+        self.generator = generator
+        conditioning = generator.conditioning
+        self.palette: np.ndarray | None = None
+        self.components: list[Any] = []
+        if conditioning.num_classes is not None:
+            names = conditioning.class_names or range(conditioning.num_classes)
+            choices = [(str(name), label) for label, name in enumerate(names)]
+            choices = [("all in turn", IN_TURN)] * in_turn + choices
+            choices += [("no class", NO_CLASS)] * conditioning.can_do_without
+            self.components = [gr.Dropdown(choices, value=choices[0][1], label="class")]
+        elif isinstance(conditioning, ImageCondition):
+            self._add_canvas(conditioning)
+
+    def _add_canvas(self, conditioning: ImageCondition) -> None:
+        tokenizer = self.generator.require_condition_tokenizer()
+        self.palette = palette_of(tokenizer, conditioning.palette)
+        height, width = self.size
+        factor = -(-CANVAS_SIDE // max(height, width))
+        size = width * factor, height * factor
+        if self.palette is None:
+            self.components = [paint_picture("condition image", canvas_size=size)]
+            return
+        colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in self.palette]
+        empty = np.zeros((size[1], size[0]), np.uint8)
+        canvas = paint_picture(
+            "label map: paint it, each colour is a class",
+            value=self._shown(empty),
+            canvas_size=size,
+            fixed_canvas=True,
+            brush=gr.Brush(colors=colors, default_color=colors[-1], color_mode="fixed"),
+            eraser=False,
+        )
+        self.components = [canvas]
+        reader = LabelMapReader(
+            len(self.palette), conditioning.unlabelled, conditioning.unlabelled_class
+        )
+
+        def open_file(file: str) -> Any:
+            with sentences():
+                return self._shown(read_label_map(file, reader))
+
+        button = gr.UploadButton("open a label map file", file_types=[".png", ".tif", ".bmp"])
+        button.upload(open_file, button, canvas, api_name="open_label_map")
+
+    def _shown(self, classes: np.ndarray) -> dict[str, Any]:
+        """Returns class numbers `(H W)` as the canvas' background."""
+        assert self.palette is not None
+        picture = Image.fromarray(self.palette[classes])
+        return {"background": picture, "layers": [], "composite": picture}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of condition images in pixels."""
+        height, width = self.generator.conditioning.grid_size
+        factor = self.generator.require_condition_tokenizer().downsample_factor
+        return height * factor, width * factor
+
+    def read(self, num_images: int, *values: Any) -> Tensor | None:
+        """Returns labels `(b,)`, codes of condition images `(b h w)`, or None for no condition."""
+        if not values:
+            return None
+        conditioning = self.generator.conditioning
+        if conditioning.num_classes is not None:
+            (label,) = values
+            if label is None:
+                raise UserError("no class is chosen: choose one.")
+            if label == NO_CLASS:
+                return None
+            if label == IN_TURN:
+                return torch.arange(num_images) % conditioning.num_classes
+            return torch.full((num_images,), label)
+        if values[0] is None and conditioning.can_do_without:
+            return None
+        tokenizer = self.generator.require_condition_tokenizer()
+        images = to_images(values[0], tokenizer, conditioning.grid_size, self.palette)
+        codes = tokenizer.encode(images.to(self.generator.device))  # (1 h w)
+        return codes.expand(num_images, -1, -1)
+
+    def captions(self, condition: Tensor | None) -> list[str] | None:
+        """Returns the name of each image's class; None without classes."""
+        conditioning = self.generator.conditioning
+        if conditioning.num_classes is None or condition is None:
+            return None
+        names = conditioning.class_names or range(conditioning.num_classes)
+        return [str(names[label]) for label in condition.tolist()]

@@ -1,0 +1,77 @@
+"""Images while they are drawn, row after row."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from taming.generation import ImageGenerator, SamplingOptions
+from taming.pictures import palette_of, pixel_grid, to_uint8
+
+__all__ = ["Drawn", "draw_rows", "num_columns", "to_picture"]
+
+UNDRAWN = 200  # grey
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Images as far as they are drawn."""
+
+    tokens: Tensor  # (b n) int64, whole rows
+    pixels: np.ndarray  # uint8 (b H W 3), what is not drawn yet in grey
+    condition: Tensor | None  # see `draw_rows`
+
+
+def draw_rows(
+    generator: ImageGenerator,
+    num_images: int,
+    condition: Tensor | None,
+    options: SamplingOptions,
+    given_tokens: Tensor | None = None,
+) -> Iterator[Drawn]:
+    """Draws the images that `ImageGenerator.sample` draws, and yields them after rows of codes.
+
+    Decoding takes at most as long as drawing: on slow machines some rows are not shown by
+    themselves.
+
+    Args:
+        generator: draws and decodes.
+        num_images: b.
+        condition: labels `(b,)`, or codes `(b h w)` of condition images; None for no condition.
+        options: for images of the trained size.
+        given_tokens: `(b m)` first tokens; their whole rows are shown first.
+    """
+    drawing = decoding = 0.0
+    began = perf_counter()
+    for tokens in generator.sample_rows(num_images, condition, given_tokens, options=options):
+        drawn = perf_counter()
+        drawing += drawn - began
+        if decoding <= drawing or tokens.shape[1] == generator.num_tokens:
+            yield _decode(generator, tokens, condition)
+        began = perf_counter()
+        decoding += began - drawn
+
+
+def _decode(generator: ImageGenerator, tokens: Tensor, condition: Tensor | None) -> Drawn:
+    height, width = generator.grid_size
+    num_rows = tokens.shape[1] // width
+    images = generator.decode(tokens, (num_rows, width))
+    pixels = to_uint8(images, palette_of(generator.tokenizer))
+    missing = (height - num_rows) * generator.require_tokenizer().downsample_factor
+    below = (0, 0), (0, missing), (0, 0), (0, 0)
+    shown = np.pad(pixels, below, constant_values=UNDRAWN)
+    return Drawn(tokens.cpu(), shown, None if condition is None else condition.cpu())
+
+
+def num_columns(num_images: int) -> int:
+    """Returns how many images `to_picture` lays in a row."""
+    return int(np.ceil(np.sqrt(num_images)))
+
+
+def to_picture(pixels: np.ndarray, captions: Sequence[str] | None = None) -> Image.Image:
+    """Lays out images, uint8 `(b H W 3)`, in rows, under their captions."""
+    side = 96 if len(pixels) > 1 else 256
+    return pixel_grid(pixels, num_columns(len(pixels)), captions, min_side=side)

@@ -1,0 +1,95 @@
+"""One job at a time on the device, and every error a sentence in the page."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from threading import Lock
+from typing import Any
+
+import gradio as gr
+import torch
+
+from taming.errors import UserError
+
+__all__ = ["on_device", "sentences"]
+
+log = logging.getLogger("taming")
+
+# a cancelled job's last step may still be running when the queue begins the next job
+_device = Lock()
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Shows errors in the page: a user's mistake by its message, others by their first line."""
+    try:
+        yield
+    except UserError as error:
+        raise gr.Error(str(error), duration=None, title="", print_exception=False) from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        text = "the memory of the device is full: ask for fewer images at once."
+        raise gr.Error(text, duration=None, title="", print_exception=False) from error
+    except Exception as error:
+        log.exception("an error in the studio")
+        reason = str(error).strip().split("\n")[0]
+        text = f"this did not work ({type(error).__name__}: {reason}); the terminal shows more."
+        raise gr.Error(text, duration=None, title="", print_exception=False) from error
+
+
+def on_device(
+    listen: Callable[..., Any],
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    *,
+    name: str | None = None,
+    cancel: gr.Button | None = None,
+) -> Any:
+    """Runs a function, or an iterator's steps, whenever the event occurs: one after the other.
+
+    Args:
+        listen: a component's event, such as `button.click`.
+        function: takes the values of `inputs`, and returns or yields those of `outputs`.
+        inputs: components.
+        outputs: likewise.
+        name: what programs call it by through Gradio's client; None: they do not.
+        cancel: a button that ends it, running or waiting.
+    """
+    event = listen(
+        _guarded(function),
+        list(inputs),
+        list(outputs),
+        api_name=name,
+        api_visibility="private" if name is None else "public",
+        concurrency_limit=1,
+        concurrency_id="device",
+        show_progress="minimal",
+    )
+    if cancel is not None:
+        cancel.click(None, cancels=[event], api_visibility="private")
+    return event
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.isgeneratorfunction(function):
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            with sentences(), _device, torch.no_grad():
+                return function(*arguments)
+
+        return call
+
+    @wraps(function)
+    def iterate(*arguments: Any) -> Iterator[Any]:
+        steps = function(*arguments)
+        while True:
+            with sentences(), _device, torch.no_grad():
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    return iterate

@@ -1,0 +1,96 @@
+"""Pictures of codes, attention and surprise over an image."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from taming.generation import ImageGenerator, attention_maps, codes_alone, token_surprise
+from taming.pictures import palette_of, pixel_grid, to_uint8
+from taming.report.images import on_image, tiled
+from taming.vqgan import VQGAN
+
+__all__ = [
+    "attention_picture",
+    "codes_picture",
+    "enlarge",
+    "mark_code",
+    "single_codes",
+    "surprise_picture",
+]
+
+SIDE = 384  # pixels of a picture to click on, at least
+TILE = 96  # pixels of an attention map, at least
+CHOSEN, SAME = np.array([255, 40, 40]), np.array([255, 200, 0])  # frames
+
+
+def enlarge(pixels: np.ndarray, side: int = SIDE) -> np.ndarray:
+    """Enlarges `(H W 3)` by a whole factor to at least `side` pixels."""
+    factor = max(1, math.ceil(side / max(pixels.shape[:2])))
+    return pixels.repeat(factor, 0).repeat(factor, 1)
+
+
+def single_codes(vqgan: VQGAN, codes: Tensor) -> np.ndarray:
+    """Returns what codes `(k,)` decode to alone, uint8 `(k f f 3)`."""
+    return to_uint8(codes_alone(vqgan, codes), palette_of(vqgan))
+
+
+def codes_picture(vqgan: VQGAN, indices: Tensor) -> np.ndarray:
+    """Puts what each code decodes to alone in its place in the grid `(h w)`, uint8 `(H W 3)`."""
+    codes, places = indices.unique(return_inverse=True)
+    return tiled(single_codes(vqgan, codes)[places.flatten().cpu().numpy()], indices.shape[1])
+
+
+def mark_code(pixels: np.ndarray, indices: Tensor, position: int | None) -> Image.Image:
+    """Frames the cell at a position, and all others of the same code; darkens the rest."""
+    shown = enlarge(pixels).copy()
+    if position is None:
+        return Image.fromarray(shown)
+    codes = indices.cpu().numpy()  # (h w)
+    chosen = np.arange(codes.size).reshape(codes.shape) == position
+    same = codes == codes[chosen]
+    f = shown.shape[0] // codes.shape[0]
+    rest = ~same.repeat(f, 0).repeat(f, 1)
+    shown[rest] = shown[rest] * 0.45
+    for row, column in np.argwhere(same):
+        cell = shown[row * f : (row + 1) * f, column * f : (column + 1) * f]
+        color = CHOSEN if chosen[row, column] else SAME
+        cell[:2] = cell[-2:] = color
+        cell[:, :2] = cell[:, -2:] = color
+    return Image.fromarray(shown)
+
+
+@torch.no_grad()
+def surprise_picture(
+    generator: ImageGenerator, pixels: np.ndarray, tokens: Tensor, condition: Tensor | None
+) -> tuple[Image.Image, np.ndarray]:
+    """Colours an image by the surprise of its tokens `(1 n)`, and returns their bits `(n,)`."""
+    bits = token_surprise(generator, tokens, condition)[0].cpu().numpy()
+    lit = on_image(pixels, bits.reshape(generator.grid_size))
+    return Image.fromarray(enlarge(lit)), bits
+
+
+@torch.no_grad()
+def attention_picture(
+    generator: ImageGenerator,
+    pixels: np.ndarray,
+    tokens: Tensor,
+    condition: Tensor | None,
+    position: int,
+    layers: Sequence[int],
+) -> Image.Image:
+    """Shows what the prediction of a token attends to: a row for each layer, a column a head.
+
+    Each map is as bright as its greatest weight; its caption says how much of the attention goes
+    to tokens of the image and not to the condition in front.
+    """
+    weights = attention_maps(generator, tokens, condition, [position])[0, :, :, 0].cpu().numpy()
+    tiles, captions = [], []
+    for layer in layers:
+        for head, flat in enumerate(weights[layer]):
+            tiles.append(on_image(pixels, flat.reshape(generator.grid_size), position))
+            captions.append(f"{layer + 1}.{head + 1}: {flat.sum():.0%}")
+    return pixel_grid(np.stack(tiles), weights.shape[1], captions, min_side=TILE)

@@ -1,0 +1,71 @@
+"""What a studio shows: a generator with its tokenizer, or a tokenizer alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
+from taming.pictures import palette_of
+from taming.serialization import load_saved_model
+from taming.vqgan import VQGAN
+
+__all__ = ["StudioModel"]
+
+
+@dataclass(frozen=True)
+class StudioModel:
+    """A loaded model."""
+
+    name: str  # the path it was loaded from
+    tokenizer: VQGAN
+    generator: ImageGenerator | None = None
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: torch.device | str = "cpu", dtype: SamplingDtype = "auto"
+    ) -> Self:
+        """Loads whatever model is at a path, see `find_model`; `dtype` is as in sampling.
+
+        Raises:
+            MissingPathError: if the path does not exist.
+            UserError: if there is no model, or a generator without its tokenizer.
+        """
+        saved = load_saved_model(path)
+        if saved.kind != ImageGenerator.kind:
+            return cls(str(path), VQGAN.from_saved(saved).to(device))
+        generator = ImageGenerator.from_saved(saved).to(device)
+        generator.prepare_sampling(SamplingOptions(), dtype, num_images=1)
+        return cls(str(path), generator.require_tokenizer(), generator)
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(height, width) in codes of the images it draws or takes."""
+        return self.tokenizer.grid_size if self.generator is None else self.generator.grid_size
+
+    @property
+    def palette(self) -> np.ndarray | None:
+        """Colours of the classes, for a model of label maps."""
+        return palette_of(self.tokenizer)
+
+    @property
+    def description(self) -> str:
+        """Describes the model in a line of Markdown."""
+        rows, columns = self.grid_size
+        factor = self.tokenizer.downsample_factor
+        kind = "tokenizer" if self.generator is None else "generator"
+        text = (
+            f"**{kind}** `{self.name}`: images of {rows * factor} × {columns * factor} pixels as "
+            f"{rows} × {columns} codes out of {self.tokenizer.codebook_size}"
+        )
+        if self.generator is None:
+            return text
+        layers = len(self.generator.transformer.blocks)
+        conditioning = self.generator.conditioning
+        if conditioning.num_classes is not None:
+            text += f", {conditioning.num_classes} classes"
+        elif conditioning.takes_images:
+            text += ", drawn from condition images"
+        return f"{text}; a transformer of {layers} layers"

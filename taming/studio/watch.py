@@ -1,0 +1,105 @@
+"""The page that watches a training: its curves and its newest grids, read from its directory."""
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+from taming.report.curves import thinned
+from taming.report.records import Series, read_metrics
+from taming.studio.shown import show_pictures
+
+__all__ = ["add_watching", "is_run"]
+
+SECONDS = 5  # between two looks into the directory
+NUM_GRIDS = 4
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a training writes, or wrote, into this directory."""
+    run = Path(path).expanduser()
+    return (run / "config.yaml").is_file() or (run / "metrics.csv").is_file()
+
+
+def add_watching(page: gr.Blocks, run: Path) -> None:
+    """Adds curves of the chosen metrics, and the newest grids."""
+    status = gr.Markdown()
+    chosen = gr.Dropdown([], multiselect=True, label="curves")
+    plot = gr.LinePlot(x="step", y="value", color="metric", height=320)
+    grids = show_pictures("Newest grids", "newest-grids", 2)
+    seen = gr.State()
+
+    def update(names: list[str], before: Any) -> list[Any]:
+        state = _state(run)
+        if state == before:
+            return [gr.skip()] * 5
+        known = sorted(_read(run))  # more with the first validation
+        names = names or _first_choice(known)
+        choice = gr.Dropdown(choices=known, value=names)
+        return [_describe(run), _curves(run, names), _newest_grids(run), choice, state]
+
+    def choose(names: list[str]) -> Any:
+        return _curves(run, names)
+
+    gr.on(
+        [gr.Timer(SECONDS).tick, page.load],
+        update,
+        [chosen, seen],
+        [status, plot, grids, chosen, seen],
+        api_name="watch",
+        show_progress="hidden",
+    )
+    chosen.input(choose, chosen, plot, api_visibility="private", show_progress="hidden")
+
+
+def _state(run: Path) -> tuple[Any, ...]:
+    """Returns what changes when the training writes."""
+    files = [run / "metrics.csv", *sorted((run / "grids").glob("*.png"))[-NUM_GRIDS:]]
+    return tuple((file.name, file.stat().st_mtime_ns) for file in files if file.exists())
+
+
+def _first_choice(names: list[str]) -> list[str]:
+    losses = [name for name in names if name.endswith(("/loss", "/reconstruction_loss"))]
+    return losses or names[:1]
+
+
+def _curves(run: Path, names: list[str]) -> Any:
+    """Returns the chosen curves as a table."""
+    import pandas as pd  # comes with Gradio
+
+    rows = [
+        (step, value, name)
+        for name, series in _read(run).items()
+        if name in names
+        for step, value in zip(*thinned(*series), strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["step", "value", "metric"])
+
+
+def _read(run: Path) -> dict[str, Series]:
+    return read_metrics(run / "metrics.csv")
+
+
+def _newest_grids(run: Path) -> list[tuple[Image.Image, str]]:
+    """Returns the newest grids first; one that is being written is left out."""
+    found = []
+    for file in sorted((run / "grids").glob("*.png"))[: -NUM_GRIDS - 1 : -1]:
+        try:
+            with Image.open(file) as opened:
+                found.append((opened.convert("RGB"), file.stem))
+        except OSError:
+            continue
+    return found
+
+
+def _describe(run: Path) -> str:
+    metrics = _read(run)
+    step = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
+    ended = "has ended" if (run / "result.json").is_file() else "goes on, or was interrupted"
+    numbers = ", ".join(
+        f"{name.removeprefix('val/')} {values[-1]:.4g}"
+        for name, (_, values) in sorted(metrics.items())
+        if name.startswith("val/")
+    )
+    return f"`{run}` {ended}; step {step}." + (f" Validation: {numbers}." if numbers else "")

@@ -1,0 +1,74 @@
+"""Studios of tiny models, served on this machine, and a browser to open them in."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_studios import write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[str]:
+    """A process of its own: Gradio's server leaves sockets open in the one it ends in."""
+    if find_spec("gradio") is None:
+        pytest.skip("needs Gradio: pip install -e '.[studio]'")
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    process = subprocess.Popen(
+        [sys.executable, str(TESTS / "studio" / "tiny_studios.py"), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="session")
+def class_studio(run: Path) -> Iterator[str]:
+    """A generator of three classes, compared with another, and a run to watch."""
+    with served("class", str(run)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def map_studio() -> Iterator[str]:
+    with served("map") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def tokenizer_studio() -> Iterator[str]:
+    """A tokenizer alone, behind a password."""
+    with served("tokenizer") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium (Debian: apt-get install chromium)")
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    with api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

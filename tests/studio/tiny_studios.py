@@ -1,0 +1,79 @@
+"""Models of a few weights for studios, and files to upload; run, it serves one of the studios."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tiny_models import tiny_generator, tiny_vqgan
+
+from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
+from taming.studio import StudioModel, build_studio, serve
+from taming.vqgan import VQGAN
+
+GRID = (4, 4)
+SIDE = 16  # pixels of an image
+MAP_SIDE = 16  # pixels of a label map of 3 classes, cells of 8
+NAMES = ["cats", "dogs", "owls"]
+PASSWORD = "secret"
+PALETTE = [[0, 0, 0], [255, 0, 0], [0, 0, 255]]
+
+
+def tokenizer(seed: int = 0) -> VQGAN:
+    quantizer = {"kind": "vector", "codebook_size": 16, "codebook_dim": 4}
+    settings: dict[str, Any] = {"resolution": SIDE, "channel_multipliers": (1, 1, 1)}
+    return tiny_vqgan(seed, quantizer=quantizer, **settings)
+
+
+def _generator(conditioning: Conditioning, seed: int = 0, **parts: Any) -> StudioModel:
+    generator = tiny_generator(conditioning, GRID, tokenizer=tokenizer(seed), **parts)
+    return StudioModel("outputs/tiny", generator.require_tokenizer(), generator)
+
+
+def class_model(seed: int = 0) -> StudioModel:
+    return _generator(ClassLabel(3, dropout=0.1, class_names=NAMES), seed)
+
+
+def map_model() -> StudioModel:
+    cells = CellClasses(3, MAP_SIDE // 2, MAP_SIDE)
+    return _generator(ImageCondition(3, (2, 2), palette=PALETTE), condition_tokenizer=cells)
+
+
+def tokenizer_model() -> StudioModel:
+    return StudioModel("outputs/tiny", tokenizer())
+
+
+def write_run(directory: Path) -> Path:
+    """A training that goes on: three lines of metrics, the last being written, and two grids."""
+    lines = "step,train/loss,val/psnr\n50,1.5,\n100,,20.5\n150,0.75,\n2"
+    (directory / "metrics.csv").write_text(lines)
+    (directory / "grids").mkdir()
+    for step in (50, 100):
+        write_picture(directory / "grids" / f"samples_{step:07d}.png")
+    return directory
+
+
+def write_picture(path: Path, size: tuple[int, int] = (40, 30), seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def main(kind: str, run: str | None = None) -> None:
+    """Prints the address of a studio, and serves it until the process is ended."""
+    if kind == "class":
+        studio = build_studio(
+            class_model(), class_model(seed=5), None if run is None else Path(run)
+        )
+    else:
+        studio = build_studio(map_model() if kind == "map" else tokenizer_model())
+    password = PASSWORD if kind == "tokenizer" else None
+    print(serve(studio, password=password, wait=False), flush=True)  # noqa: T201
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
