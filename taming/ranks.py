@@ -5,8 +5,8 @@ its own values.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ __all__ = [
     "dealt",
     "from_first_rank",
     "gather",
+    "gather_dealt",
     "gather_in_turn",
     "largest_share",
     "mean_over_ranks",
@@ -104,6 +105,13 @@ def gather(value: T) -> list[T]:
     received: list[Any] | None = [None] * num_ranks() if rank() == 0 else None
     dist.gather_object(value, received, dst=0)
     return received or []
+
+
+def gather_dealt(results: Sequence[T]) -> list[T]:
+    """Returns on the first rank what all made of the items `dealt` to them, in the items' order."""
+    ranks = gather([(result,) for result in results])
+    turns = zip_longest(*ranks, fillvalue=())
+    return list(chain.from_iterable(chain.from_iterable(turns)))
 
 
 def gather_in_turn(results: Iterable[T], total: int) -> Iterator[T]:

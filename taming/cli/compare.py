@@ -1,10 +1,11 @@
-"""`compare`: the runs of a sweep in one table."""
+"""`compare`: the runs of a sweep, or several evaluations, in one table."""
 
 import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -12,7 +13,7 @@ from PIL import Image
 
 from taming.cli.app import resolved
 from taming.errors import UserError
-from taming.evaluation import markdown_table
+from taming.evaluation import contract_differences, evaluation_rows, markdown_table
 
 __all__ = ["main"]
 
@@ -26,17 +27,57 @@ def main(config: DictConfig) -> None:
     found: dict[str, list[Path]] = {}
     for result in sorted(runs.rglob("result.json"), key=_job_number):
         found.setdefault(_variant(result.parent.relative_to(runs)), []).append(result.parent)
-    if not found:
-        raise UserError(f"{runs} holds no finished runs: give the run_dir of a sweep.")
+    evaluations = _evaluations(runs)
+    if not found and not evaluations:
+        raise UserError(
+            f"{runs} holds no finished runs and no evaluations: give the run_dir of a sweep, or a "
+            "folder of what evaluate has written."
+        )
     rows = [[name, *_cells(some, plain["columns"])] for name, some in found.items()]
     header = ["", *(column.replace("_", " ") for column in plain["columns"])]
-    text = markdown_table(header, rows) + "\n"
+    text = "\n\n".join(filter(None, [markdown_table(header, rows), *_tables(evaluations)])) + "\n"
     (runs / "table.md").write_text(text)
     print(f"{text}\nwrote {runs / 'table.md'}")
     grids = [max((some[0] / "grids").glob("*.png"), default=None) for some in found.values()]
-    if all(grids):
+    if grids and all(grids):
         _side_by_side([grid for grid in grids if grid]).save(runs / "grids.png")
         print(f"wrote {runs / 'grids.png'}: from left to right {', '.join(found)}")
+
+
+def _evaluations(folder: Path) -> dict[str, dict[str, Any]]:
+    """Reads the evaluations in a folder, by their own folders' names."""
+    found = {}
+    for path in sorted(folder.rglob("metrics.json")):
+        numbers = json.loads(path.read_text("utf-8"))
+        if "contract" in numbers:
+            found[str(path.parent.relative_to(folder))] = numbers
+    return found
+
+
+def _tables(evaluations: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yields a table of each contract, and says in which terms it is another than the first."""
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, numbers in evaluations.items():
+        groups.setdefault(numbers["contract"]["digest"], {})[name] = numbers
+    first = next(iter(evaluations.values()), {}).get("contract", {})
+    for number, group in enumerate(groups.values()):
+        if number > 0:
+            contract = next(iter(group.values()))["contract"]
+            differences = "; ".join(contract_differences(first, contract))
+            yield f"Not comparable with the first table: {differences}."
+        rows = {
+            f"{name} {row}".strip(): found
+            for name, numbers in group.items()
+            for row, found in evaluation_rows(numbers)
+        }
+        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+        yield markdown_table(
+            ["", *(column.replace("_", " ") for column in columns)],
+            [
+                [name, *(f"{row[c]:.4g}" if c in row else "" for c in columns)]
+                for name, row in rows.items()
+            ],
+        )
 
 
 def _job_number(result: Path) -> tuple[int, str]:

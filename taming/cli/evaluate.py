@@ -1,4 +1,4 @@
-"""`evaluate`: numbers for a generator or a tokenizer."""
+"""`evaluate`: numbers for a generator, a tokenizer or generated images."""
 
 import logging
 from pathlib import Path
@@ -18,9 +18,13 @@ from taming.cli.app import (
 from taming.cli.data import ENCODING_TYPES, build_data, set_up, with_tokenizer_shape
 from taming.cli.hints import condition_settings, setting
 from taming.cli.setting_types import check_types
+from taming.data import ImageDataset, ImageTransform, Part, PictureReader, open_samples
+from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator
+from taming.losses import LPIPSLoss
+from taming.ranks import rank
 from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
 
@@ -30,15 +34,58 @@ log = logging.getLogger("taming")
 
 
 def main(config: DictConfig) -> None:
-    """Measures a generator, or a VQGAN, on the validation images of its data."""
+    """Measures a generator, a VQGAN or generated images, beside the validation images of data."""
     plain = resolved(config)
+    if (plain["checkpoint"] is None) == (plain["samples"] is None):
+        raise UserError("give a checkpoint=PATH, or samples=PATH of generated images.")
     join_processes(config)
     check_types(config.data, ENCODING_TYPES)
     evaluate_model, training = build(config.evaluation), build(config.classifier_training)
     device = find_device(plain["device"])
     features = None if config.frechet.weights is None else build(config.frechet)
+    lpips = None if plain["lpips"] is None else LPIPSLoss(backbone=plain["lpips"])
     classifier = plain["classifier"] and ImageClassifier.from_pretrained(plain["classifier"])
-    saved = load_saved_model(plain["checkpoint"])
+    subject: ImageGenerator | VQGAN | ImageDataset
+    notes = []
+    if plain["samples"] is None:
+        subject = load_model(config)
+        warn_of_trained_images(config)
+        notes = judge_of_training(config)
+        data = build_data(config)
+        set_up(data)
+        subject.to(device)
+    else:
+        data, subject = open_both(config)
+    numbers, written = evaluate_model(
+        subject,
+        data,
+        device=device,
+        classifier=classifier,
+        classifier_training=training,
+        features=features,
+        lpips=lpips,
+        about={
+            "checkpoint": plain["checkpoint"],
+            "samples_from": plain["samples"],
+            "classifier": plain["classifier"],
+            "data": resolved(config)["data"],  # with the model's resolution
+        },
+        notes=notes,
+    )
+    if rank() > 0:
+        return
+    print(f"\n{report_text(numbers)}")
+    for path in written:
+        print(f"wrote {path}")
+    for_sampling = [setting("checkpoint", plain["checkpoint"])]
+    if isinstance(subject, ImageGenerator) and subject.conditioning.takes_images:
+        for_sampling += [*condition_settings(config.data), "num_images=16"]
+    print(next_steps(None if plain["samples"] else for_sampling, written))
+
+
+def load_model(config: DictConfig) -> ImageGenerator | VQGAN:
+    """Loads the checkpoint, and fills its shape in where `config.data` leaves it open."""
+    saved = load_saved_model(config.checkpoint)
     kind = ImageGenerator if saved.kind == ImageGenerator.kind else VQGAN
     model = kind.from_saved(saved)
     if isinstance(model, ImageGenerator):
@@ -48,28 +95,40 @@ def main(config: DictConfig) -> None:
     if tokenizer.label_maps:
         raise UserError("the model's images are label maps, and evaluate measures pictures only.")
     with_tokenizer_shape(config, tokenizer, resolution)
-    warn_of_trained_images(config)
+    return model
+
+
+def open_both(config: DictConfig) -> tuple[ImageDataModule, ImageDataset]:
+    """Opens the data and the samples, which are resized and cropped to the data's resolution."""
+    if config.data.channels is None:
+        config.data.channels = 3
+    reader = PictureReader(1 if config.data.channels == 1 else 3)
+    if config.data.resolution is None:
+        first = open_samples(config.samples, reader).load(0)
+        config.data.resolution = [first.height, first.width]
     data = build_data(config)
     set_up(data)
-    numbers, written = evaluate_model(
-        model.to(device),
-        data,
-        classifier=classifier,
-        classifier_training=training,
-        features=features,
-        about={
-            "checkpoint": plain["checkpoint"],
-            "classifier": plain["classifier"],
-            "data": resolved(config)["data"],  # with the model's resolution
-        },
-    )
-    print(f"\n{report_text(numbers)}")
-    for path in written:
-        print(f"wrote {path}")
-    for_sampling = [setting("checkpoint", plain["checkpoint"])]
-    if isinstance(model, ImageGenerator) and model.conditioning.takes_images:
-        for_sampling += [*condition_settings(config.data), "num_images=16"]
-    print(next_steps(for_sampling, written))
+    samples = open_samples(config.samples, reader, data.class_names)
+    transform = ImageTransform(resolution=data.resolution, resize="shorter_side", crop="center")
+    return data, ImageDataset(Part(samples), transform, seed=config.seed)
+
+
+def judge_of_training(config: DictConfig) -> list[str]:
+    """Says so if the feature network is that of the tokenizer's training loss."""
+    path = Path(config.checkpoint).expanduser() / RESOLVED_FILE
+    trained = load_saved_config(path) if path.is_file() else OmegaConf.create()
+    if "vqgan" in trained:  # a generator's run: that of its tokenizer
+        path = Path(str(trained.vqgan)).expanduser() / RESOLVED_FILE
+        trained = load_saved_config(path) if path.is_file() else OmegaConf.create()
+    network = OmegaConf.select(trained, "perceptual.backbone")
+    measured = config.frechet.backbone if config.frechet.weights else ""
+    if not network or not measured.startswith(str(network)):
+        return []
+    return [
+        f"The tokenizer was trained to please the network that judges here, {measured}: its "
+        "numbers are too good beside those of a tokenizer that was not. Judge by another network, "
+        "too."
+    ]
 
 
 def warn_of_trained_images(config: DictConfig) -> None:
@@ -94,11 +153,13 @@ def warn_of_trained_images(config: DictConfig) -> None:
             )
 
 
-def next_steps(for_sampling: list[str], written: list[Path]) -> str:
+def next_steps(for_sampling: list[str] | None, written: list[Path]) -> str:
     """Returns the commands that can follow; the first setting `for_sampling` is the checkpoint."""
     again = "evaluate with the same classifier again: add "
     lines = [again + setting("classifier", str(p)) for p in written if p.name == "classifier"]
-    if any(path.suffix == ".png" for path in written):
+    if for_sampling is None:
+        return "\n".join(lines)
+    if any(path.name.startswith("grid") for path in written):
         lines.append(f"draw more:\n  {program('sample')} {' '.join(for_sampling)}")
     else:
         command = f"{program('reconstruct')} {for_sampling[0]} input=MY_IMAGES"

@@ -9,6 +9,7 @@ from taming.data.dataset import ImageDataset, ImageList, Part
 from taming.data.image_folder import ImageFolder
 from taming.data.inspection import InspectionImages
 from taming.data.readers import BrokenImageError, LabelMapReader, PictureReader, Reader
+from taming.data.samples import open_samples
 from taming.data.sources import DataSource, ImageFiles, PairFiles, held_out_split
 from taming.data.tokens import CacheDescription, TokenDataset, TokenGrid, TokenWriter
 from taming.data.transforms import ImageTransform
@@ -38,4 +39,5 @@ __all__ = [
     "TokenGrid",
     "TokenWriter",
     "held_out_split",
+    "open_samples",
 ]

@@ -55,9 +55,9 @@ class ImageArray:
         mode = "L" if self.reader.channels == 1 else "RGB"
         return Image.fromarray(self._images[index]).convert(mode)
 
-    def label(self, index: int) -> int:
-        """Returns the class of an image."""
-        return int(self._labels[index])
+    def label(self, index: int) -> int | None:
+        """Returns the class of an image; None without classes."""
+        return int(self._labels[index]) if self.class_names else None
 
     def name(self, index: int) -> str:
         """Returns a name such as `train/00012`: of image 12 of the part `train`."""

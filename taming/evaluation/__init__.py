@@ -5,13 +5,16 @@ from taming.evaluation.classifier import (
     ImageClassifier,
     train_classifier,
 )
-from taming.evaluation.frechet import (
-    FeatureExtractor,
-    FeatureStatistics,
-    FrechetDistance,
-    frechet_distance,
+from taming.evaluation.contract import EvaluationContract, contract_differences
+from taming.evaluation.features import FeatureExtractor, FeatureNetwork, load_feature_network
+from taming.evaluation.frechet import FeatureStatistics, FrechetDistance, frechet_distance
+from taming.evaluation.judging import (
+    JudgedImages,
+    Judges,
+    as_eight_bit,
+    compare_features,
+    in_proportion,
 )
-from taming.evaluation.judging import JudgedImages, Judges, in_proportion, measure_validation
 from taming.evaluation.metrics import (
     CodebookUsage,
     ExactMean,
@@ -20,14 +23,18 @@ from taming.evaluation.metrics import (
     ReconstructionMetrics,
     TokenLikelihood,
 )
-from taming.evaluation.report import markdown_table, report_text
+from taming.evaluation.neighbours import memorisation
+from taming.evaluation.report import evaluation_rows, markdown_table, report_text
 from taming.evaluation.tiling import reconstruct_tiled
+from taming.evaluation.validation import MeasuredValidation, measure_validation
 
 __all__ = [
     "ClassifierTraining",
     "CodebookUsage",
+    "EvaluationContract",
     "ExactMean",
     "FeatureExtractor",
+    "FeatureNetwork",
     "FeatureStatistics",
     "FrechetDistance",
     "ImageClassifier",
@@ -35,12 +42,19 @@ __all__ = [
     "Judges",
     "LPIPSMetric",
     "LabelMapMetrics",
+    "MeasuredValidation",
     "ReconstructionMetrics",
     "TokenLikelihood",
+    "as_eight_bit",
+    "compare_features",
+    "contract_differences",
+    "evaluation_rows",
     "frechet_distance",
     "in_proportion",
+    "load_feature_network",
     "markdown_table",
     "measure_validation",
+    "memorisation",
     "reconstruct_tiled",
     "report_text",
     "train_classifier",

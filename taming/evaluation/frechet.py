@@ -1,63 +1,21 @@
 """Fréchet distance between sets of images, as normal distributions of a network's features."""
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-from annotated_types import Ge
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from taming.contexts import full_precision
-from taming.losses import Backbone
+__all__ = [
+    "FeatureStatistics",
+    "FrechetDistance",
+    "feature_statistics",
+    "frechet_distance",
+    "frechet_spread",
+]
 
-__all__ = ["FeatureExtractor", "FeatureStatistics", "FrechetDistance", "frechet_distance"]
-
-
-class FeatureExtractor(nn.Module):
-    """The last stage's features of a pretrained network, averaged over the image.
-
-    Images are first resized to one size, bilinearly with antialiasing, so that distances do not
-    depend on theirs; then normalised as the network was trained. All in float32.
-
-    Args:
-        backbone: name of the network (see `Backbone`).
-        weights: file of its weights in torchvision's key names.
-        resolution: pixels a side that images are resized to; 224 is what these networks saw, and
-            below 32 the last stage has nothing to see.
-
-    Attributes:
-        num_features: width f of the result.
-        description: network and resolution, for use beside every number.
-    """
-
-    def __init__(
-        self, *, backbone: str, weights: str | Path, resolution: Annotated[int, Ge(32)] = 224
-    ) -> None:
-        super().__init__()
-        self.backbone = Backbone(backbone, weights)
-        self.num_features = Backbone.WIDTHS[backbone]
-        self.resolution = resolution
-        self.description = f"{backbone}, last stage, images at {resolution}×{resolution}"
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
-        with torch.autocast(images.device.type, enabled=False), full_precision():
-            images = F.interpolate(
-                images.float(), (self.resolution, self.resolution), mode="bilinear", antialias=True
-            )
-            return self.backbone(images)[-1].mean((2, 3))
-
-    def notes(self, num_images: int) -> list[str]:
-        """Warns of a distance whose covariance is that of too few images; nothing for enough."""
-        if num_images > self.num_features:
-            return []
-        return [
-            f"{num_images} images are no more than the network's {self.num_features} features: the "
-            "Fréchet distance says little, and less beside one of more images."
-        ]
+BLOCK = 4096  # features in float64 at a time
 
 
 class FeatureStatistics(Metric):
@@ -136,6 +94,17 @@ class FrechetDistance(WrapperMetric):
         self.reconstructions.reset()
 
 
+def feature_statistics(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean `(f,)` and covariance `(f f)` of features `(n f)`, in float64."""
+    n, f = features.shape
+    mean = features.mean(0, dtype=torch.float64)
+    products = mean.new_zeros(f, f)
+    for block in features.split(BLOCK):
+        centred = block.double() - mean
+        products += centred.T @ centred
+    return mean, products / max(n - 1, 1)
+
+
 def frechet_distance(
     first_mean: Tensor, second_mean: Tensor, first_covariance: Tensor, second_covariance: Tensor
 ) -> Tensor:
@@ -152,6 +121,29 @@ def frechet_distance(
         - 2 * root_trace.sum()
     )
     return distance.clamp(min=0)
+
+
+def frechet_spread(features: Tensor, reference: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function from rows of the features `(n f)` to their distance to the reference's.
+
+    It is `frechet_distance` of resamples, made cheap: the reference is factored once, and the
+    singular values are roots of the eigenvalues of the smaller product of the factors.
+    """
+    mean, covariance = feature_statistics(reference)
+    features = features.double()
+    projected = features @ _factor(covariance)  # (n f): a resample picks rows of it
+
+    def distance(rows: Tensor) -> Tensor:
+        some = features[rows]
+        own_mean, own_variance = some.mean(0), some.var(0).sum()
+        product = projected[rows] - projected[rows].mean(0)
+        gram = product @ product.T if len(product) < product.shape[1] else product.T @ product
+        roots = torch.linalg.eigvalsh(gram / (len(rows) - 1)).clamp(min=0).sqrt()
+        return (
+            (mean - own_mean).square().sum() + covariance.trace() + own_variance - 2 * roots.sum()
+        )
+
+    return distance
 
 
 def _factor(covariance: Tensor) -> Tensor:

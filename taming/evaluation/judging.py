@@ -1,25 +1,24 @@
-"""Measurements of image sets by a classifier, a feature network and a tokenizer."""
+"""Measurements of sets of images by a classifier and a feature network."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
 
+from taming.evaluation.bootstrap import MAX_IMAGES, frechet_interval, mean_interval
 from taming.evaluation.classifier import ImageClassifier
-from taming.evaluation.frechet import FeatureExtractor, FeatureStatistics
-from taming.evaluation.metrics import CodebookUsage, ReconstructionMetrics, TokenLikelihood
-from taming.ranks import sum_over_ranks
-from taming.sequence import to_tokens
-from taming.vqgan import VQGAN
+from taming.evaluation.contract import digest_images, join_digests
+from taming.evaluation.features import FeatureNetwork
+from taming.evaluation.frechet import feature_statistics, frechet_distance
+from taming.evaluation.kernel import kernel_distance, probability_score
+from taming.evaluation.neighbours import fidelity_and_diversity
+from taming.ranks import gather_dealt
 
-__all__ = ["JudgedImages", "Judges", "in_proportion", "measure_validation"]
-
-Batch = dict[str, Any]
+__all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "in_proportion"]
 
 
 @dataclass(frozen=True)
@@ -27,76 +26,151 @@ class Judges:
     """The networks that judge images; the numbers of one that is missing are left out."""
 
     classifier: ImageClassifier | None  # in evaluation mode
-    features: FeatureExtractor | None  # for Fréchet distances
-    device: torch.device  # where they are; one with float64
+    features: FeatureNetwork | None
+    device: torch.device  # where they are
+
+
+class _Batch(NamedTuple):
+    digests: list[bytes]
+    num_not_finite: int
+    features: Tensor | None  # (b f)
+    labels: Tensor | None  # (b,)
+    logits: Tensor | None  # (b k), the classifier's
 
 
 class JudgedImages:
-    """Measurements of one set of images; memory does not grow with the set.
+    """What the judges see in one set of images, a row of features and logits an image.
 
-    Several processes each have a part of the set; `numbers` are of the whole.
+    Several processes each update with the batches `dealt` to them. After `gather` the first one has
+    all, in order, and only it may read them.
     """
 
     def __init__(self, judges: Judges) -> None:
         self._judges = judges
-        self.num_images = 0
-        # own class by row, predicted class by column
-        self.confusion: MulticlassConfusionMatrix | None = None
-        if judges.classifier is not None:
-            metric = MulticlassConfusionMatrix(judges.classifier.num_classes, validate_args=False)
-            self.confusion = metric.to(judges.device)
-        self.statistics: FeatureStatistics | None = None
-        if judges.features is not None:
-            self.statistics = FeatureStatistics(judges.features).to(judges.device)
+        self._batches: list[_Batch] = []
 
     @torch.no_grad()
     def update(self, images: Tensor, labels: Tensor | None = None) -> list[int | None]:
-        """Adds `(b c H W)` in [-1, 1] and, for a classifier, their classes `(b,)`.
+        """Adds `(b c H W)` in [-1, 1], rounded to 8 bits, and their classes `(b,)`, if any.
 
         Returns the classifier's predictions, None without one.
         """
-        images = images.to(self._judges.device)
-        self.num_images += len(images)
-        if self.statistics is not None:
-            self.statistics.update(images)
-        if self._judges.classifier is None or self.confusion is None:
-            return [None] * len(images)
-        assert labels is not None
-        predictions = self._judges.classifier(images).argmax(dim=1)
-        self.confusion.update(predictions, labels.to(images.device))
-        return predictions.tolist()
+        classifier, network = self._judges.classifier, self._judges.features
+        finite = images.isfinite().all(dim=(1, 2, 3))
+        images = as_eight_bit(images.to(self._judges.device)).nan_to_num()
+        pixels = ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+        logits = None if classifier is None else classifier(images).float().cpu()
+        self._batches.append(
+            _Batch(
+                digest_images(pixels),
+                int((~finite).sum()),
+                None if network is None else network(images).float().cpu(),
+                None if labels is None else labels.cpu(),
+                logits,
+            )
+        )
+        return [None] * len(images) if logits is None else logits.argmax(1).tolist()
+
+    def gather(self) -> "JudgedImages":
+        """Collects all processes' images on the first one."""
+        batches = gather_dealt(self._batches)
+        self._batches = []
+        self.digests = [digest for batch in batches for digest in batch.digests]
+        self.num_images = len(self.digests)
+        self.num_not_finite = sum(batch.num_not_finite for batch in batches)
+        self.features = _joined([batch.features for batch in batches])
+        self.labels = _joined([batch.labels for batch in batches])
+        self.logits = _joined([batch.logits for batch in batches])
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the images, whatever their order."""
+        return join_digests(self.digests)
 
     def numbers(
-        self, reference: "JudgedImages | None" = None, class_names: Sequence[str] | None = None
+        self,
+        reference: "JudgedImages | None" = None,
+        class_names: Sequence[str] | None = None,
+        seed: int | None = 0,
     ) -> dict[str, Any]:
         """Returns `num_images` and, where they are known, more.
 
-        `agreement` is the share of images whose own class the classifier predicts,
-        `frechet_distance` that of the features to those of the reference. With names of the
-        classes there is `by_class`, for each its images, their agreement, None without images, and
-        `instead`, the commonest wrong prediction, None without one.
+        `agreement` is the share of images whose own class the classifier predicts; those of the
+        features are `compare_features`. With names of the classes there is `by_class`, for each its
+        images, their agreement, None without images, and `instead`, the commonest wrong prediction,
+        None without one. A set with images that are not finite has `num_not_finite` alone.
         """
-        num_images = torch.tensor(self.num_images, device=self._judges.device)
-        numbers: dict[str, Any] = {"num_images": int(sum_over_ranks(num_images))}
-        if self.confusion is not None:
-            counts = self.confusion.compute()
-            numbers["agreement"] = (counts.diagonal().sum().double() / counts.sum()).item()
-        if self.statistics is not None and reference is not None:
-            assert reference.statistics is not None
-            numbers["frechet_distance"] = self.statistics.distance(reference.statistics).item()
-        if self.confusion is not None and class_names is not None:
-            numbers["by_class"] = _by_class(self.confusion.compute(), class_names)
+        numbers: dict[str, Any] = {"num_images": self.num_images}
+        if self.num_not_finite:
+            return numbers | {"num_not_finite": self.num_not_finite}
+        if self.logits is not None:
+            numbers["classifier_score"] = probability_score(self.logits, seed=seed)
+        if self.logits is not None and self.labels is not None:
+            predictions = self.logits.argmax(1)
+            hits = (predictions == self.labels).double()
+            numbers["agreement"] = hits.mean().item()
+            if self.num_images <= MAX_IMAGES:
+                numbers["agreement_interval"] = mean_interval(hits, seed)
+            if class_names is not None:
+                numbers["by_class"] = _by_class(self.labels, predictions, class_names)
+        if self.features is not None and reference is not None and not reference.num_not_finite:
+            assert self._judges.features is not None and reference.features is not None
+            device = self._judges.device
+            both = self.features.to(device), reference.features.to(device)
+            numbers |= compare_features(*both, self._judges.features, seed)
         return numbers
 
 
-def _by_class(confusion: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+def compare_features(
+    features: Tensor, reference: Tensor, network: FeatureNetwork, seed: int | None = 0
+) -> dict[str, Any]:
+    """Returns the distances of features `(n f)` to those of the reference, and their diversity.
+
+    Those of Inception are called `fid`, `kid` and `inception_score`, those of another network
+    `frechet_distance` and `kernel_distance`. Intervals are of 95%, by bootstrap, for sets of up to
+    5000 images.
+    """
+    frechet, kernel = (
+        ("fid", "kid")
+        if network.is_inception
+        else (
+            "frechet_distance",
+            "kernel_distance",
+        )
+    )
+    means, covariances = zip(*map(feature_statistics, (features, reference)), strict=True)
+    distance = frechet_distance(*means, *covariances).item()
+    numbers: dict[str, Any] = {frechet: distance}
+    if 2 < len(features) <= MAX_IMAGES:
+        numbers[f"{frechet}_interval"] = frechet_interval(distance, features, reference, seed)
+    mean, deviation = kernel_distance(features, reference, seed=seed)
+    if not math.isnan(mean):
+        numbers |= {kernel: mean, f"{kernel}_deviation": deviation}
+    if network.is_inception:
+        numbers["inception_score"] = probability_score(network.logits(features), seed=seed)
+    return numbers | fidelity_and_diversity(features, reference)
+
+
+def as_eight_bit(images: Tensor) -> Tensor:
+    """Rounds images in [-1, 1] to the 256 levels of a file, so that they equal what is written."""
+    return ((images.float().clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
+
+
+def _by_class(labels: Tensor, predictions: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
-    for label, counts in enumerate(confusion.clone()):
+    for label, name in enumerate(names):
+        counts = predictions[labels == label].bincount(minlength=len(names))
         num_images, hits = int(counts.sum()), int(counts[label])
         counts[label] = 0
         rows.append(
             {
-                "class": names[label],
+                "class": name,
                 "num_images": num_images,
                 "agreement": hits / num_images if num_images else None,
                 "instead": names[int(counts.argmax())] if counts.any() else None,
@@ -116,48 +190,3 @@ def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) ->
     order = order[np.argsort(classes[order], kind="stable")]
     positions = (np.arange(count) + 0.5) * len(order) / count
     return order[positions.astype(np.int64)].tolist()
-
-
-@torch.no_grad()
-def measure_validation(
-    tokenizer: VQGAN,
-    batches: Iterable[Batch],
-    judges: Judges,
-    losses: Mapping[str, Callable[[Tensor, Batch], Tensor]],
-) -> tuple[JudgedImages, dict[str, Any]]:
-    """Measures a tokenizer and, by its tokens' likelihood, a transformer.
-
-    `batches` are `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`. `losses` are
-    functions of tokens `(b n)` and their batch that return −log p of each token, by the name of the
-    likelihood in the result.
-
-    Returns the images as judged, and the numbers: `reconstructions` and each likelihood.
-    """
-    real, reconstructed = JudgedImages(judges), JudgedImages(judges)
-    quality = ReconstructionMetrics().to(judges.device)
-    codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
-    likelihoods = {name: TokenLikelihood().to(judges.device) for name in losses}
-    device = tokenizer.last_layer.device
-    for batch in batches:
-        images, labels = batch["images"].to(device), batch.get("labels")
-        indices = tokenizer.encode(images)  # (b h w)
-        reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
-        tokens = to_tokens(indices)
-        for name, likelihood in likelihoods.items():
-            likelihood.update(losses[name](tokens, batch).to(judges.device))
-        real.update(images, labels)
-        reconstructed.update(reconstructions, labels)
-        quality.update(reconstructions.to(judges.device), images.to(judges.device))
-        counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
-        codebook.update(counts.to(judges.device))
-    numbers: dict[str, Any] = {
-        "reconstructions": {**reconstructed.numbers(real), **_plain(quality), **_plain(codebook)}
-    }
-    for name, likelihood in likelihoods.items():
-        num_tokens = int(sum_over_ranks(likelihood.weight))
-        numbers[name] = {"num_tokens": num_tokens, **_plain(likelihood)}
-    return real, numbers
-
-
-def _plain(metric: Metric) -> dict[str, float]:
-    return {name: value.item() for name, value in metric.compute().items()}

@@ -18,7 +18,33 @@ __all__ = [
     "LabelMapMetrics",
     "ReconstructionMetrics",
     "TokenLikelihood",
+    "image_quality",
 ]
+
+
+SSIM_WINDOW = 11  # pixels; images are at least as large
+
+
+def image_quality(reconstructions: Tensor, images: Tensor) -> dict[str, Tensor]:
+    """Returns each image's `psnr`, `ssim` and `l1`, `(b,)`; both are `(b c H W)` of float.
+
+    See `ReconstructionMetrics`; `l1` is the mean absolute difference, in [0, 2].
+    """
+    # SSIM filters with a convolution
+    with torch.autocast(images.device.type, enabled=False), full_precision():
+        reconstructions, images = reconstructions.float().clamp(-1, 1), images.float()
+        difference = reconstructions - images
+        squared_error = difference.square().mean((1, 2, 3)).clamp(min=1e-10)
+        _, ssim = structural_similarity_index_measure(
+            reconstructions, images, data_range=(-1.0, 1.0), reduction="none",
+            return_full_image=True,
+        )  # fmt: skip
+        border = SSIM_WINDOW // 2
+        return {
+            "psnr": 10 * torch.log10(4 / squared_error),
+            "ssim": ssim[..., border:-border, border:-border].mean((1, 2, 3)),
+            "l1": difference.abs().mean((1, 2, 3)),
+        }
 
 
 class ReconstructionMetrics(Metric):
@@ -30,7 +56,7 @@ class ReconstructionMetrics(Metric):
     Reconstructions are clamped to [-1, 1] first and not rounded to 8 bit.
     """
 
-    min_side = 11  # of the images: SSIM's window
+    min_side = SSIM_WINDOW
 
     names = ("psnr", "ssim")  # of the numbers that `compute` returns
     higher_is_better = True
@@ -46,19 +72,10 @@ class ReconstructionMetrics(Metric):
 
     def update(self, reconstructions: Tensor, images: Tensor) -> None:
         """Adds a batch; both are `(b c H W)` of float."""
-        # SSIM filters with a convolution
-        with torch.autocast(images.device.type, enabled=False), full_precision():
-            reconstructions = reconstructions.float().clamp(-1, 1)
-            images = images.float()
-            squared_error = (reconstructions - images).square().mean((1, 2, 3)).clamp(min=1e-10)
-            self.psnr_sum += (10 * torch.log10(4 / squared_error)).sum()
-            _, ssim = structural_similarity_index_measure(
-                reconstructions, images, data_range=(-1.0, 1.0), reduction="none",
-                return_full_image=True,
-            )  # fmt: skip
-            border = self.min_side // 2
-            self.ssim_sum += ssim[..., border:-border, border:-border].mean((1, 2, 3)).sum()
-            self.num_images += len(images)
+        found = image_quality(reconstructions, images)
+        self.psnr_sum += found["psnr"].sum()
+        self.ssim_sum += found["ssim"].sum()
+        self.num_images += len(images)
 
     def compute(self) -> dict[str, Tensor]:
         """Returns `psnr` in dB and `ssim`."""

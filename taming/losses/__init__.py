@@ -10,7 +10,7 @@ from taming.losses.adversarial import (
     non_saturating_generator_loss,
     vanilla_discriminator_loss,
 )
-from taming.losses.backbone import Backbone, FrozenNetwork
+from taming.losses.backbone import Backbone, FrozenNetwork, load_weights, read_weights
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
 from taming.losses.reconstruction import RECONSTRUCTION_LOSSES, cross_entropy_loss
 
@@ -27,6 +27,8 @@ __all__ = [
     "cross_entropy_loss",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
+    "load_weights",
     "non_saturating_generator_loss",
+    "read_weights",
     "vanilla_discriminator_loss",
 ]

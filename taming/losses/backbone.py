@@ -1,7 +1,8 @@
 """Pretrained networks that are used but not trained, as sources of features."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +14,11 @@ from torch import nn
 
 from taming.errors import MissingPathError, UserError
 
-__all__ = ["Backbone", "FrozenNetwork"]
+__all__ = ["Backbone", "FrozenNetwork", "load_weights", "read_weights"]
 
-WAYS_OUT = "do without: perceptual=none in training, frechet.weights=null in reconstruct"
+WAYS_OUT = (
+    "do without: perceptual=none in training, frechet.weights=null in reconstruct and evaluate"
+)
 
 
 class FrozenNetwork(nn.Module):
@@ -81,7 +84,7 @@ class Backbone(nn.Module):
             )
         self.layers = self.LAYERS[name]
         network = getattr(torchvision.models, name)(weights=None).features
-        _load(network, Path(weights).expanduser())
+        load_weights(network, weights, "features.")
         self.frozen = FrozenNetwork(network[: max(self.layers) + 1])
         self.mean: torch.Tensor
         self.std: torch.Tensor
@@ -106,21 +109,38 @@ class Backbone(nn.Module):
         return features
 
 
-def _load(network: nn.Module, path: Path) -> None:
-    """Loads the `features` of a weights file into the network."""
+def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
+    """Reads a file of weights, as tensors only: nothing in it is executed.
+
+    Raises:
+        MissingPathError: if the file does not exist.
+        UserError: if it is damaged, or holds anything else.
+    """
+    path = Path(path).expanduser()
     if not path.is_file():
         raise MissingPathError(
             f"the feature network's weights file {path} does not exist. Give a file in "
             f"torchvision's key names (.safetensors or .pth), or {WAYS_OUT}."
         )
-    try:
+    with _fitting(path):
         if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-        prefix = "features."
-        features = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        network.load_state_dict(features)
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_weights(network: nn.Module, path: str | Path, prefix: str = "") -> None:
+    """Loads the weights in a file whose names begin with `prefix`; see `read_weights`."""
+    weights = read_weights(path)
+    with _fitting(path):
+        network.load_state_dict(
+            {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        )
+
+
+@contextmanager
+def _fitting(path: str | Path) -> Iterator[None]:
+    try:
+        yield
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         why = " ".join(str(error).split())[:300]
         raise UserError(

@@ -56,6 +56,7 @@ class LPIPSLoss(nn.Module):
         super().__init__()
         if backbone not in self.WEIGHTS:
             raise UserError(f"perceptual loss: backbone is 'vgg' or 'alex', not {backbone!r}.")
+        self.backbone = backbone
         self.min_side = self.MIN_SIDES[backbone]
         url = self.WEIGHTS[backbone].url
         path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]

@@ -1,14 +1,35 @@
-"""Checks that model, data and classifier match."""
+"""The images of an evaluation: checked, batched, and their features kept for the next one."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
 
 from taming.conditioning import ImageCondition, class_difference
-from taming.data import LabelMapReader
+from taming.data import ImageDataset, LabelMapReader
+from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
-from taming.evaluation import ImageClassifier
+from taming.evaluation import FeatureNetwork, ImageClassifier, JudgedImages, Judges, in_proportion
 from taming.generation import ImageGenerator
+from taming.ranks import dealt, largest_share, on_first_rank, rank
 from taming.vqgan import VQGAN
 
-__all__ = ["check_classifier", "check_data"]
+__all__ = [
+    "FeatureCache",
+    "RealImages",
+    "check_classifier",
+    "check_data",
+    "chosen",
+    "dealt_batches",
+    "judge",
+]
 
 
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
@@ -62,3 +83,127 @@ def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None
         raise UserError(
             f"the classifier does not fit the data: {difference}; classifier=null trains another."
         )
+
+
+def chosen(
+    dataset: ImageDataset, most: int | None, seed: int | None, repeat: bool = False
+) -> Sequence[int]:
+    """Returns the numbers of the images to take: all, or `most` in proportion to their classes.
+
+    With `repeat` there may be more than the data set has.
+    """
+    numbers = range(len(dataset))
+    if most is None or (most >= len(dataset) and not repeat):
+        return numbers
+    return in_proportion([dataset.label(number) for number in numbers], most, seed)
+
+
+def dealt_batches(
+    data: ImageDataModule, dataset: ImageDataset, numbers: Sequence[int], batch_size: int, name: str
+) -> Iterable[dict[str, Any]]:
+    """Returns this rank's batches of the images, not augmented, under a progress bar."""
+    size = min(batch_size, largest_share(len(numbers)))
+    batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=list(dealt(batches)))
+    return tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)
+
+
+class FeatureCache:
+    """Features of real images, kept in a directory for the next evaluation with the same contract.
+
+    A file is named after what decides its contents: the images, which of them, their transform, the
+    network and its weights. Without a directory nothing is kept.
+    """
+
+    def __init__(self, directory: str | Path | None, network: FeatureNetwork | None) -> None:
+        self._directory = None if directory is None else Path(directory).expanduser()
+        self._network = network
+
+    def find(self, dataset: ImageDataset, numbers: Sequence[int]) -> tuple[Path | None, bool]:
+        """Returns the file of these images, None where none is kept, and whether it exists."""
+        if self._network is None or self._directory is None:
+            return None, False
+        directory = self._directory
+
+        def look() -> tuple[Path, bool]:
+            assert self._network is not None
+            terms = dataset.fingerprint(), list(numbers), self._network.description
+            name = hashlib.sha256(repr((*terms, self._network.digest)).encode()).hexdigest()[:16]
+            path = directory / f"{name}.safetensors"
+            return path, path.is_file()
+
+        return on_first_rank(look)
+
+    @staticmethod
+    def load(path: Path, judged: JudgedImages) -> None:
+        """Fills in the features of images that were judged without; first rank only."""
+        if rank() > 0:
+            return
+        saved = load_file(path)
+        judged.features = saved["features"]
+        judged.digests = [bytes(row.tolist()) for row in saved["digests"]]
+        judged.labels = saved.get("labels")
+        judged.num_images = len(judged.digests)
+
+    @staticmethod
+    def save(path: Path, judged: JudgedImages) -> None:
+        """Saves the features of images, and what they are of; first rank only."""
+        if rank() > 0 or judged.features is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digests = torch.tensor([list(digest) for digest in judged.digests], dtype=torch.uint8)
+        unfinished = path.with_suffix(".unfinished")
+        tensors = {"features": judged.features, "digests": digests}
+        if judged.labels is not None:
+            tensors["labels"] = judged.labels
+        save_file(tensors, unfinished)
+        unfinished.replace(path)
+
+
+@dataclass(frozen=True)
+class RealImages:
+    """The real images of an evaluation, which samples are compared with.
+
+    `val` and `train` are whole on the first process.
+    """
+
+    data: ImageDataModule
+    judges: Judges
+    numbers: Sequence[int]  # of the validation images
+    val: JudgedImages
+    train: JudgedImages | None  # their features alone; None without features
+    batch_size: int
+    seed: int | None
+
+    def features(self, judged: JudgedImages) -> Tensor:
+        """Returns the features of images, where they are compared."""
+        assert judged.features is not None
+        return judged.features.to(self.judges.device)
+
+    def judge_val(self, judges: Judges, name: str) -> JudgedImages:
+        """Returns the validation images as other judges see them."""
+        dataset = self.data.val_dataset
+        return judge(judges, self.data, dataset, self.numbers, self.batch_size, name)
+
+
+def judge(
+    judges: Judges,
+    data: ImageDataModule,
+    dataset: ImageDataset,
+    numbers: Sequence[int],
+    batch_size: int,
+    name: str,
+    cache: FeatureCache | None = None,
+) -> JudgedImages:
+    """Returns images as judged, whole on the first process; their features may be in the cache."""
+    path, known = cache.find(dataset, numbers) if cache else (None, False)
+    if known:
+        judges = replace(judges, features=None)
+    judged = JudgedImages(judges)
+    if not known or judges.classifier is not None:
+        for batch in dealt_batches(data, dataset, numbers, batch_size, name):
+            judged.update(batch["images"], batch.get("labels"))
+    judged.gather()
+    if path is not None:
+        (FeatureCache.load if known else FeatureCache.save)(path, judged)
+    return judged

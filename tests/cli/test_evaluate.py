@@ -1,5 +1,6 @@
 """Evaluating, as a user runs it, with small models."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -110,6 +111,16 @@ def test_a_generator_of_classes(
     assert found["checkpoint"] == str(transformer_run)
     assert found["data"]["resolution"] == 16
     assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
+    contract = found["contract"]
+    assert contract["features"] == found["frechet_features"]
+    assert contract["features_digest"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert contract["num_reference"] == 4 and contract["num_samples"] == 6
+    assert contract["subject"] == str(transformer_run)
+    assert contract["resolution"] == [16, 16] and contract["crop"] == "center"
+    assert found["likelihood"]["bits_per_token_uniform"] == 4  # of 16 codes
+    assert 0 <= found["likelihood"]["bits_per_token_frequencies"] <= 4
+    assert 0 <= samples["classification_accuracy"] <= 1
+    assert any("Caution: with 4 images" in note for note in found["notes"])
 
     # what the classifier says of samples is what it says of those that `sample` draws
     classifier = ImageClassifier.from_pretrained("out/classifier")
@@ -125,6 +136,10 @@ def test_a_generator_of_classes(
         assert grid.width == 3 * (18 * 6 + 2) + 2  # three samples a class, framed, enlarged
 
     again = good(evaluate(*arguments, "classifier=out/classifier", "batch_size=3"))
+    assert again["contract"] == contract  # features of real images now come from the cache
+    assert len(list(Path("outputs/features").iterdir())) == 2
+    for name in ("frechet_distance", "kernel_distance"):
+        assert again["training_images"][name] == pytest.approx(found["training_images"][name])
     assert again["samples"][0]["agreement"] == samples["agreement"]
     assert again["samples"][0]["frechet_distance"] == pytest.approx(
         samples["frechet_distance"], rel=1e-3
@@ -139,6 +154,7 @@ def test_without_classes_and_at_another_size_than_the_tokenizers(
     assert found["resolution"] == [16, 24]
     assert found["likelihood"]["num_tokens"] == 2 * 6
     assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
+    assert found["contract"]["features"] is None and found["contract"]["num_reference"] == 2
     assert any("has no classes" in note for note in found["notes"])
     assert any("frechet.weights" in note for note in found["notes"])
     assert not Path("out/classifier").exists()
@@ -163,11 +179,11 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
     named = ImageClassifier.from_pretrained("out/classifier")(guided).argmax(1)
     agreement = (named == labels).double().mean().item()
     assert found["samples"][1]["agreement"] == pytest.approx(agreement)
-    grids = {path.name for path in Path("out").glob("*.png")}
+    grids = {path.name for path in Path("out").glob("grid*.png")}
     assert grids == {"grid_guidance_1.png", "grid_guidance_4.png"}
     found = good(evaluate("checkpoint=generator", "guidance_scale=4.0"))  # one scale, one grid
     assert [row["guidance_scale"] for row in found["samples"]] == [4.0]
-    assert [path.name for path in Path("out").glob("*.png")] == ["grid.png"]
+    assert [path.name for path in Path("out").glob("grid*.png")] == ["grid.png"]
 
 
 def test_scales_that_share_a_compiled_step_are_counted_together(
@@ -228,6 +244,80 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     assert "held out other" not in outcome.err
     outcome = evaluate(f"checkpoint={vqgan_run}", "data.val_fraction=0.5", "output_dir=other")
     assert "held out other images (data.val_fraction=0.25)" in outcome.err
+
+
+def test_samples_of_another_program_are_measured_as_the_generators_own(
+    evaluate: Run, run: Run, vqgan_run: Path, weights: Path
+) -> None:
+    untrained(vqgan_run, ClassLabel(2, 0.0, ("cats", "dogs")))
+    judged = (f"frechet.weights={weights}", "frechet.resolution=32", "max_training_images=null")
+    own = good(evaluate("checkpoint=generator", *judged))
+    assert run("sample", "checkpoint=generator", "num_images=6", "classes=[0,0,0,1,1,1]",
+               "output_dir=drawn").status == 0  # fmt: skip
+    again = (*judged, "classifier=out/classifier")
+    found = good(evaluate("samples=drawn/samples.npz", *again))
+    (own_row,), (row,) = own["samples"], found["samples"]
+    for name in ("agreement", "frechet_distance", "kernel_distance", "classification_accuracy",
+                 "training_distance", "close_to_training"):  # fmt: skip
+        assert row[name] == pytest.approx(own_row[name], rel=1e-4, abs=1e-6), name
+    assert "likelihood" not in found and "reconstructions" not in found
+    assert found["contract"]["digest"] == own["contract"]["digest"]
+    # the same pixels as files: the same digest, but no classes that the files would say
+    pixels = np.load("drawn/samples.npz")["arr_0"]
+    Path("files").mkdir()
+    for number, picture in enumerate(pixels):
+        Image.fromarray(picture).save(f"files/{number}.png")
+    files = good(evaluate("samples=files", *again))
+    assert files["contract"]["subject_digest"] == found["contract"]["subject_digest"]
+    assert files["samples"][0]["frechet_distance"] == pytest.approx(row["frechet_distance"])
+    assert "agreement" not in files["samples"][0]
+    # other sizes are resized to that of the data
+    np.savez_compressed("large.npz", arr_0=pixels.repeat(2, 1).repeat(2, 2))
+    large = good(evaluate("samples=large.npz", "data.resolution=16", *again))
+    assert large["samples"][0]["num_images"] == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (("samples=none.npz",), ["none.npz", "does not exist"]),
+        (("samples=empty.npz",), ["arr_0", "is nothing"]),
+        (("samples=wrong.npz",), ["arr_0", "float64"]),
+        (("samples=text.npz",), ["cannot be read"]),
+        (("samples=classes.npz",), ["arr_1", "0 to 1"]),
+        ((), ["checkpoint=PATH", "samples=PATH"]),
+        (("samples=good.npz", "frechet.weights=none.pth"), ["none.pth", "does not exist"]),
+        (("samples=good.npz", "frechet.weights=text.npz", "frechet.backbone=inception"),
+         ["text.npz", "damaged"]),
+        (("samples=good.npz", "frechet.weights=text.npz", "frechet.backbone=resnet1"),
+         ["resnet1", "inception"]),
+    ],
+)  # fmt: skip
+def test_samples_that_cannot_be_measured(
+    evaluate: Run, overrides: tuple[str, ...], parts: list[str]
+) -> None:
+    pixels = np.zeros((2, 16, 16, 3), np.uint8)
+    np.savez("good.npz", pixels)
+    np.savez("empty.npz", a=pixels)
+    np.savez("wrong.npz", pixels / 2)
+    np.savez("classes.npz", pixels, np.array([0, 2]))
+    Path("text.npz").write_text("nothing")
+    fails_before_writing(evaluate(*overrides), *parts)
+
+
+def test_evaluations_of_different_contracts_are_not_in_one_table(
+    evaluate: Run, run: Run, vqgan_run: Path, tmp_path: Path
+) -> None:
+    for name, count in (("a", 4), ("b", 4), ("c", 2)):
+        chosen = (f"checkpoint={vqgan_run}", f"max_images={count}", f"output_dir=all/{name}")
+        assert evaluate(*chosen).status == 0
+    outcome = run("compare", "runs=all")
+    assert outcome.status == 0, outcome.err
+    text = Path("all/table.md").read_text()
+    first, second = text.split("Not comparable with the first table: ")
+    assert "| a " in first and "| b " in first and "| c " not in first
+    assert "num_reference 2, not 4" in second and "| c " in second
+    assert "psnr" in first
 
 
 @pytest.mark.parametrize(

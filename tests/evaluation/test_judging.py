@@ -2,12 +2,19 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from taming.evaluation import JudgedImages, Judges, in_proportion, report_text
+from taming.evaluation import (
+    FeatureNetwork,
+    JudgedImages,
+    Judges,
+    as_eight_bit,
+    compare_features,
+    in_proportion,
+    report_text,
+)
 
 
 def test_images_are_taken_in_proportion_to_their_classes() -> None:
@@ -23,17 +30,19 @@ def test_images_are_taken_in_proportion_to_their_classes() -> None:
 
 
 class Bright(nn.Module):
-    """Class 1 where the mean is above 0; its only feature is that mean."""
+    """Class 1 where the mean is above 0."""
 
-    num_classes, num_features = 2, 1
+    num_classes = 2
 
     def forward(self, images: Tensor) -> Tensor:
         mean = images.mean((1, 2, 3))
         return torch.stack([-mean, mean], 1)
 
 
-class Mean(nn.Module):
-    num_features = 1
+class Mean(FeatureNetwork):
+    """The only feature is the mean."""
+
+    num_features, description, digest = 1, "mean", "none"
 
     def forward(self, images: Tensor) -> Tensor:
         return images.mean((1, 2, 3))[:, None]
@@ -49,20 +58,58 @@ def test_a_set_of_images_as_judged() -> None:
     real.update(grey(-0.5, 0.5), torch.tensor([0, 1]))
     assert samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0])) == [0, 1, 1]
     assert samples.update(grey(-0.1), torch.tensor([0])) == [0]
-    numbers = samples.numbers(real, ["dark", "bright"])
+    real.gather()
+    numbers = samples.gather().numbers(real, ["dark", "bright"])
     assert numbers["num_images"] == 4
     assert numbers["agreement"] == pytest.approx(3 / 4)
-    means, deviations = (0.0, 0.2), (0.5**0.5, np.std([-0.4, 0.6, 0.7, -0.1], ddof=1))
+    low, high = numbers["agreement_interval"]
+    assert low < 3 / 4 < high and (low + high) / 2 == pytest.approx(3 / 4)
+    # as eight bits
+    values = as_eight_bit(torch.tensor([-0.4, 0.6, 0.7, -0.1])).double()
+    both = as_eight_bit(torch.tensor([-0.5, 0.5])).double()
+    means, deviations = (both.mean(), values.mean()), (both.std(), values.std())
     expected = (means[0] - means[1]) ** 2 + (deviations[0] - deviations[1]) ** 2
-    assert numbers["frechet_distance"] == pytest.approx(expected, rel=1e-5)
+    assert numbers["frechet_distance"] == pytest.approx(expected.item(), rel=1e-4)
     assert numbers["by_class"] == [
         {"class": "dark", "num_images": 3, "agreement": pytest.approx(2 / 3), "instead": "bright"},
         {"class": "bright", "num_images": 1, "agreement": 1.0, "instead": None},
     ]
-    assert real.numbers() == {"num_images": 2, "agreement": 1.0}
+    assert real.numbers()["agreement"] == 1.0
     nobody = JudgedImages(Judges(None, None, torch.device("cpu")))
     assert nobody.update(grey(0.0), torch.tensor([0])) == [None]
-    assert nobody.numbers(nobody, ["dark", "bright"]) == {"num_images": 1}
+    assert nobody.gather().numbers(nobody, ["dark", "bright"]) == {"num_images": 1}
+
+
+def test_what_is_not_finite_is_counted_and_not_measured() -> None:
+    judges = Judges(Bright(), Mean(), torch.device("cpu"))  # type: ignore[arg-type]
+    samples = JudgedImages(judges)
+    samples.update(grey(0.1, torch.nan, torch.inf), torch.tensor([0, 1, 1]))
+    assert samples.gather().numbers(samples) == {"num_images": 3, "num_not_finite": 2}
+
+
+def test_images_are_known_by_their_pixels_in_any_order() -> None:
+    def digest(*levels: float) -> str:
+        judged = JudgedImages(Judges(None, None, torch.device("cpu")))
+        judged.update(grey(*levels))
+        return judged.gather().digest
+
+    assert digest(0.1, 0.2) == digest(0.2, 0.1) == digest(0.1001, 0.2)
+    assert len({digest(0.1), digest(0.1, 0.1), digest(0.1, 0.2)}) == 3
+
+
+def test_only_inceptions_distance_is_called_fid() -> None:
+    class Inception(Mean):
+        is_inception = True
+
+        def logits(self, features: Tensor) -> Tensor:
+            return torch.cat([features, -features], 1)
+
+    features = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    other = compare_features(features, features + 1, Mean())
+    real = compare_features(features, features + 1, Inception())
+    assert {"frechet_distance", "kernel_distance"} <= other.keys()
+    assert {"fid", "kid", "inception_score"} <= real.keys() and "frechet_distance" not in real
+    assert real["fid"] == other["frechet_distance"] == pytest.approx(1, rel=1e-5)
 
 
 def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
@@ -70,7 +117,13 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         {"class": "dark", "num_images": 3, "agreement": 2 / 3, "instead": "bright"},
         {"class": "bright", "num_images": 0, "agreement": None, "instead": None},
     ]
-    samples = {"num_images": 3, "agreement": 2 / 3, "frechet_distance": 1.25, "by_class": by_class}
+    samples = {
+        "num_images": 3,
+        "agreement": 2 / 3,
+        "frechet_distance": 1.25,
+        "by_class": by_class,
+        "frechet_distance_interval": [1.0, 1.5],
+    }
     text = report_text(
         {
             "likelihood": {
@@ -97,8 +150,8 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     for row in (
         ["tokens of the validation images", "6,400", "1.0000", "1.4427", "2.72"],
-        ["samples, guidance 1 (off)", "3", "66.7%", "1.25"],
-        ["samples, guidance 2.5", "3", "66.7%", "1.25"],
+        ["samples, guidance 1 (off)", "3", "66.7%", "1.25 (1 to 1.5)"],
+        ["samples, guidance 2.5", "3", "66.7%", "1.25 (1 to 1.5)"],
         ["reconstructions of the validation images", "8", "80.0%", "0.5"],
         ["training images", "3", "", "0.125"],
         ["validation images", "8", "90.0%", ""],

@@ -19,7 +19,7 @@ from taming.cli.data import set_up
 from taming.conditioning import ClassLabel
 from taming.data import ImageFiles, ImageFolder, ImageTransform, LoaderOptions, PictureReader
 from taming.data.module import ImageDataModule
-from taming.evaluation import ClassifierTraining
+from taming.evaluation import ClassifierTraining, FeatureNetwork
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.ranks import dealt, gather, gather_in_turn, largest_share, on_first_rank, rank
 from taming.workflows.encode_dataset import encode_dataset
@@ -99,17 +99,15 @@ def evaluate(folder: Path, output: Path) -> None:
     )  # fmt: skip
 
 
-class Features(torch.nn.Module):
+class Features(FeatureNetwork):
     """Means of the channels."""
 
     num_features = 3
     description = "means"
+    digest = "none"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.mean((2, 3))
-
-    def notes(self, num_images: int) -> list[str]:
-        return []
 
 
 def reconstruct(folder: Path, output: Path) -> None:

@@ -1,0 +1,78 @@
+"""Images that some program has generated: a `samples.npz`, a folder or a `.zip` file."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from taming.data.arrays import ImageArray
+from taming.data.dataset import ImageList
+from taming.data.image_folder import ImageFolder
+from taming.data.readers import PictureReader
+from taming.errors import MissingPathError, UserError
+
+__all__ = ["open_samples"]
+
+
+def open_samples(
+    path: str | Path, reader: PictureReader, class_names: Sequence[str] = ()
+) -> ImageList:
+    """Opens generated images, with their classes where they are known.
+
+    An `.npz` file holds `arr_0`, uint8 `(n H W 3)` or `(n H W)`, and perhaps `arr_1`, class numbers
+    `(n,)`; of a file that is not compressed, images are read from disk when they are needed. The
+    folders of anything else are classes if they have the names of `class_names`.
+
+    Raises:
+        MissingPathError: if there is nothing at `path`.
+        UserError: if there are no images, or classes that do not exist.
+    """
+    path = Path(path).expanduser()
+    if path.suffix != ".npz":
+        images = ImageFolder(path, reader, labels="auto")
+        if images.class_names and set(images.class_names) <= set(class_names):
+            images = ImageFolder(path, reader, labels="folders", known_classes=class_names)
+        else:
+            images = ImageFolder(path, reader)
+        images.drop_broken("header")
+        return images
+    if not path.is_file():
+        raise MissingPathError(f"{path} does not exist (looked from {Path.cwd()}).")
+    try:
+        pixels, labels = _array(path, "arr_0"), _array(path, "arr_1")
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(f"{path} cannot be read as an .npz file of arrays: {error}.") from error
+    if pixels is None or pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
+        found = "nothing" if pixels is None else f"{pixels.dtype} of shape {pixels.shape}"
+        raise UserError(f"{path}: arr_0 must be uint8 (n, height, width, 3), and is {found}.")
+    if labels is None or not class_names:
+        return ImageArray(str(path), pixels, [-1] * len(pixels), [], reader.channels)
+    if len(labels) != len(pixels) or not 0 <= labels.min() <= labels.max() < len(class_names):
+        raise UserError(
+            f"{path}: arr_1 must be a class of the data, 0 to {len(class_names) - 1}, of each of "
+            f"the {len(pixels)} images."
+        )
+    return ImageArray(str(path), pixels, labels, list(class_names), reader.channels)
+
+
+def _array(path: Path, name: str) -> np.ndarray | None:
+    """Returns an array of an `.npz` file, mapped from disk unless it is compressed."""
+    with zipfile.ZipFile(path) as archive:
+        if f"{name}.npy" not in archive.namelist():
+            return None
+        entry = archive.getinfo(f"{name}.npy")
+        with archive.open(entry) as file:
+            if entry.compress_type != zipfile.ZIP_STORED:
+                return np.lib.format.read_array(file, allow_pickle=False)
+            version = np.lib.format.read_magic(file)
+            read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
+            shape, in_fortran_order, dtype = read_header(file)
+            start = file.tell()
+    if dtype.hasobject or in_fortran_order:
+        raise ValueError(f"{name} is no plain array")
+    with path.open("rb") as whole:  # a file's own header lies before its contents
+        whole.seek(entry.header_offset + 26)
+        lengths = np.frombuffer(whole.read(4), "<u2")
+    offset = entry.header_offset + 30 + int(lengths.sum()) + start
+    return np.memmap(path, dtype, "r", offset, shape)

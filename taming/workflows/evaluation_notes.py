@@ -1,0 +1,88 @@
+"""The contract of an evaluation, and what to say beside its numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from taming.data import ImageDataset
+from taming.evaluation import EvaluationContract
+from taming.evaluation.bootstrap import FEW_IMAGES
+from taming.generation import ImageGenerator, SamplingOptions
+from taming.versions import versions
+from taming.vqgan import VQGAN
+from taming.workflows.evaluation_data import RealImages
+
+__all__ = ["evaluation_contract", "evaluation_notes"]
+
+RESIZES = {
+    "shorter_side": ("shorter_side", "Lanczos, antialiased"),
+    "stretch": ("stretch", "Lanczos, antialiased"),
+    "enlarge": ("enlarge", "nearest"),
+    "none": ("none", "none"),
+}
+
+
+def evaluation_contract(
+    real: RealImages,
+    subject: str,
+    subject_digest: str,
+    *,
+    num_samples: int | None,
+    lpips: str | None,
+) -> EvaluationContract:
+    """Returns the contract of an evaluation; on the first process only."""
+    transform, features = real.data.transform, real.judges.features
+    classifier = real.judges.classifier
+    resize, interpolation = RESIZES[transform.resize]
+    return EvaluationContract(
+        reference=real.data.val_dataset.images.description,
+        reference_digest=real.val.digest,
+        num_reference=real.val.num_images,
+        num_training_images=0 if real.train is None else real.train.num_images,
+        num_samples=num_samples,
+        resolution=real.data.resolution,
+        resize=f"{resize}, pad {transform.pad}" if transform.pad else resize,
+        crop="none" if transform.crop == "none" else "center",  # validation is not augmented
+        interpolation=interpolation,
+        quantisation="8 bit for features and classifiers; none for PSNR, SSIM, L1, LPIPS",
+        features=None if features is None else features.description,
+        features_digest=None if features is None else features.digest,
+        lpips=lpips,
+        classifier_digest=None if classifier is None else classifier.to_saved().fingerprint(),
+        seed=real.seed,
+        subject=subject,
+        subject_digest=subject_digest,
+        code=versions(),
+    )
+
+
+def evaluation_notes(
+    subject: ImageGenerator | VQGAN | ImageDataset,
+    numbers: dict[str, Any],
+    real: RealImages,
+    guided: Sequence[SamplingOptions],
+) -> list[str]:
+    """Says what was not measured and why, and which numbers to take with care."""
+    notes = []
+    if isinstance(subject, ImageGenerator):
+        strongest = max((one.guidance for one in guided), key=lambda guidance: guidance.scale)
+        notes += [note[0].upper() + note[1:] for note in strongest.notes(subject.num_tokens)]
+        if subject.conditioning.num_classes is None:
+            notes.append("The generator has no classes, so no classifier can agree with it.")
+    named = ("validation_images", "reconstructions", "training_images")
+    sets = {name.replace("_", " "): numbers[name] for name in named if name in numbers}
+    sets |= {f"samples {i + 1}": row for i, row in enumerate(numbers.get("samples", []))}
+    for name, row in sets.items():
+        if "num_not_finite" in row:
+            notes.append(
+                f"{row['num_not_finite']:,} of the {row['num_images']:,} {name} are not finite "
+                "(NaN): nothing was measured of them."
+            )
+    fewest = min(row["num_images"] for row in sets.values())
+    if fewest < FEW_IMAGES:
+        notes.append(
+            f"Caution: with {fewest:,} images all numbers are rough; distances and precision mean "
+            "little below some hundreds. Give more before comparing anything."
+        )
+    if real.judges.features is None:
+        return [*notes, "No Fréchet distance was measured: it needs frechet.weights=FILE."]
+    return notes + real.judges.features.notes(fewest)
