@@ -64,6 +64,13 @@ def tokenizer_studio() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def slow_studio() -> Iterator[str]:
+    """A generator that takes two seconds for each row."""
+    with served("slow") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("needs Chromium (Debian: apt-get install chromium)")

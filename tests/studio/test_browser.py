@@ -1,13 +1,17 @@
-"""The studio in a headless Chromium: what a user clicks and sees."""
+"""The studio in a headless Chromium: what a user clicks, uploads, paints and reads."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_studios import PASSWORD, write_picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 WAIT = 60_000  # milliseconds, on a busy machine
+
+Open = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -41,6 +45,10 @@ def source(image: Any) -> str:
     return str(image.get_attribute("src"))
 
 
+def says(page: Any, text: str) -> None:
+    page.locator(".toast-body", has_text=text).first.wait_for()
+
+
 def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
     page.goto(class_studio)
     panel = tab(page, "Generate")
@@ -68,3 +76,113 @@ def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
     page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
     panel.get_by_role("button", name="Show this code").click()
     panel.get_by_text(f"code {code}", exact=True).wait_for()
+
+
+def test_an_uploaded_picture_is_looked_into(
+    page: Any, tokenizer_studio: str, tmp_path: Path
+) -> None:
+    page.goto(tokenizer_studio)
+    page.locator("input[type=password]").wait_for()
+    form = {"username": "studio", "password": PASSWORD}
+    page.request.post(f"{tokenizer_studio}login", form=form)
+    page.goto(tokenizer_studio)
+    page.get_by_role("button", name="Look into it").click()
+    says(page, "there is no picture yet")
+    page.locator("input[type=file]").first.set_input_files(write_picture(tmp_path / "a.png"))
+    panel = page.get_by_role("tabpanel").filter(visible=True)
+    panel.locator(".image-frame img").first.wait_for()
+    page.get_by_role("button", name="Look into it").click()
+    panel.get_by_text("different ones of 16").wait_for()
+    page.get_by_role("button", name="Show this code").click()
+    panel.get_by_text("Position 0").wait_for()
+    picture(page, "code").wait_for()
+    assert not panel.get_by_text("code to put there").is_visible()
+
+
+def test_a_picture_is_drawn_upon_and_completed(
+    page: Any, class_studio: str, tmp_path: Path
+) -> None:
+    page.goto(class_studio)
+    panel = tab(page, "Complete")
+    panel.get_by_role("button", name="Complete").click()
+    says(page, "there is no picture yet")
+    panel.locator("input[type=file]").first.set_input_files(write_picture(tmp_path / "a.png"))
+    page.wait_for_timeout(3000)
+    stroke(page, panel.locator("canvas").first)
+    panel.get_by_role("button", name="Complete").click()
+    picture(page, "completed").wait_for()
+
+
+def test_a_label_map_is_painted(page: Any, map_studio: str) -> None:
+    page.goto(map_studio)
+    panel = tab(page, "Generate")
+    page.wait_for_timeout(3000)
+    panel.get_by_role("button", name="Draw").click()
+    grid = picture(page, "generated")
+    grid.wait_for()
+    page.wait_for_timeout(3000)
+    before = source(grid)
+    stroke(page, panel.locator("canvas").first)
+    panel.get_by_role("button", name="Draw").click()
+    page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
+
+
+def stroke(page: Any, canvas: Any) -> None:
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x - 40, y)
+    page.mouse.down()
+    page.mouse.move(x + 40, y + 30, steps=10)
+    page.mouse.up()
+    page.wait_for_timeout(1000)
+
+
+def test_both_models_and_a_training_are_shown(page: Any, class_studio: str) -> None:
+    page.goto(class_studio)
+    panel = tab(page, "Compare")
+    panel.get_by_role("button", name="Draw with both").click()
+    picture(page, "drawn-0").wait_for()
+    picture(page, "drawn-1").wait_for()
+    panel = tab(page, "Training")
+    panel.get_by_text("step 150").wait_for()
+    panel.locator("canvas, svg.marks").first.wait_for()
+    panel.get_by_text("samples_0000100").wait_for()
+
+
+def test_a_bad_upload_is_a_sentence_in_the_page(
+    page: Any, class_studio: str, tmp_path: Path
+) -> None:
+    page.goto(class_studio)
+    panel = tab(page, "Look")
+    (tmp_path / "text.png").write_text("no picture at all")
+    panel.locator("input[type=file]").first.set_input_files(tmp_path / "text.png")
+    panel.get_by_role("button", name="Look into it").click()
+    says(page, "cannot be read as a picture")
+
+
+def test_a_file_that_is_too_large_is_a_sentence_in_the_page(
+    page: Any, class_studio: str, tmp_path: Path
+) -> None:
+    page.goto(class_studio)
+    panel = tab(page, "Look")
+    (tmp_path / "large.png").write_bytes(bytes(21 * 2**20))
+    panel.locator("input[type=file]").first.set_input_files(tmp_path / "large.png")
+    says(page, "maximum allowed size")
+
+
+def test_cancel_ends_a_drawing(page: Any, slow_studio: str) -> None:
+    """The first of its rows is shown, and the next job begins before its last could be drawn."""
+    page.goto(slow_studio)
+    panel = tab(page, "Generate")
+    panel.get_by_role("button", name="Draw").click()
+    grid = picture(page, "generated")
+    grid.wait_for()
+    panel.get_by_role("button", name="Cancel").click()
+    page.wait_for_timeout(1000)
+    cancelled = source(grid)
+    page.wait_for_timeout(4000)
+    assert source(grid) == cancelled  # no row came after
+    panel.get_by_role("button", name="Draw").click()
+    page.wait_for_function(
+        "before => !document.querySelector(`img[src='${before}']`)", arg=cancelled
+    )

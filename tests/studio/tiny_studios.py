@@ -2,12 +2,14 @@
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from tiny_models import tiny_generator, tiny_vqgan
+from torch import Tensor
 
 from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
 from taming.studio import StudioModel, build_studio, serve
@@ -41,6 +43,20 @@ def map_model() -> StudioModel:
     return _generator(ImageCondition(3, (2, 2), palette=PALETTE), condition_tokenizer=cells)
 
 
+def slow_model() -> StudioModel:
+    model = class_model()
+    assert model.generator is not None
+    rows = model.generator.sample_rows
+
+    def slow_rows(*arguments: Any, **settings: Any) -> Iterator[Tensor]:
+        for tokens in rows(*arguments, **settings):
+            time.sleep(2)
+            yield tokens
+
+    model.generator.sample_rows = slow_rows  # type: ignore[method-assign]
+    return model
+
+
 def tokenizer_model() -> StudioModel:
     return StudioModel("outputs/tiny", tokenizer())
 
@@ -68,6 +84,8 @@ def main(kind: str, run: str | None = None) -> None:
         studio = build_studio(
             class_model(), class_model(seed=5), None if run is None else Path(run)
         )
+    elif kind == "slow":
+        studio = build_studio(slow_model())
     else:
         studio = build_studio(map_model() if kind == "map" else tokenizer_model())
     password = PASSWORD if kind == "tokenizer" else None
