@@ -27,7 +27,8 @@ def page(browser: Any) -> Iterator[Any]:
     yield page
     page.close()
     assert elsewhere == []
-    assert errors == []
+    # Gradio's own editor of pictures raises this as it opens
+    assert [error for error in errors if error != "https://svelte.dev/e/props_invalid_value"] == []
 
 
 def tab(page: Any, name: str) -> Any:
@@ -122,9 +123,13 @@ def test_a_label_map_is_painted(page: Any, map_studio: str) -> None:
     grid.wait_for()
     page.wait_for_timeout(3000)
     before = source(grid)
-    stroke(page, panel.locator("canvas").first)
-    panel.get_by_role("button", name="Draw").click()
-    page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
+    for _ in range(5):  # a stroke is lost while the canvas is not ready
+        stroke(page, panel.locator("canvas").first)
+        panel.get_by_role("button", name="Draw").click()
+        page.wait_for_timeout(5000)
+        if source(grid) != before:
+            break
+    assert source(grid) != before
 
 
 def stroke(page: Any, canvas: Any) -> None:
