@@ -123,13 +123,21 @@ def test_a_label_map_is_painted(page: Any, map_studio: str) -> None:
     grid.wait_for()
     page.wait_for_timeout(3000)
     before = source(grid)
-    for _ in range(5):  # a stroke is lost while the canvas is not ready
-        stroke(page, panel.locator("canvas").first)
-        panel.get_by_role("button", name="Draw").click()
-        page.wait_for_timeout(5000)
-        if source(grid) != before:
-            break
-    assert source(grid) != before
+    fill_first_cell(page, panel.locator("canvas").first)
+    panel.get_by_role("button", name="Draw").click()
+    page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
+
+
+def fill_first_cell(page: Any, canvas: Any) -> None:
+    """Paints the upper left quarter, so that its cell's most frequent class is another one."""
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x - 130, y - 130)
+    page.mouse.down()
+    for line in range(7):
+        page.mouse.move(x - (10 if line % 2 == 0 else 130), y - 130 + 20 * line, steps=10)
+    page.mouse.up()
+    page.wait_for_timeout(1000)
 
 
 def stroke(page: Any, canvas: Any) -> None:
