@@ -134,6 +134,8 @@ def test_what_this_command_line_names_is_trusted(run: Run, vqgan_run: Path) -> N
 def test_what_our_own_runs_save_is_accepted(tmp_path: Path) -> None:
     """Of every option of every group, so that no run is refused."""
     for path in config_directory().rglob("*.yaml"):
+        if path.stem == "studio":  # it is no run, and its password is in the environment
+            continue
         config = OmegaConf.load(path)
         for key in ("defaults", "hydra"):  # which no run saves
             config.pop(key, None)

@@ -173,4 +173,4 @@ def test_a_choice_that_is_given_wins(call: Run) -> None:
     for overrides in (["size=tiny"], ["size=tiny", "trainer=gpu"], ["trainer=gpu", "size=tiny"]):
         call("train_vqgan", "data.path=x", *overrides, main=lambda c: chosen.append(c.trainer))
     assert [trainer.accelerator for trainer in chosen] == ["cpu", "gpu", "gpu"]
-    assert {trainer.max_steps for trainer in chosen} == {20}
+    assert {trainer.max_steps for trainer in chosen} == {200}
