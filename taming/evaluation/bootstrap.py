@@ -24,7 +24,9 @@ def mean_interval(values: Tensor, seed: int | None = 0) -> Interval:
     return _interval(values.mean().item(), len(values), seed, lambda rows: values[rows].mean())
 
 
-def frechet_interval(distance: float, samples: Tensor, reference: Tensor, seed: int | None = 0):  # type: ignore[no-untyped-def]
+def frechet_interval(
+    distance: float, samples: Tensor, reference: Tensor, seed: int | None = 0
+) -> Interval:
     """Returns the 95% bootstrap interval of a Fréchet distance, the reference taken as fixed."""
     distance_of = frechet_spread(samples, reference)
     return _interval(distance, len(samples), seed, distance_of)

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from taming.errors import replacing, writing
 from taming.evaluation.bootstrap import MAX_IMAGES, frechet_interval, mean_interval
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.contract import digest_images, join_digests
@@ -83,6 +86,21 @@ class JudgedImages:
         self.logits = _joined([batch.logits for batch in batches])
         return self
 
+    def save_features(self, path: Path) -> None:
+        """Saves the gathered features, and what they are of, as safetensors."""
+        digests = torch.tensor([list(digest) for digest in self.digests], dtype=torch.uint8)
+        tensors = {"features": self.features, "digests": digests, "labels": self.labels}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path), replacing(path, "wb") as file:
+            file.write(save({name: x for name, x in tensors.items() if x is not None}))
+
+    def load_features(self, path: Path) -> None:
+        """Fills in the features of these images, which were gathered without or not at all."""
+        saved = load_file(path)
+        self.features, self.labels = saved["features"], saved.get("labels")
+        self.digests = [bytes(row.tolist()) for row in saved["digests"]]
+        self.num_images = len(self.digests)
+
     @property
     def digest(self) -> str:
         """Hex digest of the images, whatever their order."""
@@ -131,14 +149,8 @@ def compare_features(
     `frechet_distance` and `kernel_distance`. Intervals are of 95%, by bootstrap, for sets of up to
     5000 images.
     """
-    frechet, kernel = (
-        ("fid", "kid")
-        if network.is_inception
-        else (
-            "frechet_distance",
-            "kernel_distance",
-        )
-    )
+    names = ("fid", "kid") if network.is_inception else ("frechet_distance", "kernel_distance")
+    frechet, kernel = names
     means, covariances = zip(*map(feature_statistics, (features, reference)), strict=True)
     distance = frechet_distance(*means, *covariances).item()
     numbers: dict[str, Any] = {frechet: distance}

@@ -28,28 +28,30 @@ class MeasuredValidation:
     """Results of `measure_validation`; but for `likelihoods`, they are whole on the first process.
 
     Attributes:
-        real, reconstructed: the validation images and their reconstructions, as judged.
+        reconstructed: the reconstructions, as judged.
         quality: a number an image, `(n,)`, by name: `psnr`, `ssim`, `l1` and perhaps `lpips`.
         codebook: usage, perplexity and entropy of the codes.
         likelihoods: numbers of the tokens, by name of the loss.
     """
 
-    real: JudgedImages
     reconstructed: JudgedImages
     quality: dict[str, Tensor] = field(default_factory=dict)
     codebook: dict[str, float] = field(default_factory=dict)
     likelihoods: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def reconstructions(
-        self, class_names: Sequence[str] | None = None, seed: int | None = 0
+    def numbers(
+        self,
+        real: JudgedImages,
+        class_names: Sequence[str] | None = None,
+        seed: int | None = 0,
     ) -> dict[str, Any]:
         """Returns the numbers of the reconstructions: all together, and by class if there are."""
-        numbers = self.reconstructed.numbers(self.real, class_names, seed)
+        numbers = self.reconstructed.numbers(real, class_names, seed)
         for name, values in self.quality.items():
             numbers[name] = values.double().mean().item()
             if len(values) <= MAX_IMAGES:
                 numbers[f"{name}_interval"] = mean_interval(values, seed)
-        labels = self.real.labels
+        labels = real.labels
         if class_names and labels is not None:
             rows = numbers.setdefault("by_class", [{"class": name} for name in class_names])
             for label, row in enumerate(rows):
@@ -73,15 +75,14 @@ def measure_validation(
     judges: Judges,
     losses: Mapping[str, Callable[[Tensor, Batch], Tensor]],
     lpips: LPIPSLoss | None = None,
-    real_judges: Judges | None = None,
 ) -> MeasuredValidation:
     """Measures a tokenizer and, by its tokens' likelihood, a transformer.
 
     `batches` are `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`. `losses` are
     functions of tokens `(b n)` and their batch that return −log p of each token, by the name of the
-    likelihood in the result. `real_judges` judge the images themselves; None for `judges`.
+    likelihood in the result.
     """
-    found = MeasuredValidation(JudgedImages(real_judges or judges), JudgedImages(judges))
+    found = MeasuredValidation(JudgedImages(judges))
     qualities: list[dict[str, Tensor]] = []
     codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
     likelihoods = {name: TokenLikelihood().to(judges.device) for name in losses}
@@ -93,7 +94,6 @@ def measure_validation(
         tokens = to_tokens(indices)
         for name, likelihood in likelihoods.items():
             likelihood.update(losses[name](tokens, batch).to(judges.device))
-        found.real.update(images, labels)
         found.reconstructed.update(reconstructions, labels)
         quality = image_quality(reconstructions.to(judges.device), images.to(judges.device))
         if lpips is not None:
@@ -101,7 +101,6 @@ def measure_validation(
         qualities.append({name: values.cpu() for name, values in quality.items()})
         counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
         codebook.update(counts.to(judges.device))
-    found.real.gather()
     found.reconstructed.gather()
     gathered = gather_dealt(qualities)
     for name in gathered[0] if gathered else ():

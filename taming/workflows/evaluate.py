@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
+from PIL import Image
 from torch import Tensor
 
 from taming.contexts import evaluation_mode
@@ -26,29 +27,27 @@ from taming.evaluation import (
 )
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
 from taming.losses import LPIPSLoss
-from taming.ranks import dealt, largest_share, on_first_rank, rank
+from taming.ranks import on_first_rank, rank
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_classifier import train_on_real
-from taming.workflows.evaluation_data import (
-    FeatureCache,
-    RealImages,
-    check_classifier,
-    check_data,
-    chosen,
-    dealt_batches,
-    judge,
-)
+from taming.workflows.evaluation_data import RealImages, check_classifier, check_data
 from taming.workflows.evaluation_notes import evaluation_contract, evaluation_notes
 from taming.workflows.evaluation_pictures import best_and_worst, sample_grid
-from taming.workflows.evaluation_samples import SampleBatch, measure_samples, training_numbers
+from taming.workflows.evaluation_samples import (
+    condition_key,
+    drawn_samples,
+    given_samples,
+    guided_options,
+    measure_samples,
+    prepare_sampling,
+    training_numbers,
+)
 
 __all__ = ["evaluate_model"]
 
-Subject = ImageGenerator | VQGAN | ImageDataset
-
 
 def evaluate_model(
-    subject: Subject,
+    subject: ImageGenerator | VQGAN | ImageDataset,
     data: ImageDataModule,
     output_dir: str | Path,
     *,
@@ -97,26 +96,19 @@ def evaluate_model(
             does not support.
     """
     output_dir, about = Path(output_dir).expanduser(), dict(about or {})
-    options = options or SamplingOptions(seed=0)
-    generator = subject if isinstance(subject, ImageGenerator) else None
-    tokenizer = None if isinstance(subject, ImageDataset) else check_data(subject, data)
+    options, key = options or SamplingOptions(seed=0), condition_key(subject)
+    if not isinstance(subject, ImageDataset):
+        device = check_data(subject, data).last_layer.device
     if min(data.resolution) < ReconstructionMetrics.min_side:
         raise UserError(f"SSIM needs images of {ReconstructionMetrics.min_side} pixels or more.")
-    key = _condition_key(subject)
-    share = largest_share(num_samples)
-    size = min(options.images_at_once, share)  # a compiled step is for batches of one size
-    guided = [
-        replace(options, batch_size=size, guidance=replace(options.guidance, scale=scale))
-        for scale in guidance_scales
-    ]
-    if generator is not None:
-        condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
-        for one in guided:  # unsupported options fail now
-            generator.sample(1, condition, options=replace(one, compile=False))
     if classifier is not None:
         check_classifier(classifier, data)
-    if tokenizer is not None:
-        device = tokenizer.last_layer.device
+    guided = []
+    if isinstance(subject, ImageGenerator):
+        guided = guided_options(options, guidance_scales, num_samples)
+        condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
+        for one in guided:  # unsupported options fail now
+            subject.sample(1, condition, options=replace(one, compile=False))
     if device is None or device.type == "mps":  # it has no float64
         device = torch.device("cpu")
     training, written = classifier_training or ClassifierTraining(), []
@@ -126,90 +118,93 @@ def evaluate_model(
             written.append(output_dir / "classifier")
             classifier = on_first_rank(lambda: train_on_real(data, training, device, written[0]))
     judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
-    subject_digest = "" if isinstance(subject, ImageDataset) else subject.to_saved().fingerprint()
-    cache, seed, names = FeatureCache(cache_dir, features), options.seed, data.class_names
-    batch_size, val = options.images_at_once, chosen(data.val_dataset, max_images, options.seed)
+    size = options.images_at_once
+    real = RealImages(data, judges, size, options.seed, max_images, max_training_images, cache_dir)
     numbers: dict[str, Any] = {"resolution": list(data.resolution)}
-    pictures = {}
+    pictures: dict[str, Image.Image] = {}
     if isinstance(subject, ImageDataset):
-        images = judge(judges, data, data.val_dataset, val, batch_size, "validation images", cache)
+        num_samples, digest = len(subject), ""
+        sets = [given_samples(subject, data, size)]
     else:
-        assert tokenizer is not None
-        path, known = cache.find(data.val_dataset, val)
-        with evaluation_mode(subject):
-            found = measure_validation(
-                tokenizer,
-                dealt_batches(data, data.val_dataset, val, batch_size, "validation images"),
-                judges,
-                _losses(generator, key),
-                lpips and lpips.to(device),
-                replace(judges, features=None) if known else judges,
-            )
-            images = found.real
-            if path is not None:
-                (cache.load if known else cache.save)(path, images)
-            if rank() == 0:
-                picture = best_and_worst(tokenizer, found, data.val_dataset, val)
-                pictures["reconstructions.png"] = picture
-                numbers["reconstructions"] = found.reconstructions(names, seed)
-        numbers |= found.likelihoods
-    train = None
-    if features is not None:
-        some = chosen(data.train_dataset, max_training_images, seed)
-        network = replace(judges, classifier=None)
-        name = "training images"
-        train = judge(network, data, data.train_dataset, some, batch_size, name, cache)
-    real = RealImages(data, judges, val, images, train, batch_size, seed)
-    if rank() == 0:
-        numbers["validation_images"] = images.numbers(None, names, seed)
-    rows = []
-    if isinstance(subject, ImageDataset):
-        num_samples = len(subject)
-        batches = _given(subject, data, batch_size, key)
-        row, judged, shown = measure_samples(batches, real, training, key == "labels")
-        rows.append(row)
-        if rank() == 0:
-            subject_digest = judged.digest
-            pictures["grid.png"] = sample_grid(shown, names)
-    elif generator is not None:
-        for number, one in enumerate(guided):  # those with and without guidance share a step
-            num_alike = sum(one.guidance.is_off == other.guidance.is_off for other in guided)
-            guided[number] = generator.prepare_sampling(one, dtype, share * num_alike)
+        measured, pictures = _measure_tokenizer(subject, real, lpips and lpips.to(device))
+        numbers, digest, sets = numbers | measured, subject.to_saved().fingerprint(), []
+    if isinstance(subject, ImageGenerator):
+        guided = prepare_sampling(subject, guided, num_samples, dtype)
+        sets = [drawn_samples(subject, data, one, num_samples) for one in guided]
         numbers["sampling"] = {
             "num_samples": num_samples,
             "guidance_scales": list(guidance_scales),
             "max_images": max_images,
-            "dtype": str(generator.transformer.head.weight.dtype).removeprefix("torch."),
+            "dtype": str(subject.transformer.head.weight.dtype).removeprefix("torch."),
             **asdict(options),
             "compile": [one.compile for one in guided],
         }
-        for one in guided:
-            with evaluation_mode(generator):
-                batches = _drawn(generator, key, data, one, num_samples)
-                row, _, shown = measure_samples(batches, real, training, key == "labels")
-            rows.append({"guidance_scale": one.guidance.scale, **row})
-            if rank() == 0:
-                name = f"_guidance_{one.guidance.scale:g}" if len(guided) > 1 else ""
-                pictures[f"grid{name}.png"] = sample_grid(shown, names)
+    rows = []
+    for samples in sets:
+        row, judged, shown = measure_samples(samples, real, training, key == "labels")
+        rows.append(row)
+        if rank() == 0:
+            digest = digest or judged.digest
+            name = "" if len(sets) == 1 else f"_guidance_{samples.settings['guidance_scale']:g}"
+            pictures[f"grid{name}.png"] = sample_grid(shown, data.class_names)
     if rank() > 0:
         return {}, []
+    numbers["validation_images"] = real.val.numbers(None, data.class_names, real.seed)
     if rows:
         numbers["samples"] = rows
-    if train is not None:
-        count = num_samples if rows else images.num_images
+    if real.train is not None:
+        count = num_samples if rows else real.val.num_images
         numbers["training_images"] = training_numbers(real, count)
         assert features is not None
         numbers["frechet_features"] = features.description
     contract = evaluation_contract(
         real,
         str(about.get("checkpoint") or about.get("samples_from")),
-        subject_digest,
+        digest,
         num_samples=num_samples if rows else None,
         lpips=None if lpips is None else lpips.backbone,
     )
     numbers = {"contract": contract.plain(), **about, **numbers}
     numbers["notes"] = [*notes, *evaluation_notes(subject, numbers, real, guided)]
     numbers = _without_nan(numbers)
+    return numbers, written + _write(output_dir, numbers, pictures)
+
+
+def _measure_tokenizer(
+    subject: ImageGenerator | VQGAN, real: RealImages, lpips: LPIPSLoss | None
+) -> tuple[dict[str, Any], dict[str, Image.Image]]:
+    """Returns the numbers of the validation images' tokens and reconstructions, and a picture."""
+    tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
+    with evaluation_mode(subject):
+        batches = real.val_batches("reconstructions")
+        found = measure_validation(tokenizer, batches, real.judges, _losses(subject), lpips)
+    if rank() > 0:
+        return found.likelihoods, {}
+    numbers = found.numbers(real.val, real.data.class_names, real.seed)
+    picture = best_and_worst(tokenizer, found, real.data.val_dataset, real.val_numbers)
+    return {**found.likelihoods, "reconstructions": numbers}, {"reconstructions.png": picture}
+
+
+def _losses(
+    subject: ImageGenerator | VQGAN,
+) -> dict[str, Callable[[Tensor, dict[str, Any]], Tensor]]:
+    """Returns the likelihoods to measure: with its condition, and without where that is learned."""
+    if isinstance(subject, VQGAN):
+        return {}
+    key = condition_key(subject)
+    found = {
+        "likelihood": lambda tokens, batch: subject.token_losses(
+            tokens, batch[key] if key else None
+        )
+    }
+    if key and subject.conditioning.can_do_without:
+        found["likelihood_without_condition"] = lambda tokens, batch: subject.token_losses(tokens)
+    return found
+
+
+def _write(
+    output_dir: Path, numbers: dict[str, Any], pictures: Mapping[str, Image.Image]
+) -> list[Path]:
     with writing(output_dir):
         metrics = json.dumps(numbers, indent=2, ensure_ascii=False) + "\n"
         (output_dir / "metrics.json").write_text(metrics, "utf-8")
@@ -218,64 +213,7 @@ def evaluate_model(
             path.unlink()
         for name, picture in pictures.items():
             picture.save(output_dir / name)
-    names = ["metrics.json", "report.md", *pictures]
-    return numbers, written + [output_dir / name for name in names]
-
-
-def _condition_key(subject: Subject) -> str | None:
-    """Returns what a batch calls the samples' condition; None without one."""
-    if isinstance(subject, ImageDataset):
-        return "labels" if subject.label(0) is not None else None
-    if isinstance(subject, VQGAN):
-        return None
-    if subject.conditioning.takes_images:
-        return "conditions"
-    return None if subject.conditioning.num_classes is None else "labels"
-
-
-def _losses(
-    generator: ImageGenerator | None, key: str | None
-) -> dict[str, Callable[[Tensor, dict[str, Any]], Tensor]]:
-    """Returns the likelihoods to measure: with its condition, and without where that is learned."""
-    if generator is None:
-        return {}
-    found = {
-        "likelihood": lambda tokens, batch: generator.token_losses(
-            tokens, batch[key] if key else None
-        )
-    }
-    if key and generator.conditioning.can_do_without:
-        found["likelihood_without_condition"] = lambda tokens, batch: generator.token_losses(tokens)
-    return found
-
-
-def _drawn(
-    generator: ImageGenerator,
-    key: str | None,
-    data: ImageDataModule,
-    options: SamplingOptions,
-    num_samples: int,
-) -> Iterator[SampleBatch]:
-    """Draws this rank's samples."""
-    dataset = data.val_dataset if key == "conditions" else data.train_dataset
-    size, name = options.images_at_once, f"sampling, guidance {options.guidance.scale:g}"
-    numbers = chosen(dataset, num_samples, options.seed, repeat=True)
-    starts = dealt(range(0, num_samples, size))
-    for start, batch in zip(starts, dealt_batches(data, dataset, numbers, size, name), strict=True):
-        condition, count = None if key is None else batch[key], len(batch["images"])
-        samples = generator.sample(count, condition, options=options, first_image=start)
-        yield SampleBatch(start, samples, batch["labels"] if key == "labels" else None)
-
-
-def _given(
-    subject: ImageDataset, data: ImageDataModule, batch_size: int, key: str | None
-) -> Iterator[SampleBatch]:
-    """Reads this rank's part of generated images."""
-    size = min(batch_size, largest_share(len(subject)))
-    starts = dealt(range(0, len(subject), size))
-    batches = dealt_batches(data, subject, range(len(subject)), size, "samples")
-    for start, batch in zip(starts, batches, strict=True):
-        yield SampleBatch(start, batch["images"], batch["labels"] if key else None)
+    return [output_dir / name for name in ("metrics.json", "report.md", *pictures)]
 
 
 def _without_nan(value: Any) -> Any:

@@ -2,12 +2,10 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,13 +20,11 @@ from taming.ranks import dealt, largest_share, on_first_rank, rank
 from taming.vqgan import VQGAN
 
 __all__ = [
-    "FeatureCache",
     "RealImages",
     "check_classifier",
     "check_data",
     "chosen",
     "dealt_batches",
-    "judge",
 ]
 
 
@@ -108,102 +104,72 @@ def dealt_batches(
     return tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)
 
 
-class FeatureCache:
-    """Features of real images, kept in a directory for the next evaluation with the same contract.
-
-    A file is named after what decides its contents: the images, which of them, their transform, the
-    network and its weights. Without a directory nothing is kept.
-    """
-
-    def __init__(self, directory: str | Path | None, network: FeatureNetwork | None) -> None:
-        self._directory = None if directory is None else Path(directory).expanduser()
-        self._network = network
-
-    def find(self, dataset: ImageDataset, numbers: Sequence[int]) -> tuple[Path | None, bool]:
-        """Returns the file of these images, None where none is kept, and whether it exists."""
-        if self._network is None or self._directory is None:
-            return None, False
-        directory = self._directory
-
-        def look() -> tuple[Path, bool]:
-            assert self._network is not None
-            terms = dataset.fingerprint(), list(numbers), self._network.description
-            name = hashlib.sha256(repr((*terms, self._network.digest)).encode()).hexdigest()[:16]
-            path = directory / f"{name}.safetensors"
-            return path, path.is_file()
-
-        return on_first_rank(look)
-
-    @staticmethod
-    def load(path: Path, judged: JudgedImages) -> None:
-        """Fills in the features of images that were judged without; first rank only."""
-        if rank() > 0:
-            return
-        saved = load_file(path)
-        judged.features = saved["features"]
-        judged.digests = [bytes(row.tolist()) for row in saved["digests"]]
-        judged.labels = saved.get("labels")
-        judged.num_images = len(judged.digests)
-
-    @staticmethod
-    def save(path: Path, judged: JudgedImages) -> None:
-        """Saves the features of images, and what they are of; first rank only."""
-        if rank() > 0 or judged.features is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        digests = torch.tensor([list(digest) for digest in judged.digests], dtype=torch.uint8)
-        unfinished = path.with_suffix(".unfinished")
-        tensors = {"features": judged.features, "digests": digests}
-        if judged.labels is not None:
-            tensors["labels"] = judged.labels
-        save_file(tensors, unfinished)
-        unfinished.replace(path)
-
-
-@dataclass(frozen=True)
 class RealImages:
-    """The real images of an evaluation, which samples are compared with.
+    """The real images of an evaluation, judged: those of validation, and some of training.
 
-    `val` and `train` are whole on the first process.
+    Features are kept in `cache_dir` for the next evaluation of the same images by the same network.
+
+    Attributes:
+        val, val_numbers: the validation images, up to `max_images`, and which they are.
+        train: the features of up to `max_training_images`; None without a feature network.
     """
 
-    data: ImageDataModule
-    judges: Judges
-    numbers: Sequence[int]  # of the validation images
-    val: JudgedImages
-    train: JudgedImages | None  # their features alone; None without features
-    batch_size: int
-    seed: int | None
+    def __init__(
+        self,
+        data: ImageDataModule,
+        judges: Judges,
+        batch_size: int,
+        seed: int | None,
+        max_images: int | None,
+        max_training_images: int | None,
+        cache_dir: str | Path | None,
+    ) -> None:
+        self.data, self.judges, self.seed = data, judges, seed
+        self._batch_size = batch_size
+        self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
+        self.val_numbers = chosen(data.val_dataset, max_images, seed)
+        self.val = self._judge(judges, data.val_dataset, self.val_numbers, "validation images")
+        self.train: JudgedImages | None = None
+        if judges.features is not None:
+            some = chosen(data.train_dataset, max_training_images, seed)
+            network = replace(judges, classifier=None)
+            self.train = self._judge(network, data.train_dataset, some, "training images")
+
+    def val_batches(self, name: str) -> Iterable[dict[str, Any]]:
+        """Returns this rank's batches of the validation images."""
+        dataset = self.data.val_dataset
+        return dealt_batches(self.data, dataset, self.val_numbers, self._batch_size, name)
+
+    def judge_val(self, judges: Judges, name: str) -> JudgedImages:
+        """Returns the validation images as other judges see them."""
+        return self._judge(judges, self.data.val_dataset, self.val_numbers, name)
 
     def features(self, judged: JudgedImages) -> Tensor:
         """Returns the features of images, where they are compared."""
         assert judged.features is not None
         return judged.features.to(self.judges.device)
 
-    def judge_val(self, judges: Judges, name: str) -> JudgedImages:
-        """Returns the validation images as other judges see them."""
-        dataset = self.data.val_dataset
-        return judge(judges, self.data, dataset, self.numbers, self.batch_size, name)
+    def _judge(
+        self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int], name: str
+    ) -> JudgedImages:
+        """Returns images as judged, whole on the first process."""
+        cached = on_first_rank(lambda: self._cached(judges.features, dataset, numbers))
+        known = cached is not None and on_first_rank(cached.is_file)
+        judged = JudgedImages(replace(judges, features=None) if known else judges)
+        if not known or judges.classifier is not None:
+            for batch in dealt_batches(self.data, dataset, numbers, self._batch_size, name):
+                judged.update(batch["images"], batch.get("labels"))
+        judged.gather()
+        if cached is not None and rank() == 0:
+            (judged.load_features if known else judged.save_features)(cached)
+        return judged
 
-
-def judge(
-    judges: Judges,
-    data: ImageDataModule,
-    dataset: ImageDataset,
-    numbers: Sequence[int],
-    batch_size: int,
-    name: str,
-    cache: FeatureCache | None = None,
-) -> JudgedImages:
-    """Returns images as judged, whole on the first process; their features may be in the cache."""
-    path, known = cache.find(dataset, numbers) if cache else (None, False)
-    if known:
-        judges = replace(judges, features=None)
-    judged = JudgedImages(judges)
-    if not known or judges.classifier is not None:
-        for batch in dealt_batches(data, dataset, numbers, batch_size, name):
-            judged.update(batch["images"], batch.get("labels"))
-    judged.gather()
-    if path is not None:
-        (FeatureCache.load if known else FeatureCache.save)(path, judged)
-    return judged
+    def _cached(
+        self, network: FeatureNetwork | None, dataset: ImageDataset, numbers: Sequence[int]
+    ) -> Path | None:
+        """Returns the file of the features, named after all that decides its contents."""
+        if network is None or self._cache_dir is None:
+            return None
+        terms = dataset.fingerprint(), list(numbers), network.description, network.digest
+        name = hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
+        return self._cache_dir / f"{name}.safetensors"

@@ -13,12 +13,7 @@ from taming.workflows.evaluation_data import RealImages
 
 __all__ = ["evaluation_contract", "evaluation_notes"]
 
-RESIZES = {
-    "shorter_side": ("shorter_side", "Lanczos, antialiased"),
-    "stretch": ("stretch", "Lanczos, antialiased"),
-    "enlarge": ("enlarge", "nearest"),
-    "none": ("none", "none"),
-}
+INTERPOLATIONS = {"enlarge": "nearest", "none": "none"}  # by the transform's way to resize
 
 
 def evaluation_contract(
@@ -32,7 +27,6 @@ def evaluation_contract(
     """Returns the contract of an evaluation; on the first process only."""
     transform, features = real.data.transform, real.judges.features
     classifier = real.judges.classifier
-    resize, interpolation = RESIZES[transform.resize]
     return EvaluationContract(
         reference=real.data.val_dataset.images.description,
         reference_digest=real.val.digest,
@@ -40,9 +34,9 @@ def evaluation_contract(
         num_training_images=0 if real.train is None else real.train.num_images,
         num_samples=num_samples,
         resolution=real.data.resolution,
-        resize=f"{resize}, pad {transform.pad}" if transform.pad else resize,
+        resize=f"{transform.resize}, pad {transform.pad}" if transform.pad else transform.resize,
         crop="none" if transform.crop == "none" else "center",  # validation is not augmented
-        interpolation=interpolation,
+        interpolation=INTERPOLATIONS.get(transform.resize, "Lanczos, antialiased"),
         quantisation="8 bit for features and classifiers; none for PSNR, SSIM, L1, LPIPS",
         features=None if features is None else features.description,
         features_digest=None if features is None else features.digest,
