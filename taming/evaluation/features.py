@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from taming.contexts import full_precision
 from taming.errors import UserError
 from taming.evaluation.contract import file_digest
-from taming.losses import Backbone, FrozenNetwork, load_weights, read_weights
+from taming.losses import (
+    Backbone,
+    FrozenNetwork,
+    Normalize,
+    fitting,
+    load_weights,
+    read_weights,
+)
 
 __all__ = ["FeatureExtractor", "FeatureNetwork", "InceptionFeatures", "load_feature_network"]
-
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class FeatureNetwork(nn.Module):
@@ -78,36 +82,63 @@ class FeatureExtractor(FeatureNetwork):
             return self.backbone(_resized(images, self.resolution))[-1].mean((2, 3))
 
 
-class ClassifierFeatures(FeatureNetwork):
-    """What a torchvision classifier's last linear layer receives; see `FeatureExtractor`.
+class PooledFeatures(FeatureNetwork):
+    """What the last layer of a torchvision classifier receives, or a network of timm's returns.
 
     Args:
-        backbone: name of the network in torchvision, such as `resnet50`, `vit_b_16`.
+        backbone: name of the network: in torchvision such as `resnet50`, `vit_b_16`; in timm such
+            as `vit_base_patch14_dinov2` (DINOv2, Oquab et al. 2023).
         weights: file of its weights.
         resolution: pixels a side that images are resized to.
     """
 
     def __init__(self, *, backbone: str, weights: str | Path, resolution: int = 224) -> None:
         super().__init__()
-        network = torchvision.models.get_model(backbone, weights=None)
-        load_weights(network, weights)
-        name, last = [x for x in network.named_modules() if isinstance(x[1], nn.Linear)][-1]
-        network.set_submodule(name, nn.Identity())
+        if backbone in torchvision.models.list_models(torchvision.models):
+            network, self.normalize = _torchvision_network(backbone, weights), Normalize()
+        else:
+            network = _timm_network(backbone, weights, resolution)
+            settings: Any = network.pretrained_cfg
+            self.normalize = Normalize(settings["mean"], settings["std"])
         self.frozen = FrozenNetwork(network)
-        self.num_features = last.in_features
         self.resolution = resolution
         self.description = f"{backbone}, before its classes, images at {resolution}×{resolution}"
         self.digest = file_digest(weights)
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(1, 3, 1, 1), persistent=False)
+        with torch.no_grad():
+            self.num_features = self(torch.zeros(2, 3, resolution, resolution)).shape[1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
         with torch.autocast(images.device.type, enabled=False), full_precision():
-            x = (_resized(images, self.resolution).expand(-1, 3, -1, -1) + 1) / 2
-            return self.frozen((x - self.mean) / self.std)
+            return self.frozen(self.normalize(_resized(images, self.resolution)))
+
+
+def _torchvision_network(backbone: str, weights: str | Path) -> nn.Module:
+    network = torchvision.models.get_model(backbone, weights=None)
+    load_weights(network, weights)
+    name = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)][-1]
+    network.set_submodule(name, nn.Identity())
+    return network
+
+
+def _timm_network(backbone: str, weights: str | Path, resolution: int) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError(
+            f"frechet.backbone={backbone} is no network of torchvision, and those of timm, DINOv2 "
+            "among them, need: pip install 'taming[evaluation]'."
+        ) from error
+    if not timm.is_model(backbone):
+        raise UserError(
+            f"frechet.backbone={backbone} is unknown: give inception, a classifier of torchvision "
+            "such as resnet50, or a network of timm such as vit_base_patch14_dinov2."
+        )
+    read_weights(weights)  # says what is wrong with the file
+    settings: dict[str, Any] = {"img_size": resolution} if backbone.startswith("vit") else {}
+    settings["pretrained_cfg_overlay"] = {"file": str(Path(weights).expanduser())}
+    with fitting(weights):
+        return timm.create_model(backbone, pretrained=True, num_classes=0, **settings)
 
 
 class InceptionFeatures(FeatureNetwork):
@@ -156,7 +187,7 @@ class InceptionFeatures(FeatureNetwork):
 def load_feature_network(
     *, backbone: str, weights: str | Path, resolution: Annotated[int, Ge(32)] = 224
 ) -> FeatureNetwork:
-    """Loads `inception`, a network of `FeatureExtractor`, or any classifier of torchvision's.
+    """Loads `inception`, or a network of `FeatureExtractor` or `PooledFeatures`.
 
     Raises:
         MissingPathError: if the weights file does not exist.
@@ -164,14 +195,8 @@ def load_feature_network(
     """
     if backbone == "inception":
         return InceptionFeatures(weights=weights)
-    if backbone in Backbone.LAYERS:
-        return FeatureExtractor(backbone=backbone, weights=weights, resolution=resolution)
-    if backbone in torchvision.models.list_models(torchvision.models):
-        return ClassifierFeatures(backbone=backbone, weights=weights, resolution=resolution)
-    raise UserError(
-        f"frechet.backbone={backbone} is unknown: give inception, {', '.join(Backbone.LAYERS)}, or "
-        "another classifier of torchvision, such as resnet50."
-    )
+    network = FeatureExtractor if backbone in Backbone.LAYERS else PooledFeatures
+    return network(backbone=backbone, weights=weights, resolution=resolution)
 
 
 def _resized(images: Tensor, resolution: int) -> Tensor:

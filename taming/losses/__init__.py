@@ -10,7 +10,14 @@ from taming.losses.adversarial import (
     non_saturating_generator_loss,
     vanilla_discriminator_loss,
 )
-from taming.losses.backbone import Backbone, FrozenNetwork, load_weights, read_weights
+from taming.losses.backbone import (
+    Backbone,
+    FrozenNetwork,
+    Normalize,
+    fitting,
+    load_weights,
+    read_weights,
+)
 from taming.losses.perceptual import FeatureLoss, LPIPSLoss
 from taming.losses.reconstruction import RECONSTRUCTION_LOSSES, cross_entropy_loss
 
@@ -23,8 +30,10 @@ __all__ = [
     "FrozenNetwork",
     "LPIPSLoss",
     "LeCAM",
+    "Normalize",
     "adaptive_weight",
     "cross_entropy_loss",
+    "fitting",
     "hinge_discriminator_loss",
     "hinge_generator_loss",
     "load_weights",

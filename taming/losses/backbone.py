@@ -1,7 +1,7 @@
 """Pretrained networks that are used but not trained, as sources of features."""
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from torch import nn
 
 from taming.errors import MissingPathError, UserError
 
-__all__ = ["Backbone", "FrozenNetwork", "load_weights", "read_weights"]
+__all__ = ["Backbone", "FrozenNetwork", "Normalize", "fitting", "load_weights", "read_weights"]
 
 WAYS_OUT = (
     "do without: perceptual=none in training, frechet.weights=null in reconstruct and evaluate"
@@ -56,6 +56,28 @@ class FrozenNetwork(nn.Module):
         return self.network(*args)
 
 
+class Normalize(nn.Module):
+    """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to three channels as pretrained networks saw them.
+
+    `mean` and `std` are those of its training images in [0, 1]: by default ImageNet's.
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225),
+    ) -> None:
+        super().__init__()
+        self.mean: torch.Tensor
+        self.std: torch.Tensor
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised images `(b 3 H W)`."""
+        return ((images.expand(-1, 3, -1, -1) + 1) / 2 - self.mean) / self.std
+
+
 class Backbone(nn.Module):
     """The `features` part of a torchvision network, frozen.
 
@@ -86,12 +108,7 @@ class Backbone(nn.Module):
         network = getattr(torchvision.models, name)(weights=None).features
         load_weights(network, weights, "features.")
         self.frozen = FrozenNetwork(network[: max(self.layers) + 1])
-        self.mean: torch.Tensor
-        self.std: torch.Tensor
-        mean = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
-        std = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.normalize = Normalize()
 
     @property
     def network(self) -> nn.Module:
@@ -100,7 +117,7 @@ class Backbone(nn.Module):
 
     def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to each stage's features `(b f h w)`."""
-        x = ((images.expand(-1, 3, -1, -1) + 1) / 2 - self.mean) / self.std
+        x = self.normalize(images)
         features = []
         for index, layer in enumerate(self.network.children()):
             x = layer(x)
@@ -122,7 +139,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
             f"the feature network's weights file {path} does not exist. Give a file in "
             f"torchvision's key names (.safetensors or .pth), or {WAYS_OUT}."
         )
-    with _fitting(path):
+    with fitting(path):
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -131,14 +148,15 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 def load_weights(network: nn.Module, path: str | Path, prefix: str = "") -> None:
     """Loads the weights in a file whose names begin with `prefix`; see `read_weights`."""
     weights = read_weights(path)
-    with _fitting(path):
+    with fitting(path):
         network.load_state_dict(
             {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         )
 
 
 @contextmanager
-def _fitting(path: str | Path) -> Iterator[None]:
+def fitting(path: str | Path) -> Iterator[None]:
+    """Raises a `UserError` if weights cannot be read, or are of another network."""
     try:
         yield
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
