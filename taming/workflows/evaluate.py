@@ -99,8 +99,9 @@ def evaluate_model(
     options, key = options or SamplingOptions(seed=0), condition_key(subject)
     if not isinstance(subject, ImageDataset):
         device = check_data(subject, data).last_layer.device
-    if min(data.resolution) < ReconstructionMetrics.min_side:
-        raise UserError(f"SSIM needs images of {ReconstructionMetrics.min_side} pixels or more.")
+    for name, measure in ("SSIM", ReconstructionMetrics), ("LPIPS", lpips):
+        if measure is not None and min(data.resolution) < measure.min_side:
+            raise UserError(f"{name} needs images of {measure.min_side} pixels or more.")
     if classifier is not None:
         check_classifier(classifier, data)
     guided = []

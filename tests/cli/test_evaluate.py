@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from omegaconf import OmegaConf
 from PIL import Image
 from tiny_commands import (
     TINY_EVALUATION,
@@ -33,6 +34,7 @@ from taming.conditioning import (
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, speed
+from taming.losses import LPIPSLoss
 from taming.sequence import to_tokens
 
 SMALL = (*TINY_EVALUATION, "num_samples=6", "output_dir=out")
@@ -244,6 +246,29 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     assert "held out other" not in outcome.err
     outcome = evaluate(f"checkpoint={vqgan_run}", "data.val_fraction=0.5", "output_dir=other")
     assert "held out other images (data.val_fraction=0.25)" in outcome.err
+
+
+def test_lpips_and_a_judge_that_is_the_network_of_the_training(
+    evaluate: Run, vqgan_run: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Untrained(LPIPSLoss):  # for the weights would be downloaded
+        def __init__(self, backbone: str) -> None:
+            super().__init__(backbone=backbone, pretrained=False)
+
+    monkeypatch.setattr("taming.cli.evaluate.LPIPSLoss", Untrained)
+    config = OmegaConf.load(vqgan_run / "config.yaml")
+    judges = (f"frechet.weights={weights}", "frechet.resolution=32")
+    found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
+    assert found["contract"]["lpips"] == "vgg"
+    outcome = evaluate(f"checkpoint={vqgan_run}", "lpips=alex")
+    assert "LPIPS needs images of 31 pixels or more" in outcome.err
+    low, high = found["reconstructions"]["lpips_interval"]
+    assert 0 < low < found["reconstructions"]["lpips"] < high
+    assert "please the network" not in " ".join(found["notes"])
+    OmegaConf.update(config, "perceptual", {"backbone": "squeezenet1_1"})
+    OmegaConf.save(config, vqgan_run / "config.yaml")
+    found = good(evaluate(f"checkpoint={vqgan_run}", "max_images=3", *judges))
+    assert "please the network that judges here, squeezenet1_1" in found["notes"][0]
 
 
 def test_samples_of_another_program_are_measured_as_the_generators_own(
