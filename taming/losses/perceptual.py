@@ -22,7 +22,7 @@ __all__ = ["FeatureLoss", "LPIPSLoss"]
 
 WAYS_OUT = (
     "Or do without: in training use perceptual=none (no perceptual loss), or perceptual=features "
-    "with a weights file you have; in reconstruct leave lpips out."
+    "with a weights file you have; in reconstruct and evaluate leave lpips out."
 )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 from PIL import Image, ImageOps
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from tqdm import tqdm
 
@@ -74,32 +75,19 @@ def reconstruct_images(
         UserError: if the images do not suit the model, or the files cannot be written.
     """
     output_dir = Path(output_dir).expanduser()
-    factor = vqgan.downsample_factor
-    if vqgan.label_maps:
-        raise UserError("the model is of label maps, and reconstruct takes models of pictures.")
-    if tile is not None and tile % factor:
-        raise UserError(f"tile={tile} must be a multiple of {factor}, the downsample factor.")
-    if resolution is not None:
-        vqgan.grid_size_for(height_and_width(resolution))
+    if tile is not None and tile % vqgan.downsample_factor:
+        raise UserError(
+            f"tile={tile} must be a multiple of {vqgan.downsample_factor}, the downsample factor."
+        )
     if overlap is None:
         overlap = (tile or 0) // 4
     elif tile is None or overlap > tile // 2:
         raise UserError(f"overlap={overlap} needs tile=PIXELS of {2 * overlap} or more.")
     if write_images and rank() == 0 and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
-    images = on_first_rank(
-        lambda: InspectionImages(
-            ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
-            downsample_factor=factor,
-            resolution=resolution,
-            min_side=max(
-                ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0
-            ),
-            max_images=max_images,
-        )
-    )
-    batch_size = min(batch_size, largest_share(len(images)))
-    batches = list(dealt(images.batches(batch_size)))
+    min_side = max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0)
+    images = on_first_rank(lambda: _open(path, vqgan, background, resolution, min_side, max_images))
+    batches = list(dealt(images.batches(min(batch_size, largest_share(len(images))))))
     device = vqgan.last_layer.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     codebook = CodebookUsage(vqgan.codebook_size)
@@ -113,9 +101,8 @@ def reconstruct_images(
         about["frechet_features"] = features.description
     metrics = MetricCollection([*chosen, codebook], compute_groups=False).to(device)
     sizes: Counter[tuple[int, ...]] = Counter()
-    names = _file_names([images.folder.name(number) for number in range(len(images))])
-    shown: dict[int, list[Image.Image]] = {}
-    written = []
+    directory = output_dir / "images"
+    pictures = _Pictures(images, directory if write_images else None, side_by_side)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         total = sum(map(len, batches))
@@ -129,22 +116,12 @@ def reconstruct_images(
                     code_counts=code_counts.to(device),
                 )
                 sizes[tuple(batch.shape[2:])] += len(batch)
-                for number, *pair in zip(numbers, to_uint8(batch), to_uint8(outputs), strict=True):
-                    if write_images:
-                        file = output_dir / "images" / names[number]
-                        file.parent.mkdir(parents=True, exist_ok=True)
-                        pixels = np.concatenate(pair if side_by_side else pair[1:], axis=1)
-                        Image.fromarray(pixels).save(file)
-                    if number < NUM_GRID_IMAGES:
-                        shown[number] = [Image.fromarray(pixels) for pixels in pair]
-                        if len(images) > 1:
-                            for picture in shown[number]:
-                                picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
+                pictures.add(numbers, batch, outputs)
                 bar.update(len(numbers))
-        for other_sizes, other_shown, other_broken in gather((sizes, shown, images.broken))[1:]:
+        for other_sizes, shown, broken in gather((sizes, pictures.shown, images.broken))[1:]:
             sizes += other_sizes
-            shown |= other_shown
-            images.broken = list(dict.fromkeys(images.broken + other_broken))
+            pictures.shown |= shown
+            images.broken = list(dict.fromkeys(images.broken + broken))
         num_latents = int(sum_over_ranks(codebook.counts.sum()))
         if num_latents == 0:
             raise UserError(
@@ -153,9 +130,6 @@ def reconstruct_images(
         measured = {name: float(value) for name, value in metrics.compute().items()}
         if rank() > 0:
             return {}, []
-        if shown:  # unless the first images were all broken
-            written.append(output_dir / "reconstructions.png")
-            _grid([x for number in sorted(shown) for x in shown[number]]).save(written[-1])
         found = {
             "num_images": sizes.total(),
             "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
@@ -170,9 +144,65 @@ def reconstruct_images(
             "broken": [list(entry) for entry in images.broken],
         }
         found["notes"] = _notes(found, images, features)
-        written.append(output_dir / "metrics.json")
-        written[-1].write_text(json.dumps(found, indent=2) + "\n")
-    return found, written + ([output_dir / "images"] if write_images else [])
+        (output_dir / "metrics.json").write_text(json.dumps(found, indent=2) + "\n")
+        written = [output_dir / "metrics.json"]
+        if pictures.shown:  # unless the first images were all broken
+            written.insert(0, output_dir / "reconstructions.png")
+            pictures.grid().save(written[0])
+    return found, written + ([directory] if write_images else [])
+
+
+def _open(
+    path: str | Path,
+    vqgan: VQGAN,
+    background: tuple[int, int, int],
+    resolution: int | tuple[int, int] | None,
+    min_side: int,
+    max_images: int | None,
+) -> InspectionImages:
+    """Opens the images, in sizes that the model takes."""
+    if vqgan.label_maps:
+        raise UserError("the model is of label maps, and reconstruct takes models of pictures.")
+    if resolution is not None:
+        vqgan.grid_size_for(height_and_width(resolution))
+    return InspectionImages(
+        ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
+        downsample_factor=vqgan.downsample_factor,
+        resolution=resolution,
+        min_side=min_side,
+        max_images=max_images,
+    )
+
+
+class _Pictures:
+    """Writes each image beside its reconstruction if asked to, and keeps the first for a grid."""
+
+    def __init__(self, images: InspectionImages, directory: Path | None, side_by_side: bool):
+        self.shown: dict[int, list[Image.Image]] = {}
+        self._names = _file_names([images.folder.name(number) for number in range(len(images))])
+        self._directory, self._side_by_side = directory, side_by_side
+
+    def add(self, numbers: Sequence[int], images: Tensor, reconstructions: Tensor) -> None:
+        """Adds a batch; both are `(b c H W)` in [-1, 1]."""
+        pairs = zip(numbers, to_uint8(images), to_uint8(reconstructions), strict=True)
+        for number, *pair in pairs:
+            if self._directory is not None:
+                file = self._directory / self._names[number]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                pixels = np.concatenate(pair if self._side_by_side else pair[1:], axis=1)
+                Image.fromarray(pixels).save(file)
+            if number < NUM_GRID_IMAGES:
+                self.shown[number] = [Image.fromarray(pixels) for pixels in pair]
+                if len(self._names) > 1:
+                    for picture in self.shown[number]:
+                        picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
+
+    def grid(self) -> Image.Image:
+        """Lays out the first pairs, four a row, each fitted into a cell of the largest's size."""
+        pictures = [picture for number in sorted(self.shown) for picture in self.shown[number]]
+        size = max(one.width for one in pictures), max(one.height for one in pictures)
+        cells = [np.asarray(ImageOps.pad(picture, size, color="white")) for picture in pictures]
+        return pixel_grid(np.stack(cells), num_columns=min(8, len(cells)))
 
 
 def _notes(
@@ -202,10 +232,3 @@ def _file_names(names: Sequence[str]) -> list[str]:
     count = Counter(path.with_suffix("") for path in paths)
     stems = [path if count[path.with_suffix("")] > 1 else path.with_suffix("") for path in paths]
     return [f"{stem}.png" for stem in stems]
-
-
-def _grid(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Lays out pairs, four a row, each picture fitted into a cell of the largest one's size."""
-    size = max(picture.width for picture in pictures), max(picture.height for picture in pictures)
-    cells = [np.asarray(ImageOps.pad(picture, size, color="white")) for picture in pictures]
-    return pixel_grid(np.stack(cells), num_columns=min(8, len(cells)))
