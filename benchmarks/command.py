@@ -4,8 +4,8 @@ import argparse
 import datetime
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -49,51 +49,60 @@ def main(
         arguments: the command line, if not that of the process.
     """
     options = parsed(presets, measurements, description, arguments)
-    peers: list[Program] = []
+    torch.set_num_threads(options.threads)
+    computer = machine(options.device)
+    records: list[Record] = []
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack, options.output.open("w", encoding="utf-8") as lines:
+        ours, *peers = map(stack.enter_context, map(closing, programs(options)))
+        for record in measured(options, ours, peers):
+            records.append({"machine": computer, **record})
+            print(json.dumps(records[-1], ensure_ascii=False), file=lines, flush=True)
+    print(f"on {computer}")
+    print(table(records) if records else "nothing was timed: no case has these measurements")
+    print(f"wrote {options.output}")
+    return records
+
+
+def programs(options: argparse.Namespace) -> Iterator[Program]:
+    """Yields our side, the chosen peers, and another checkout if there is one."""
+    yield Program("taming", ROOT / OURS, checkout=ROOT)
     for name in options.peers:
         script, precision = options.all_peers[name]
         if options.peer_python.is_file():
-            build = PEERS / f"{script}.py"
-            peers.append(Program(name, build, options.peer_python, precision=precision))
+            yield Program(name, PEERS / f"{script}.py", options.peer_python, precision=precision)
         else:
             missing = f"no Python at {options.peer_python}"
             print(f"{name} cannot be timed: {missing}; see benchmarks/README.md")
     if options.checkout is not None:
         checkout = options.checkout.resolve()
-        peers.append(Program(f"taming at {checkout.name}", checkout / OURS, checkout=checkout))
-    computer = machine(options.device, options.threads)
+        yield Program(f"taming at {checkout.name}", checkout / OURS, checkout=checkout)
+
+
+def measured(
+    options: argparse.Namespace, ours: Program, peers: Sequence[Program]
+) -> Iterator[Record]:
+    """Yields our measurements beside each peer, and alone those that no peer could be timed in."""
     common = {name: getattr(options, name) for name in DEFAULTS}
-    records: list[Record] = []
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    ours = Program("taming", ROOT / OURS, checkout=ROOT)
-    with ExitStack() as stack, options.output.open("w", encoding="utf-8") as lines:
-        for program in (ours, *peers):
-            stack.callback(program.close)
-        for name in options.cases:
-            case = common | options.all_cases[name] | dict(options.set) | {"name": name}
-            possible = case.pop("measurements", measurements)
-            beside_a_peer = set()
-            for peer in (*peers, None):
-                for measurement in (m for m in possible if m in options.measurements):
-                    if peer is None and measurement in beside_a_peer:
-                        continue
-                    try:
-                        record = compare(case | {"measurement": measurement}, ours, peer)
-                    except ProgramError as error:
-                        if peer is None:
-                            raise
-                        print(error, file=sys.stderr)
-                        continue
-                    if record is not None:
-                        beside_a_peer.add(measurement)
-                        records.append({"machine": computer, **record})
-                        print(json.dumps(records[-1], ensure_ascii=False), file=lines, flush=True)
-                if peer is not None:
-                    peer.close()
-    print(f"on {computer}")
-    print(table(records) if records else "nothing was timed: no case has these measurements")
-    print(f"wrote {options.output}")
-    return records
+    for name in options.cases:
+        case = common | options.all_cases[name] | dict(options.set) | {"name": name}
+        possible = case.pop("measurements", options.measurements)
+        wanted = [case | {"measurement": m} for m in possible if m in options.measurements]
+        timed = set()
+        for peer in peers:
+            for settings in wanted:
+                try:
+                    record = compare(settings, ours, peer)
+                except ProgramError as error:
+                    print(error, file=sys.stderr)
+                    continue
+                if record is not None:
+                    timed.add(settings["measurement"])
+                    yield record
+            peer.close()
+        for settings in wanted:
+            if settings["measurement"] not in timed and (record := compare(settings, ours)):
+                yield record
 
 
 def parsed(

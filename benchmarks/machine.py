@@ -5,26 +5,20 @@ A duration divided by the product's seconds at the same hour can be compared bet
     python -m benchmarks.machine
 """
 
-import platform
-
 import torch
 
-from taming.hardware import product_seconds
+from taming.hardware import device_name, product_seconds
 
 __all__ = ["machine"]
 
 
-def machine(device: str = "cpu", threads: int | None = None) -> str:
+def machine(device: str = "cpu") -> str:
     """Returns GPU, processor with its kinds of bfloat16 products, and PyTorch's version."""
     found = torch.cpu.get_capabilities()
-    flags = [
-        f"{f} {'yes' if found[f] else 'no'}" for f in ("amx_bf16", "avx512_bf16") if f in found
-    ]
-    name = found.get("cpu_name", platform.machine())
-    processor = ", ".join([name, torch.backends.cpu.get_cpu_capability(), *flags])
-    gpu = [torch.cuda.get_device_name(device)] if device.startswith("cuda") else []
-    threads = threads or torch.get_num_threads()
-    return "; ".join([*gpu, processor, f"{threads} threads", f"torch {torch.__version__}"])
+    flags = [f"{f} {found[f]}" for f in ("amx_bf16", "avx512_bf16") if f in found]
+    processor = [device_name(torch.device("cpu")), torch.backends.cpu.get_cpu_capability(), *flags]
+    gpu = [device_name(torch.device(device))] if device != "cpu" else []
+    return "; ".join([*gpu, ", ".join(processor), f"torch {torch.__version__}"])
 
 
 if __name__ == "__main__":
