@@ -43,12 +43,17 @@ def open_samples(
         pixels, labels = _array(path, "arr_0"), _array(path, "arr_1")
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{path} cannot be read as an .npz file of arrays: {error}.") from error
-    if pixels is None or pixels.dtype != np.uint8 or pixels.shape[3:] not in ((), (3,)):
+    if (
+        pixels is None
+        or pixels.dtype != np.uint8
+        or pixels.ndim < 3
+        or pixels.shape[3:] not in ((), (3,))
+    ):
         found = "nothing" if pixels is None else f"{pixels.dtype} of shape {pixels.shape}"
         raise UserError(f"{path}: arr_0 must be uint8 (n, height, width, 3), and is {found}.")
     if labels is None or not class_names:
         return ImageArray(str(path), pixels, [-1] * len(pixels), [], reader.channels)
-    if len(labels) != len(pixels) or not 0 <= labels.min() <= labels.max() < len(class_names):
+    if labels.shape != pixels.shape[:1] or not 0 <= labels.min() <= labels.max() < len(class_names):
         raise UserError(
             f"{path}: arr_1 must be a class of the data, 0 to {len(class_names) - 1}, of each of "
             f"the {len(pixels)} images."
