@@ -111,8 +111,12 @@ def _explain_unknown(name: str, config_name: str) -> str:
         if against:
             return f"{name} does not go with {' and '.join(against)}: leave out one of them."
     known = _names(config_name, choices)
-    last = name.rpartition(".")[2]
-    near = difflib.get_close_matches(name, known) or [k for k in known if k.endswith(f".{last}")]
+    last = re.split(r"[./]", name)[-1]
+    near = (
+        [k for k in known if k == last]  # model/quantizer is quantizer, the group
+        or difflib.get_close_matches(name, [k for k in known if "." in k or "." not in name])
+        or [k for k in known if k.endswith(f".{last}")]
+    )
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
     if any(_key(o) == "resume" for o in others):
         meant += f" If it is one of the resumed run, write +{name}=VALUE."
@@ -124,13 +128,15 @@ def _key(override: str) -> str:
 
 
 def _names(config_name: str, overrides: list[str]) -> list[str]:
-    """Returns the names of all settings under these overrides; without them if one is wrong."""
+    """Returns names of settings and groups under these overrides; without them if one is wrong."""
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
-            return [key for key, _ in _settings(compose(config_name, overrides))]
+            config = compose(config_name, overrides, return_hydra_config=True)
     except HydraException:
         return _names(config_name, [])
+    names = [*config.hydra.runtime.choices, *(key for key, _ in _settings(config))]
+    return [name for name in names if not name.startswith("hydra")]
 
 
 def _settings(config: DictConfig) -> Iterator[tuple[str, Any]]:

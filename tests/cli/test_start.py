@@ -127,6 +127,8 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
         ("trainer.max_step=3", "no setting trainer.max_step. Did you mean trainer.max_steps"),
         ("data.learning_rate=3", "Did you mean training.optimizer.learning_rate"),
         ("data.crop=none", "Did you mean data.path or data.transform.crop?"),
+        ("model/quantizer=finite_scalar", "no setting model/quantizer. Did you mean quantizer?"),
+        ("quantiser=finite_scalar", "no setting quantiser. Did you mean quantizer?"),
         ("tokens=3", "no setting tokens"),
     ],
 )
