@@ -35,49 +35,69 @@ def main(config: DictConfig) -> None:
     unfinished.touch()
     product = [product_seconds()]
     started = time.monotonic()
-    vqgan, transformer, samples = (
-        output_dir / part for part in ("vqgan", "transformer", "samples")
+    run_commands(config, output_dir)
+    numbers = measure(config, output_dir)
+    seconds = time.monotonic() - started
+    product.append(product_seconds())
+    report = {"seconds": seconds, "products": 2 * seconds / sum(product), **numbers}
+    (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    unfinished.unlink()
+    print(summary(report, output_dir))
+
+
+def run_commands(config: DictConfig, output_dir: Path) -> None:
+    """Runs both trainings and the sampling."""
+    vqgan, transformer = str(output_dir / "vqgan"), str(output_dir / "transformer")
+    seed = override("seed", config.seed)
+    run_command(
+        "train_vqgan",
+        "experiment=digits",
+        override("run_dir", vqgan),
+        seed,
+        *config.train_overrides,
     )
-    common = (override("seed", config.seed), *config.train_overrides)
-    run_command("train_vqgan", "experiment=digits", override("run_dir", str(vqgan)), *common)
     run_command(
         "train_transformer",
         "experiment=transformer_digits",
-        override("vqgan", str(vqgan)),
+        override("vqgan", vqgan),
         override("tokens.cache_dir", str(output_dir / "tokens")),
-        override("run_dir", str(transformer)),
-        *common,
+        override("run_dir", transformer),
+        seed,
+        *config.train_overrides,
     )
     run_command(
         "sample",
-        override("checkpoint", str(transformer)),
+        override("checkpoint", transformer),
         override("num_images", config.num_samples),
         "batch_size=250",
-        override("output_dir", str(samples)),
-        override("seed", config.seed),
+        override("output_dir", str(output_dir / "samples")),
+        seed,
     )
+
+
+def measure(config: DictConfig, output_dir: Path) -> dict[str, float]:
+    """Returns the numbers of both runs and of the sampled digits; see `report_digits`."""
     data = build_data(config)
     data.setup()
-    digits = report_digits(samples / "samples.npz", data.train_dataset, data.val_dataset)
+    samples = output_dir / "samples" / "samples.npz"
+    digits = report_digits(samples, data.train_dataset, data.val_dataset)
     stage_1, stage_2 = (
-        json.loads((run / "result.json").read_text())["metrics"] for run in (vqgan, transformer)
+        json.loads((output_dir / run / "result.json").read_text())["metrics"]
+        for run in ("vqgan", "transformer")
     )
-    seconds = time.monotonic() - started
-    product.append(product_seconds())
-    report = {
-        "seconds": seconds,
-        "products": 2 * seconds / sum(product),
+    return {
         "psnr": stage_1["val/psnr"],
         "codebook_usage": stage_1["val/codebook_usage"],
         "bits_per_token": stage_2["val/bits_per_token"],
         **digits,
     }
-    (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    unfinished.unlink()
-    print(
-        f"""
-The demo took {seconds:.0f} s, as long as {report["products"]:.0f} products of two 2048×2048 \
-matrices. On new digits:
+
+
+def summary(report: dict[str, float], output_dir: Path) -> str:
+    """Returns the report in words, and what comes next."""
+    return f"""
+The demo took {report["seconds"]:.0f} s, as long as {report["products"]:.0f} products of two \
+2048×2048 matrices. On new digits:
   reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
   transformer         {report["bits_per_token"]:.3f} bits per token
   {report["num_samples"]} sampled digits  an SVM sees the requested digit in \
@@ -95,7 +115,6 @@ Your own images, in a folder or a .zip, are next:
   {program("train_transformer")} vqgan=outputs/my_vqgan data.path=MY_IMAGES \\
       trainer.max_steps=20000 run_dir=outputs/my_transformer
   {program("sample")} checkpoint=outputs/my_transformer"""
-    )
 
 
 def run_command(script: str, *overrides: str) -> None:
