@@ -28,7 +28,7 @@ from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
     "foreign_target", "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
-    "resume_config", "set_seed", "write_config"]  # fmt: skip
+    "resume_config", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -49,15 +49,6 @@ def program(name: str) -> str:
     if Path(sys.argv[0]).suffix == ".py":
         return f"python scripts/{name}.py"
     return f"taming-{name.replace('_', '-')}"
-
-
-def set_seed(seed: int) -> None:
-    """Seeds everything; raises a `UserError` if the seed is not a whole number, 0 or more."""
-    if not isinstance(seed, int) or seed < 0:
-        raise UserError(f"seed must be a whole number, 0 or more, not {seed}.")
-    from lightning import seed_everything  # slow to import: only where it is used
-
-    seed_everything(seed, workers=True, verbose=False)
 
 
 def join_processes(config: DictConfig) -> None:
@@ -169,10 +160,10 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
         )
-    group = OmegaConf.select(saved, name.split(".")[0])
-    nothing = not group or ("_target_" in group and group._target_ is None)
-    if "." in name and nothing and not override.startswith("+"):
-        raise UserError(f"{override} would do nothing: the run has no {name.split('.')[0]}.")
+    if "." in name and not override.startswith("+"):
+        group = OmegaConf.select(saved, name.split(".")[0])
+        if not group or ("_target_" in group and group._target_ is None):
+            raise UserError(f"{override} would do nothing: the run has no {name.split('.')[0]}.")
     names = [f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy")]
     for key in names if name == "trainer" else [name]:
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)

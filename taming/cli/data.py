@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import lightning as L
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Lt
 from omegaconf import DictConfig
 
-from taming.cli.app import build, set_seed
+from taming.cli.app import build
 from taming.cli.processes import start_processes
 from taming.conditioning import CellClasses
 from taming.data import TokenDataset
@@ -22,7 +22,7 @@ from taming.vqgan import VQGAN
 
 __all__ = [
     "ENCODING_TYPES",
-    "PAIR_TYPES",
+    "IMAGE_TYPES",
     "build_data",
     "encode",
     "open_images",
@@ -32,12 +32,13 @@ __all__ = [
 
 log = logging.getLogger("taming")
 
-PAIR_TYPES = {
+IMAGE_TYPES = {
+    "seed": Annotated[int, Ge(0), Lt(2**32)],
     "data.condition": Literal["label_map", "image"],
     "data.num_classes": int | None,  # None: of pictures
 }
 ENCODING_TYPES = {
-    **PAIR_TYPES,
+    **IMAGE_TYPES,
     # None: the tokenizer's
     "data.resolution": int | tuple[int, int] | None,
     "data.channels": int | None,
@@ -105,7 +106,7 @@ def open_images(
 
     The tokenizer's shape is filled in; `saved` is the run that goes on; see `set_up`.
     """
-    set_seed(config.seed)
+    L.seed_everything(config.seed, workers=True, verbose=False)
     with_tokenizer_shape(config, tokenizer)
     images = build_data(config, conditions=config.conditioning in ("auto", "image"))
     tokenizer.check_kind(images.label_maps, images.channels)

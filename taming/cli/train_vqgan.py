@@ -4,11 +4,12 @@ import logging
 import shlex
 from pathlib import Path
 
+import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
-from taming.cli.app import build, build_all, program, set_seed
-from taming.cli.data import PAIR_TYPES, build_data, set_up
+from taming.cli.app import build, build_all, program
+from taming.cli.data import IMAGE_TYPES, build_data, set_up
 from taming.cli.hints import data_settings, setting
 from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
@@ -22,13 +23,13 @@ __all__ = ["main"]
 
 warn = rank_zero_only(logging.getLogger("taming").warning)
 
-TYPES = {**PAIR_TYPES, "finetune.mode": FinetuningMode}
+TYPES = {**IMAGE_TYPES, "finetune.mode": FinetuningMode}
 
 
 def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
     config, trainer, resume_from = begin_run(config, VQGAN.kind, TYPES)
-    set_seed(config.seed)
+    L.seed_everything(config.seed, workers=True, verbose=False)
     vqgan, adversary = build_networks(config, resume_from)
     module = build(
         config.training,

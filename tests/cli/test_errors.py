@@ -41,7 +41,8 @@ def test_one_broken_file_is_named_and_skipped(run: Run, images: Path) -> None:
         (["adversary.discriminator.num_layers=3"], ["24 pixels", "num_layers"]),
         (["finetune.mode=decoder"], ["needs a model", "finetune.checkpoint=PATH"]),
         (["trainer=gpu"], ["lightning.Trainer: No supported gpu"]),
-        (["seed=-1"], ["seed"]),
+        (["seed=-1"], ["seed should be", "equal to 0"]),
+        (["seed=5000000000"], ["seed should be", "less than 4294967296"]),
         (["callbacks.best.monitor=val/x"], ["monitor"]),
         (["callbacks.best.monitor=val/codebook_usage"], ["callbacks.best.mode=max"]),
         (["training.optimizer.betas=[0.9]"], ["betas"]),
@@ -150,6 +151,12 @@ def test_what_can_change_on_resume(vqgan_run: Path) -> None:
     assert (config.data.source.path, config.data.loader.batch_size) == ("moved", 2)
     assert (config.trainer.max_steps, config.training.optimizer.weight_decay) == (7, 0.1)
     assert config.callbacks.best.dirpath == f"{vqgan_run}/checkpoints"
+
+
+def test_single_values_can_change_on_resume(tmp_path: Path) -> None:
+    OmegaConf.save({"seed": 3, "report": True}, tmp_path / "config_composed.yaml")
+    config = resumed(tmp_path, "seed=4", "report=false")
+    assert (config.seed, config.report) == (4, False)
 
 
 def test_what_the_run_has_not_cannot_be_set_on_resume(run: Run, vqgan_run: Path) -> None:
