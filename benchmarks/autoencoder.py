@@ -30,23 +30,19 @@ CPU = {  # float32: a small model on small images, and the paper's on one
         "ch32": SMALL,
         "f16": F16 | {"batch_size": 1, "resolution": 128, "attention_resolutions": [8]},
     },
-    "peers": {"compvis": ("compvis", {}), "diffusers": ("diffusers_vqmodel", {})},
+    "peers": {"compvis": ("compvis", None), "diffusers": ("diffusers_vqmodel", None)},
 }
 GPU = {  # ours in bf16
     "cases": {"f16": F16},
     "peers": {
-        "compvis_float32": ("compvis", {"dtype": "float32", "tf32": False}),  # as it was
-        "compvis_tf32": ("compvis", {"dtype": "float32", "tf32": True}),
-        "compvis_bf16": ("compvis", {"dtype": "bf16", "tf32": True}),
-        "diffusers_bf16": ("diffusers_vqmodel", {"dtype": "bf16", "tf32": True}),
+        "compvis_float32": ("compvis", "float32"),  # as it was
+        "compvis_bf16": ("compvis", "bf16"),
+        "diffusers_bf16": ("diffusers_vqmodel", "bf16"),
     },
     "device": "cuda",
     "dtype": "bf16",
-    "tf32": True,
     "compile": True,
     "channels_last": True,
-    "warmup": 5,
-    "turn_seconds": 3.0,
 }
 PRESETS: dict[str, Preset] = {"cpu": CPU, "gpu": GPU}
 

@@ -18,13 +18,12 @@ from benchmarks.table import table
 __all__ = ["DEFAULTS", "Preset", "main"]
 
 # "cases": architectures and batches by name, whose "measurements" say what they are for;
-# "peers": file in peers/ and, where it is not the run's, precision; and defaults of the options
+# "peers": file in peers/ and, where it is not the run's, dtype; and defaults of the options
 Preset = Mapping[str, Any]
 DEFAULTS: dict[str, Any] = {  # of options; a case's own value comes before
     "device": "cuda" if torch.cuda.is_available() else "cpu",
     "threads": torch.get_num_threads(),  # of each side, on the CPU
-    "dtype": "float32",  # or bf16: autocast, in sampling the weights
-    "tf32": False,  # in float32 products
+    "dtype": "float32",  # or bf16: autocast, in sampling the weights; what is not bf16 is TF32
     "compile": False,  # our training step; sampling has a measurement of its own
     "channels_last": False,  # our side
     "auto": False,  # what a long training chooses for its steps, in place of these
@@ -68,9 +67,9 @@ def programs(options: argparse.Namespace) -> Iterator[Program]:
     """Yields our side, the chosen peers, and another checkout if there is one."""
     yield Program("taming", ROOT / OURS, checkout=ROOT)
     for name in options.peers:
-        script, precision = options.all_peers[name]
+        script, dtype = options.all_peers[name]
         if options.peer_python.is_file():
-            yield Program(name, PEERS / f"{script}.py", options.peer_python, precision=precision)
+            yield Program(name, PEERS / f"{script}.py", options.peer_python, dtype=dtype)
         else:
             missing = f"no Python at {options.peer_python}"
             print(f"{name} cannot be timed: {missing}; see benchmarks/README.md")

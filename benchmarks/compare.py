@@ -33,7 +33,7 @@ class Program:
         build: the file that builds its measurements (see `peers/serve.py`).
         python: the Python it runs with.
         checkout: where to import this program from; None for another program.
-        precision: its `dtype` and `tf32`, where they are not the run's.
+        dtype: its precision, where it is not the run's.
     """
 
     def __init__(
@@ -42,10 +42,9 @@ class Program:
         build: Path,
         python: str | Path = sys.executable,
         checkout: Path | None = None,
-        precision: dict[str, Any] | None = None,
+        dtype: str | None = None,
     ) -> None:
-        self.name = name
-        self.precision = precision or {}
+        self.name, self.dtype = name, dtype
         self._command = [python, "-s", PEERS / "serve.py", build]
         # another program must not find our package, whose name CompVis' has too
         self._environment = {**os.environ, "PYTHONPATH": str(checkout or "")}
@@ -103,12 +102,11 @@ def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None
     sides = {"ours": ours} if peer is None else {"peer": peer, "ours": ours}
     record: Record = {"settings": settings, "peer": None, "ratio": None}
     for key, side in sides.items():
-        own_settings = settings | side.precision
-        facts = side.ask("begin", own_settings)
+        dtype = side.dtype or settings["dtype"]
+        facts = side.ask("begin", settings | {"dtype": dtype})
         if facts is None:
             return None
-        run = {name: own_settings[name] for name in ("dtype", "tf32")}
-        record[key] = {"name": side.name, **run, **facts}
+        record[key] = {"name": side.name, "dtype": dtype, **facts}
     own, other = (record[key]["parameters"] if record[key] else {} for key in ("ours", "peer"))
     for part in own.keys() & other.keys():
         if own[part] != other[part]:

@@ -175,7 +175,6 @@ def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:
         "perceptual": find_spec("lpips") is not None,
         "device": options.device,
         "dtype": "bf16",
-        "tf32": True,
         "compile": "compile" in words,
         "channels_last": "channels_last" in words,
         **preset["timing"],

@@ -184,6 +184,8 @@ def step_of(
         torch.compiler.reset()  # earlier measurements' compilations count against a limit
     if settings["auto"]:
         device = torch.device(settings["device"])
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
         auto = Execution("auto", "auto", "auto")
         way = choose_execution(
             auto, module, lambda: batch, device, num_steps=DEFAULT_STEPS, world_size=1

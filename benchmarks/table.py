@@ -49,9 +49,9 @@ def table(records: Sequence[Record]) -> str:
 
 def description(side: dict[str, Any]) -> str:
     """Returns a program's precision and versions."""
-    precision = "float32" + (" with TF32" if side["tf32"] else "")
-    if side["dtype"] == "bf16":
-        precision = "bf16: autocast, in sampling the weights"
+    precision = side["dtype"]
+    if precision == "bf16":
+        precision += ": autocast, in sampling the weights"
     versions = ", ".join(f"{name} {version}" for name, version in side["versions"].items())
     return f"{precision}; {versions}"
 

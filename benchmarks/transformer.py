@@ -28,41 +28,33 @@ LARGE = SMALL | {  # the size of LlamaGen's 343M model
     "codebook_size": 16384,
 }
 GUIDED = LARGE | SAMPLING | {"guidance_scale": 2.0}
-LENGTHS = (256, 1024, 4096)
-ON_CPU = {
-    "peers": {"compvis": ("compvis", {}), "generate": ("transformers_gpt2", {})},
-}
-ON_GPU = {
-    "peers": {
-        "compvis_float32": ("compvis", {"dtype": "float32", "tf32": False}),  # as it was
-        "compvis_bf16": ("compvis", {"dtype": "bf16", "tf32": True}),
-        "generate_bf16": ("transformers_gpt2", {"dtype": "bf16", "tf32": True}),
-    },
-    "device": "cuda",
-    "dtype": "bf16",
-    "tf32": True,
-}
+CPU_PEERS = {"compvis": ("compvis", None), "generate": ("transformers_gpt2", None)}
 PRESETS: dict[str, Preset] = {
-    "cpu": ON_CPU
-    | {
+    "cpu": {
         "cases": {f"sample_{b}": SMALL | SAMPLING | {"batch_size": b} for b in (1, 2, 16)}
         | {f"step_{b}": SMALL | TRAINING | {"batch_size": b} for b in (2, 8)},
+        "peers": CPU_PEERS,
         "warmup": 1,
     },
-    "cpu_sequence_length": ON_CPU  # two blocks, and few rounds of the longest: within 12 minutes
-    | {
+    "cpu_sequence_length": {  # two blocks, and few rounds of the longest: within 12 minutes
         "cases": {
             f"tokens_{n}": SMALL | SAMPLING | {"num_layers": 2, "num_tokens": n, "rounds": rounds}
-            for n, rounds in zip(LENGTHS, (5, 5, 2), strict=True)
+            for n, rounds in ((256, 5), (1024, 5), (4096, 2))
         },
+        "peers": CPU_PEERS,
         "warmup": 0,
     },
-    "gpu": ON_GPU
-    | {
+    "gpu": {
         "cases": {f"sample_{b}": GUIDED | {"batch_size": b} for b in (1, 2, 16, 64)}
         | {"step_64": LARGE | TRAINING | {"batch_size": 64}},
+        "peers": {
+            "compvis_float32": ("compvis", "float32"),  # as it was
+            "compvis_bf16": ("compvis", "bf16"),
+            "generate_bf16": ("transformers_gpt2", "bf16"),
+        },
+        "device": "cuda",
+        "dtype": "bf16",
         "compile": True,
-        "turn_seconds": 2.0,
     },
 }
 

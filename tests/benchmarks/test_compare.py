@@ -11,7 +11,7 @@ from benchmarks.compare import ProgramError, compare, spread
 from benchmarks.peers.serve import Session, count_flops, random_inputs
 from benchmarks.table import pays_after, table
 
-OPTIONS = {"device": "cpu", "threads": 1, "dtype": "float32", "tf32": False, "rounds": 3}
+OPTIONS = {"device": "cpu", "threads": 1, "dtype": "float32", "rounds": 3}
 OPTIONS |= {"warmup": 2, "turn_seconds": 0.0}
 IMAGES = {**OPTIONS, "name": "tiny", "measurement": "step", "batch_size": 2, "resolution": 16}
 TOKENS = {**OPTIONS, "name": "gpt", "measurement": "sample", "batch_size": 2, "num_tokens": 9}
@@ -22,7 +22,7 @@ class Scripted:
     """A side that lists its turns; its calls take the given seconds, the last ones for ever."""
 
     def __init__(self, name: str, turns: list[str], *seconds: float, **facts: Any) -> None:
-        self.name, self.turns, self.seconds, self.precision = name, turns, list(seconds), {}
+        self.name, self.turns, self.seconds, self.dtype = name, turns, list(seconds), None
         self.facts = {"versions": {name: "1.0"}, "parameters": {"all": 1234}, **facts}
 
     def ask(self, method: str, *arguments: Any) -> Any:

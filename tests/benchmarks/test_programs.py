@@ -11,7 +11,7 @@ import torch
 from benchmarks.compare import Program, ProgramError
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "resolution": 8, "device": "cpu", "threads": 1}
-SETTINGS |= {"dtype": "bf16", "tf32": False}
+SETTINGS |= {"dtype": "bf16"}
 FAKE = """
 import os
 import torch
