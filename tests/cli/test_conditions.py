@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, composed, fails, succeeds
 
 import taming
-from taming.cli.app import build, config_directory
+from taming.cli.app import build
 from taming.conditioning import CellClasses
 from taming.generation import SamplingOptions
 
@@ -58,17 +56,8 @@ def tokenizer(run: Run) -> None:
     save_tokenizer()
 
 
-def succeeds(run: Run, *arguments: str) -> None:
-    outcome = run(*arguments)
-    assert outcome.status == 0, outcome.err
-
-
 def test_the_experiment_label_map_builds_at_full_size() -> None:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config = compose(
-            "train_vqgan", ["experiment=label_map", "data.path=x", "data.channels=183"]
-        )
+    config = composed("train_vqgan", "experiment=label_map", "data.path=x", "data.channels=183")
     with torch.device("meta"):
         vqgan = build(config.model)
     assert vqgan.grid_size == (16, 16)
@@ -79,10 +68,10 @@ def test_the_experiment_label_map_builds_at_full_size() -> None:
 
 
 def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
-    succeeds(
-        run, "train_vqgan", *MAPS, "data.resolution=[16,32]", "data.source.subfolder=label",
+    succeeds(run(
+        "train_vqgan", *MAPS, "data.resolution=[16,32]", "data.source.subfolder=label",
         "data.channels=5", "data.val_fraction=0.25", "logger=csv", "run_dir=run",
-    )  # fmt: skip
+    ))  # fmt: skip
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
     found = {name: value for row in rows for name, value in row.items() if value}
     assert 0 <= float(found["val/mean_iou"]) <= float(found["val/pixel_accuracy"]) <= 1
@@ -109,9 +98,7 @@ def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_label_maps_that_do_not_fit(run: Run, more: list[str], message: str) -> None:
-    outcome = run("train_vqgan", *MAPS, *more, "run_dir=run")
-    assert outcome.status != 0
-    assert message in outcome.err
+    fails(run("train_vqgan", *MAPS, *more, "run_dir=run"), message)
 
 
 @pytest.mark.parametrize("of_maps", [True, False])
@@ -130,7 +117,7 @@ def test_tokenizers_of_the_other_kind(run: Run, of_maps: bool) -> None:
 
 
 def test_stage_1_of_pairs_is_trained_on_the_images(run: Run) -> None:
-    succeeds(run, "train_vqgan", *PAIRS, *TINY_VQGAN, "perceptual=none", "run_dir=tokenizer")
+    succeeds(run("train_vqgan", *PAIRS, *TINY_VQGAN, "perceptual=none", "run_dir=tokenizer"))
     trained = taming.VQGAN.from_pretrained("tokenizer")
     assert (trained.image_channels, trained.resolution) == (3, (16, 24))
     assert not trained.label_maps
@@ -142,12 +129,12 @@ def test_stage_1_of_pairs_is_trained_on_the_images(run: Run) -> None:
 def test_label_maps_by_their_cells(
     run: Run, tokenizer: None, condition_as: str, positions: str, tmp_path: Path
 ) -> None:
-    succeeds(
-        run, "train_transformer", *STAGE_2, *PAIRS, f"condition_as={condition_as}",
+    succeeds(run(
+        "train_transformer", *STAGE_2, *PAIRS, f"condition_as={condition_as}",
         f"model.positions={positions}", "condition_cell=4", "condition_dropout=0.1",
         "data.label_map.unlabelled=3", "data.label_map.unlabelled_class=0", "run_dir=scenes_gpt",
         "report=true",
-    )  # fmt: skip
+    ))  # fmt: skip
     assert "the image it belongs to" in (tmp_path / "scenes_gpt" / "report.html").read_text()
     assert list((tmp_path / "scenes_gpt" / "grids").glob("samples_*.png"))
     model = taming.ImageGenerator.from_pretrained("scenes_gpt")
@@ -159,13 +146,13 @@ def test_label_maps_by_their_cells(
     assert model.sample(2, maps, seed=0, guidance_scale=2.0).shape == (2, 3, 16, 24)
     larger = SamplingOptions(seed=0, grid_size=(4, 6))
     assert model.sample(2, maps.repeat(1, 1, 2, 2), options=larger).shape == (2, 3, 32, 48)
-    succeeds(run, "train_transformer", "resume=scenes_gpt", "trainer.max_steps=3")
+    succeeds(run("train_transformer", "resume=scenes_gpt", "trainer.max_steps=3"))
 
 
 def test_label_maps_by_a_tokenizer_of_their_own(run: Run, tokenizer: None) -> None:
     save_tokenizer("maps", image_channels=4, label_maps=True)
     succeeds(
-        run, "train_transformer", *STAGE_2, *PAIRS, "condition_tokenizer=maps", "run_dir=scenes_gpt"
+        run("train_transformer", *STAGE_2, *PAIRS, "condition_tokenizer=maps", "run_dir=scenes_gpt")
     )
     model = taming.ImageGenerator.from_pretrained("scenes_gpt")
     assert model.condition_tokenizer.label_maps
@@ -177,16 +164,14 @@ def test_pictures_by_a_tokenizer_of_their_own(run: Run, tokenizer: None) -> None
         *STAGE_2, *PAIRS, "data.condition=image", "data.source.condition_folder=depth",
         "data.num_classes=null", "run_dir=scenes_gpt",
     )  # fmt: skip
-    refused = run("train_transformer", *depths)
-    assert refused.status != 0
-    assert "need a condition_tokenizer" in refused.err
+    fails(run("train_transformer", *depths), "need a condition_tokenizer")
     pkeep = "training.pkeep=0.9"
-    succeeds(run, "train_transformer", *depths, "condition_tokenizer=tokenizer", pkeep)
+    succeeds(run("train_transformer", *depths, "condition_tokenizer=tokenizer", pkeep))
 
 
 def test_pairs_without_their_conditions(run: Run, tokenizer: None) -> None:
     settings = ("vqgan=tokenizer", *PAIRS, "conditioning=none", "tokens.cache_dir=cache")
-    succeeds(run, "encode_dataset", *settings)
+    succeeds(run("encode_dataset", *settings))
     assert len(list(Path("cache").glob("*/indices.npy"))) == 2
     assert not list(Path("cache").glob("*/condition_indices.npy"))
 
@@ -229,6 +214,5 @@ def test_what_does_not_fit_is_said_before_any_work(
 ) -> None:
     data = PAIRS if paired else folder_overrides
     outcome = run("train_transformer", *STAGE_2, *data, *settings.split(), "run_dir=refused")
-    assert outcome.status != 0
-    assert message in outcome.err, outcome.err
+    fails(outcome, message)
     assert not Path("refused").exists()

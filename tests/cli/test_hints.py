@@ -12,6 +12,7 @@ from tiny_commands import (
     Outcome,
     Run,
     composed,
+    succeeds,
     write_images,
     write_pairs,
 )
@@ -21,8 +22,7 @@ from taming.cli.hints import condition_settings, data_of_run, data_settings, set
 
 def pasted(outcome: Outcome) -> list[str]:
     """The command in the last line, as the shell gives it to Python: script and arguments."""
-    assert outcome.status == 0, outcome.err
-    line = outcome.out.rstrip().splitlines()[-1]
+    line = succeeds(outcome).out.rstrip().splitlines()[-1]
     python, script, *arguments = shlex.split(line)
     assert (python, script[:8]) == ("python", "scripts/"), line
     return [script.removeprefix("scripts/").removesuffix(".py"), *arguments]
@@ -99,4 +99,4 @@ def test_conditions_by_pasting_and_their_resume(run: Run, vqgan_run: Path, tmp_p
     assert command[0] == "sample"
     assert {"conditions.path=scenes", "conditions.subfolder=label"} < set(command)
     assert pasted(run("train_transformer", "resume=painter", "trainer.max_steps=3")) == command
-    assert run(*command, "num_images=2").status == 0
+    succeeds(run(*command, "num_images=2"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_commands import Outcome, Run, fails, write_compvis_checkpoint
+from tiny_commands import Outcome, Run, fails, succeeds, write_compvis_checkpoint
 
 import taming
 from taming.discriminators import PatchDiscriminator
@@ -26,8 +26,7 @@ def call(run: Run, **changes: object) -> Outcome:
 
 def test_a_checkpoint_becomes_a_model_directory(run: Run, tmp_path: Path) -> None:
     original = write_compvis_checkpoint(tmp_path)
-    outcome = call(run)
-    assert outcome.status == 0, outcome.err
+    outcome = succeeds(call(run))
     num_used = len(torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]) - 1
     lines = outcome.out.splitlines()
     assert lines[:4] == [
@@ -47,8 +46,7 @@ def test_a_checkpoint_becomes_a_model_directory(run: Run, tmp_path: Path) -> Non
 
 def test_a_reference_end_to_end(run: Run, shared: Path, tmp_path: Path) -> None:
     folder = shared / "reference" / "compvis" / "vqgan"
-    outcome = call(run, checkpoint=folder / "last.ckpt", config=folder / "project.yaml")
-    assert outcome.status == 0, outcome.err
+    outcome = succeeds(call(run, checkpoint=folder / "last.ckpt", config=folder / "project.yaml"))
     assert "wrote imported/discriminator" in outcome.out
     expected = load_file(folder / "expected.safetensors")
     vqgan = taming.VQGAN.from_pretrained(tmp_path / "imported")
@@ -65,8 +63,7 @@ def test_a_reference_of_both_stages_end_to_end(
     folder = shared / "reference" / "compvis" / f"transformer_{name}"
     files = {"checkpoint": folder / "last.ckpt", "config": folder / "project.yaml"}
     settings = {"num_classes": 10} if name == "class" else {}
-    outcome = call(run, source="compvis_transformer", **files, **settings)
-    assert outcome.status == 0, outcome.err
+    outcome = succeeds(call(run, source="compvis_transformer", **files, **settings))
     for part in ("tokenizer", "transformer"):
         assert f"wrote imported/{part}" in outcome.out
     assert ("wrote imported/condition_tokenizer" in outcome.out) == (name == "depth")
@@ -82,11 +79,10 @@ def test_a_reference_of_llamagen_end_to_end(run: Run, shared: Path, tmp_path: Pa
     folder = shared / "reference" / "llamagen"
     tokenizer = {"checkpoint": folder / "tokenizer" / "vq_ds.pt", "output": "vq"}
     config = folder / "tokenizer" / "args.json"
-    assert call(run, source="llamagen_tokenizer", config=config, **tokenizer).status == 0
+    succeeds(call(run, source="llamagen_tokenizer", config=config, **tokenizer))
     gpt = {"source": "llamagen_gpt", "checkpoint": folder / "gpt" / "c2i.pt"}
     config = folder / "gpt" / "args.json"
-    outcome = call(run, **gpt, config=config, tokenizer="vq")
-    assert outcome.status == 0, outcome.err
+    outcome = succeeds(call(run, **gpt, config=config, tokenizer="vq"))
     assert "wrote imported/tokenizer" in outcome.out
     expected = load_file(folder / "gpt" / "expected.safetensors")
     generator = taming.ImageGenerator.from_pretrained(tmp_path / "imported")
@@ -131,7 +127,7 @@ def test_what_is_no_checkpoint(run: Run, tmp_path: Path) -> None:
     fails(call(run, checkpoint="photo.png"), "photo.png cannot be read as a PyTorch checkpoint")
     fails(call(run, source="llamagen_tokenizer", config="VQ-8"), "last.ckpt is not imported")
     assert not (tmp_path / "imported").exists()
-    assert call(run).status == 0  # the same command with the right file
+    succeeds(call(run))  # the same command with the right file
     fails(call(run), "output=imported exists")
 
 
@@ -144,8 +140,7 @@ def test_an_imported_model_is_fine_tuned(run: Run, images: Path, tmp_path: Path)
         "perceptual=none", "logger=csv", "finetune.checkpoint=imported", "finetune.mode=decoder",
         "run_dir=tuned", "report=false",
     )  # fmt: skip
-    assert outcome.status == 0, outcome.err
-    assert "has no discriminator: it begins anew" in outcome.err
+    assert "has no discriminator: it begins anew" in succeeds(outcome).err
     tuned = taming.VQGAN.from_pretrained(tmp_path / "tuned")
     pictures = torch.rand(2, 3, 32, 32) * 2 - 1
     assert torch.equal(tuned.encode(pictures), original.encode(pictures))

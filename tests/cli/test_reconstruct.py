@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, fails, fails_before_writing
+from tiny_commands import Run, fails, fails_before_writing, succeeds
 from tiny_models import tiny_vqgan
 from torchvision.models import squeezenet1_1
 
@@ -45,9 +45,9 @@ def reconstruct(run: Run) -> Run:
     """Reconstructs into `out`; what was printed."""
 
     def call(checkpoint: Path, *overrides: str) -> str:
-        outcome = run("reconstruct", f"checkpoint={checkpoint}", "output_dir=out", *overrides)
-        assert outcome.status == 0, outcome.err
-        return outcome.out
+        return succeeds(
+            run("reconstruct", f"checkpoint={checkpoint}", "output_dir=out", *overrides)
+        ).out
 
     return call
 

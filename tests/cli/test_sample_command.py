@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, fails, fails_before_writing, write_images
+from tiny_commands import Run, fails, fails_before_writing, succeeds, write_images
 from tiny_models import tiny_generator
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition
@@ -34,8 +34,7 @@ def of_maps(tmp_path: Path) -> ImageGenerator:
 
 
 def samples(run: Run, *overrides: str) -> tuple[np.ndarray, str]:
-    outcome = run("sample", "output_dir=out", "device=cpu", *overrides)
-    assert outcome.status == 0, outcome.err
+    outcome = succeeds(run("sample", "output_dir=out", "device=cpu", *overrides))
     with np.load("out/samples.npz") as arrays:
         return arrays["arr_0"], outcome.out
 
