@@ -23,7 +23,7 @@ Preset = Mapping[str, Any]
 DEFAULTS: dict[str, Any] = {  # of options; a case's own value comes before
     "device": "cuda" if torch.cuda.is_available() else "cpu",
     "threads": torch.get_num_threads(),  # of each side, on the CPU
-    "dtype": "float32",  # or bf16: autocast, in sampling the weights; what is not bf16 is TF32
+    "dtype": "float32",  # or bf16: autocast (in sampling the weights), and TF32 for the rest
     "compile": False,  # our training step; sampling has a measurement of its own
     "channels_last": False,  # our side
     "auto": False,  # what a long training chooses for its steps, in place of these
