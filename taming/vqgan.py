@@ -99,6 +99,11 @@ class VQGAN(Tokenizer):
         """The weight of the decoder's last convolution; the adaptive weight is measured there."""
         return self.decoder.conv_out.weight
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and the results."""
+        return self.last_layer.device
+
     def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
         """`(b c H W) -> (b d h w)`: what the quantizer receives, before any normalisation.
 

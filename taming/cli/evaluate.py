@@ -22,10 +22,9 @@ from taming.data import ImageDataset, ImageTransform, Part, PictureReader, open_
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import ImageClassifier, report_text
-from taming.generation import ImageGenerator
+from taming.generation import ImageGenerator, load_model
 from taming.losses import LPIPSLoss
 from taming.ranks import rank
-from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
 
 __all__ = ["main"]
@@ -48,7 +47,7 @@ def main(config: DictConfig) -> None:
     subject: ImageGenerator | VQGAN | ImageDataset
     notes = []
     if plain["samples"] is None:
-        subject = load_model(config)
+        subject = load_subject(config)
         warn_of_trained_images(config)
         notes = judge_of_training(config)
         data = build_data(config)
@@ -83,19 +82,13 @@ def main(config: DictConfig) -> None:
     print(next_steps(None if plain["samples"] else for_sampling, written))
 
 
-def load_model(config: DictConfig) -> ImageGenerator | VQGAN:
+def load_subject(config: DictConfig) -> ImageGenerator | VQGAN:
     """Loads the checkpoint, and fills its shape in where `config.data` leaves it open."""
-    saved = load_saved_model(config.checkpoint)
-    kind = ImageGenerator if saved.kind == ImageGenerator.kind else VQGAN
-    model = kind.from_saved(saved)
-    if isinstance(model, ImageGenerator):
-        tokenizer, resolution = model.require_tokenizer(), model.resolution
-    else:
-        tokenizer, resolution = model, None
+    tokenizer, generator = load_model(config.checkpoint)
     if tokenizer.label_maps:
         raise UserError("the model's images are label maps, and evaluate measures pictures only.")
-    with_tokenizer_shape(config, tokenizer, resolution)
-    return model
+    with_tokenizer_shape(config, tokenizer, generator.resolution if generator else None)
+    return generator or tokenizer
 
 
 def open_both(config: DictConfig) -> tuple[ImageDataModule, ImageDataset]:

@@ -1,6 +1,11 @@
 """Drawing images from a trained generator."""
 
-from taming.generation.generator import ImageGenerator, check_keep_rows, load_condition_tokenizer
+from taming.generation.generator import (
+    ImageGenerator,
+    check_keep_rows,
+    load_condition_tokenizer,
+    load_model,
+)
 from taming.generation.inspection import (
     attention_maps,
     candidates,
@@ -22,6 +27,7 @@ __all__ = [
     "check_keep_rows",
     "codes_alone",
     "load_condition_tokenizer",
+    "load_model",
     "sample_best",
     "token_surprise",
 ]

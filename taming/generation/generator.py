@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -16,12 +17,12 @@ from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
 from taming.generation.tokens import TokenGenerator
 from taming.hardware import device_name
 from taming.sequence import to_indices, to_tokens
-from taming.serialization import SavedModel
+from taming.serialization import SavedModel, load_saved_model
 from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer"]
+__all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer", "load_model"]
 
 log = logging.getLogger("taming")
 
@@ -228,6 +229,20 @@ def check_keep_rows(keep_rows: int, height: int) -> None:
             f"keep_rows is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
             f"{height - 1} of them."
         )
+
+
+def load_model(path: str | Path) -> tuple[VQGAN, ImageGenerator | None]:
+    """Loads the model at a path, see `find_model`: a tokenizer, and the generator that has it.
+
+    Raises:
+        MissingPathError: if the path does not exist.
+        UserError: if there is no model, or a generator without its tokenizer.
+    """
+    saved = load_saved_model(path)
+    if saved.kind != ImageGenerator.kind:
+        return VQGAN.from_saved(saved), None
+    generator = ImageGenerator.from_saved(saved)
+    return generator.require_tokenizer(), generator
 
 
 def load_condition_tokenizer(saved: SavedModel) -> Tokenizer | None:

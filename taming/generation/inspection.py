@@ -109,7 +109,7 @@ def codes_alone(vqgan: VQGAN, codes: Tensor) -> Tensor:
     f, margin = vqgan.downsample_factor, ALONE_SIDE // 2
     middle = slice(margin * f, (margin + 1) * f)
     with evaluation_mode(vqgan):
-        for some in codes.to(vqgan.last_layer.device).split(CODES_AT_ONCE):
+        for some in codes.to(vqgan.device).split(CODES_AT_ONCE):
             grids = some[:, None, None].expand(-1, ALONE_SIDE, ALONE_SIDE)
             pictures.append(vqgan.decode(grids)[:, :, middle, middle])
     images = torch.cat(pictures).float()

@@ -136,7 +136,7 @@ def encoded(subject: Subject, images: Tensor, decode: bool = True) -> tuple[Tens
     grids, reconstructed = [], []
     with torch.no_grad(), evaluation_mode(tokenizer):
         for batch in images.split(AT_ONCE):
-            indices = tokenizer.encode(batch.to(tokenizer.last_layer.device))
+            indices = tokenizer.encode(batch.to(tokenizer.device))
             grids.append(indices.cpu())
             if decode:
                 reconstructed.append(tokenizer.decode(indices).float().cpu())

@@ -63,7 +63,7 @@ def _add_reconstruction(models: tuple[StudioModel, StudioModel]) -> None:
         shown = []
         for model in models:
             images = to_images(picture, model.tokenizer, model.grid_size, model.palette)
-            indices = model.tokenizer.encode(images.to(model.tokenizer.last_layer.device))
+            indices = model.tokenizer.encode(images.to(model.tokenizer.device))
             decoded = model.tokenizer.decode(indices)
             pair = [to_uint8(x, model.palette)[0] for x in (images, decoded)]
             shown.append(Image.fromarray(enlarge(np.concatenate(pair, 1))))

@@ -72,7 +72,7 @@ class LookPage:
 
         def look_into(picture: Any, *values: Any) -> list[Any]:
             images = to_images(picture, model.tokenizer, model.grid_size, model.palette)
-            tokens = to_tokens(model.tokenizer.encode(images.to(_device(model))))
+            tokens = to_tokens(model.tokenizer.encode(images.to(model.tokenizer.device)))
             condition = conditions.read(1, *values) if conditions else None
             return self._overview(tokens, condition)
 
@@ -177,7 +177,7 @@ class LookPage:
     def _overview(self, tokens: Tensor, condition: Tensor | None) -> list[Any]:
         """Returns the values of `overview` for tokens `(1 n)`."""
         model = self.model
-        indices = self._indices(tokens.to(_device(model)))
+        indices = self._indices(tokens.to(model.tokenizer.device))
         pixels = to_uint8(model.tokenizer.decode(indices[None]), model.palette)[0]
         looked = Looked(tokens.cpu(), pixels, None if condition is None else condition.cpu())
         rows, columns = model.grid_size
@@ -208,7 +208,7 @@ class LookPage:
             f"Position {position} (row {row}, column {column}) has **code {int(code)}**, which "
             f"occurs {number} time{'s' * (number > 1)} in this image (framed)."
         )
-        codes = codes_picture(model.tokenizer, indices.to(_device(model)))
+        codes = codes_picture(model.tokenizer, indices.to(model.tokenizer.device))
         alone = single_codes(model.tokenizer, code[None])[0]
         shown: list[Any] = [
             mark_code(looked.pixels, indices, position),
@@ -284,7 +284,3 @@ class LookPage:
     def _candidate(event: gr.SelectData, gallery: list[tuple[Any, str]]) -> int:
         """Returns the code of the candidate that was clicked on."""
         return int(gallery[event.index][1].split(":")[0])
-
-
-def _device(model: StudioModel) -> torch.device:
-    return model.tokenizer.last_layer.device

@@ -7,9 +7,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
+from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, load_model
 from taming.pictures import palette_of
-from taming.serialization import load_saved_model
 from taming.vqgan import VQGAN
 
 __all__ = ["StudioModel"]
@@ -27,18 +26,12 @@ class StudioModel:
     def load(
         cls, path: str | Path, device: torch.device | str = "cpu", dtype: SamplingDtype = "auto"
     ) -> Self:
-        """Loads whatever model is at a path, see `find_model`; `dtype` is as in sampling.
-
-        Raises:
-            MissingPathError: if the path does not exist.
-            UserError: if there is no model, or a generator without its tokenizer.
-        """
-        saved = load_saved_model(path)
-        if saved.kind != ImageGenerator.kind:
-            return cls(str(path), VQGAN.from_saved(saved).to(device))
-        generator = ImageGenerator.from_saved(saved).to(device)
-        generator.prepare_sampling(SamplingOptions(), dtype, num_images=1)
-        return cls(str(path), generator.require_tokenizer(), generator)
+        """Loads the model at a path, see `load_model`; `dtype` is as in sampling."""
+        tokenizer, generator = load_model(path)
+        (generator or tokenizer).to(device)
+        if generator is not None:
+            generator.prepare_sampling(SamplingOptions(), dtype, num_images=1)
+        return cls(str(path), tokenizer, generator)
 
     @property
     def grid_size(self) -> tuple[int, int]:

@@ -88,7 +88,7 @@ def reconstruct_images(
     min_side = max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0)
     images = on_first_rank(lambda: _open(path, vqgan, background, resolution, min_side, max_images))
     batches = list(dealt(images.batches(min(batch_size, largest_share(len(images))))))
-    device = vqgan.last_layer.device
+    device = vqgan.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     codebook = CodebookUsage(vqgan.codebook_size)
     chosen: list[Metric] = [ReconstructionMetrics()]

@@ -11,10 +11,9 @@ from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import in_proportion
-from taming.generation import ImageGenerator
+from taming.generation import ImageGenerator, load_model
 from taming.report.subject import Images, Subject, evenly
-from taming.serialization import find_model, load_saved_model
-from taming.vqgan import VQGAN
+from taming.serialization import find_model
 
 __all__ = ["OpenData", "load_subject"]
 
@@ -36,9 +35,7 @@ def load_subject(
     Raises:
         UserError: if the run has no model yet.
     """
-    saved = load_saved_model(run)
-    generator = ImageGenerator.from_saved(saved) if saved.kind == ImageGenerator.kind else None
-    tokenizer = VQGAN.from_saved(saved) if generator is None else generator.require_tokenizer()
+    tokenizer, generator = load_model(run)
     model = generator or tokenizer
     model.to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
