@@ -10,7 +10,16 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "taming"
 STEPS = (
-    {"contexts", "errors", "hardware", "normalisation", "older_weights", "ranks", "versions"},
+    {
+        "contexts",
+        "errors",
+        "hardware",
+        "nested",
+        "normalisation",
+        "older_weights",
+        "ranks",
+        "versions",
+    },
     {"attention", "positions", "serialization"},
     {"autoencoder", "quantizers", "discriminators", "losses", "tokenizer"},
     {"vqgan", "transformer", "conditioning", "sequence"},

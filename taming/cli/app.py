@@ -21,9 +21,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.cli.mistakes import COMPOSED_FILE, config_directory, leaves
+from taming.cli.mistakes import COMPOSED_FILE, config_directory
 from taming.cli.setting_types import check_types
 from taming.errors import UserError, writing
+from taming.nested import leaves
 from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",

@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.app import RESOLVED_FILE, load_saved_config
-from taming.cli.mistakes import config_directory, leaves
+from taming.cli.mistakes import config_directory
+from taming.nested import leaves
 from taming.tokenizer import height_and_width
 from taming.workflows.sample_inputs import GivenImages
 

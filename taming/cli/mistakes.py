@@ -15,9 +15,10 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from taming.errors import MissingPathError, UserError
+from taming.nested import leaves
 
 __all__ = ["COMPOSED_FILE", "DIRECTORIES", "check_config", "check_overrides", "config_directory",
-    "explain", "leaves"]  # fmt: skip
+    "explain"]  # fmt: skip
 
 # settings of all commands that must lead to something
 PATHS = ("vqgan", "checkpoint", "finetune.checkpoint", "condition_tokenizer", "perceptual.weights",
@@ -142,12 +143,3 @@ def _names(config_name: str, overrides: list[str]) -> list[str]:
 def _settings(config: DictConfig) -> Iterator[tuple[str, Any]]:
     """Yields all settings with their names, as they are written: references are not followed."""
     return leaves(OmegaConf.to_container(config), lists=False)
-
-
-def leaves(value: Any, key: str = "", lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yields every value within dictionaries, and within lists if `lists`, with its name."""
-    if isinstance(value, dict) or (lists and isinstance(value, list)):
-        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(inner, f"{key}.{name}" if key else str(name), lists)
-    else:
-        yield key, value

@@ -19,16 +19,16 @@ def main(config: DictConfig) -> None:
     check_types(config, {"dtype": SamplingDtype})
     if find_spec("gradio") is None:
         raise UserError("the studio needs Gradio: pip install -e '.[studio]'")
-    from taming.studio import StudioModel, build_studio, check_access, serve  # slow to import
-    from taming.studio.watch import is_run
+    from taming.report.records import is_run  # slow to import
+    from taming.studio import StudioModel, build_studio, check_access, serve
 
     check_access(plain["host"], plain["password"])
     device = find_device(plain["device"])
-    checkpoint = plain["checkpoint"]
-    run = Path(checkpoint).expanduser() if is_run(checkpoint) else None
+    path = Path(plain["checkpoint"]).expanduser()
+    run = path if is_run(path) else None
     model = other = None
     try:
-        model = StudioModel.load(checkpoint, device, plain["dtype"])
+        model = StudioModel.load(plain["checkpoint"], device, plain["dtype"])
     except UserError as error:
         if run is None:
             raise

@@ -1,6 +1,5 @@
 """What a run directory says about its run."""
 
-import csv
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,9 @@ import numpy as np
 import yaml
 
 from taming.errors import MissingPathError, UserError
+from taming.training.loggers import read_rows
 
-__all__ = ["RunRecord", "Series", "read_metrics", "read_run"]
+__all__ = ["RunRecord", "Series", "is_run", "read_run"]
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
 
@@ -49,6 +49,11 @@ class RunRecord:
         return found
 
 
+def is_run(path: Path) -> bool:
+    """Whether a training writes, or wrote, into this directory."""
+    return (path / "config.yaml").is_file() or (path / "metrics.csv").is_file()
+
+
 def read_run(path: Path, name: str | None = None) -> RunRecord:
     """Reads a run directory, of a finished run or one that goes on.
 
@@ -58,45 +63,37 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
     """
     if not path.is_dir():
         raise MissingPathError(f"{path} is no directory: give the run directory of a training.")
-    if not (path / "metrics.csv").is_file() and not (path / "config.yaml").is_file():
+    if not is_run(path):
         raise UserError(
             f"{path} is no run directory, for it has neither metrics.csv nor config.yaml: give "
             "one that a training has written."
         )
     config = _read(path / "config.yaml")
+    evaluations = {
+        str(found.relative_to(path).parent): _read(found)
+        for found in sorted(path.rglob("metrics.json"))
+    }
     return RunRecord(
         path,
         name or path.resolve().name,
         config if isinstance(config, dict) else {},
-        read_metrics(path / "metrics.csv"),
+        _read_metrics(path / "metrics.csv"),
         _read(path / "result.json"),
-        {
-            str(found.relative_to(path).parent): _read(found)
-            for found in sorted(path.rglob("metrics.json"))
-        },
+        evaluations,
     )
 
 
-def read_metrics(path: Path) -> dict[str, Series]:
-    """Returns steps and values of each column of a metrics.csv; empty if there is no file.
-
-    Rows that are not whole, as a killed training leaves, are passed over.
-    """
-    if not path.is_file():
-        return {}
+def _read_metrics(path: Path) -> dict[str, Series]:
+    """Returns steps and values of each column of a metrics.csv; empty if there is no file."""
     found: dict[str, list[tuple[int, float]]] = {}
-    with path.open(newline="", errors="replace") as file:
-        for row in csv.DictReader(line for line in file if line.endswith("\n")):
-            step = row.pop("step", None)
-            for column, text in row.items():
-                try:
-                    found.setdefault(column, []).append((int(step or ""), float(text)))
-                except (TypeError, ValueError):
-                    continue  # empty: not part of this report
+    for row in read_rows(path):
+        step = int(row.pop("step"))
+        for column, text in row.items():
+            if text:  # else not part of this report
+                found.setdefault(column, []).append((step, float(text)))
     return {
         column: (np.array([step for step, _ in rows]), np.array([value for _, value in rows]))
         for column, rows in found.items()
-        if rows
     }
 
 

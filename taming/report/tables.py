@@ -6,10 +6,11 @@ from typing import Any
 
 import yaml
 
+from taming.nested import leaves
 from taming.report.page import Part, Section, Table, Text
 from taming.report.records import RunRecord
 
-__all__ = ["configurations", "evaluations", "overview"]
+__all__ = ["configurations", "duration", "evaluations", "last_metrics", "overview", "shown"]
 
 RESULT_ROWS = {  # of result.json; older files lack some
     "exported_step": "model of step",
@@ -59,7 +60,7 @@ def configurations(runs: Sequence[RunRecord]) -> Section:
     """Returns the settings of each run, and of several those that differ."""
     section = Section("Configuration")
     if len(runs) > 1:
-        settings = [dict(leaves(run.config)) for run in runs]
+        settings = [dict(leaves(run.config, lists=False)) for run in runs]
         names = dict.fromkeys(name for one in settings for name in one)
         rows = [
             [name, *(shown(one.get(name, "–")) for one in settings)]
@@ -82,7 +83,7 @@ def evaluations(run: RunRecord) -> Iterator[Part]:
         contract = numbers.get("contract")
         side = None
         if isinstance(contract, dict):
-            rows = [[name, shown(value)] for name, value in leaves(contract)]
+            rows = [[name, shown(value)] for name, value in leaves(contract, lists=False)]
             side = Table(("contract", ""), rows)
         plain = [[k, shown(v)] for k, v in numbers.items() if not isinstance(v, dict | list)]
         yield Table(("", ""), plain, f"{place}/metrics.json", side)
@@ -96,7 +97,7 @@ def _nested(name: str, value: Any) -> Iterator[Part]:
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if _is_rows(v)}
         others = {k: v for k, v in value.items() if k not in lists}
-        rows = [[k, shown(v)] for k, v in leaves(others)]
+        rows = [[k, shown(v)] for k, v in leaves(others, lists=False)]
         if rows:
             yield Table((name, ""), rows)
         for key, found in lists.items():
@@ -113,15 +114,6 @@ def _nested(name: str, value: Any) -> Iterator[Part]:
 
 def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
-
-
-def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every setting by its whole name, such as `trainer.max_steps`."""
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def duration(seconds: float) -> str:

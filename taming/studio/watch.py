@@ -7,19 +7,14 @@ import gradio as gr
 from PIL import Image
 
 from taming.report.curves import thinned
-from taming.report.records import Series, read_metrics
+from taming.report.records import RunRecord, read_run
+from taming.report.tables import last_metrics
 from taming.studio.shown import show_pictures
 
-__all__ = ["add_watching", "is_run"]
+__all__ = ["add_watching"]
 
 SECONDS = 5  # between two looks into the directory
 NUM_GRIDS = 4
-
-
-def is_run(path: str | Path) -> bool:
-    """Whether a training writes, or wrote, into this directory."""
-    run = Path(path).expanduser()
-    return (run / "config.yaml").is_file() or (run / "metrics.csv").is_file()
 
 
 def add_watching(page: gr.Blocks, run: Path) -> None:
@@ -34,13 +29,14 @@ def add_watching(page: gr.Blocks, run: Path) -> None:
         state = _state(run)
         if state == before:
             return [gr.skip()] * 5
-        known = sorted(_read(run))  # more with the first validation
+        record = read_run(run)
+        known = sorted(record.metrics)  # more with the first validation
         names = names or _first_choice(known)
         choice = gr.Dropdown(choices=known, value=names)
-        return [_describe(run), _curves(run, names), _newest_grids(run), choice, state]
+        return [_describe(record), _curves(record, names), _newest_grids(run), choice, state]
 
     def choose(names: list[str]) -> Any:
-        return _curves(run, names)
+        return _curves(read_run(run), names)
 
     gr.on(
         [gr.Timer(SECONDS).tick, page.load],
@@ -64,21 +60,17 @@ def _first_choice(names: list[str]) -> list[str]:
     return losses or names[:1]
 
 
-def _curves(run: Path, names: list[str]) -> Any:
+def _curves(run: RunRecord, names: list[str]) -> Any:
     """Returns the chosen curves as a table."""
     import pandas as pd  # comes with Gradio
 
     rows = [
         (step, value, name)
-        for name, series in _read(run).items()
+        for name, series in run.metrics.items()
         if name in names
         for step, value in zip(*thinned(*series), strict=True)
     ]
     return pd.DataFrame(rows, columns=["step", "value", "metric"])
-
-
-def _read(run: Path) -> dict[str, Series]:
-    return read_metrics(run / "metrics.csv")
 
 
 def _newest_grids(run: Path) -> list[tuple[Image.Image, str]]:
@@ -93,13 +85,11 @@ def _newest_grids(run: Path) -> list[tuple[Image.Image, str]]:
     return found
 
 
-def _describe(run: Path) -> str:
-    metrics = _read(run)
-    step = max((int(steps[-1]) for steps, _ in metrics.values()), default=0)
-    ended = "has ended" if (run / "result.json").is_file() else "goes on, or was interrupted"
+def _describe(run: RunRecord) -> str:
+    ended = "has ended" if run.result else "goes on, or was interrupted"
     numbers = ", ".join(
-        f"{name.removeprefix('val/')} {values[-1]:.4g}"
-        for name, (_, values) in sorted(metrics.items())
-        if name.startswith("val/")
+        f"{name.removeprefix('val/')} {value:.4g}"
+        for name, value in sorted(last_metrics(run).items())
     )
-    return f"`{run}` {ended}; step {step}." + (f" Validation: {numbers}." if numbers else "")
+    text = f"`{run.path}` {ended}; step {run.last_step}."
+    return text + (f" Validation: {numbers}." if numbers else "")

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from taming.errors import replacing
 
-__all__ = ["MetricsFile", "TrackedRun", "wandb_logger"]
+__all__ = ["MetricsFile", "TrackedRun", "read_rows", "wandb_logger"]
 
 log = logging.getLogger("taming")
 
@@ -56,7 +56,7 @@ class MetricsFile(Logger):
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
             return
-        rows = self._rows()
+        rows = read_rows(self.path)
         if self.columns is None:  # the first row of this session
             rows = [old for old in rows if int(old["step"]) < int(row["step"])]
         columns = list(rows[0]) if rows else ["step"]
@@ -67,18 +67,17 @@ class MetricsFile(Logger):
             writer.writerows([*rows, row])
         self.columns = columns
 
-    def _rows(self) -> list[dict[str, str]]:
-        """Returns the whole rows; a full disk or a power cut leaves others."""
-        if not self.path.is_file():
-            return []
-        with self.path.open(newline="", errors="replace") as file:
-            whole = (line for line in file if line.endswith("\n") and "\0" not in line)
-            rows = list(csv.DictReader(whole))
-        return [
-            row
-            for row in rows
-            if None not in (*row, *row.values()) and row.get("step", "").isdecimal()
-        ]
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Returns the whole rows of a metrics.csv; a kill, a full disk or a power cut leaves others."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", errors="replace") as file:
+        whole = (line for line in file if line.endswith("\n") and "\0" not in line)
+        rows = list(csv.DictReader(whole))
+    return [
+        row for row in rows if None not in (*row, *row.values()) and row.get("step", "").isdecimal()
+    ]
 
 
 class TrackedRun(WandbLogger):

@@ -7,7 +7,7 @@ import pytest
 from taming.errors import MissingPathError, UserError
 from taming.report.curves import group_curves, save_curves, thinned
 from taming.report.health import findings
-from taming.report.records import RunRecord, read_metrics, read_run
+from taming.report.records import RunRecord, read_run
 from taming.report.tables import configurations, duration, evaluations, shown
 
 
@@ -22,11 +22,10 @@ def record(**fields: object) -> RunRecord:
 def test_metrics_are_columns_with_steps_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,train/loss,val/loss\n50,2.5,\n100,nan,1.5\n150,1.25,\n200,0.")  # killed
-    metrics = read_metrics(path)
+    metrics = read_run(tmp_path).metrics
     assert metrics["train/loss"][0].tolist() == [50, 100, 150]
     np.testing.assert_array_equal(metrics["train/loss"][1], [2.5, np.nan, 1.25])
     assert [part.tolist() for part in metrics["val/loss"]] == [[100], [1.5]]
-    assert read_metrics(tmp_path / "none.csv") == {}
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
