@@ -8,7 +8,7 @@ import gradio as gr
 
 from taming.errors import UserError
 from taming.studio.compare import add_comparison
-from taming.studio.generate import add_completion, add_generation
+from taming.studio.generate import add_drawing
 from taming.studio.look import LookPage
 from taming.studio.models import StudioModel
 from taming.studio.uploads import MAX_FILE_SIZE
@@ -53,10 +53,10 @@ def _add_model(model: StudioModel, tabs: gr.Tabs) -> None:
     grids = []
     if model.generator is not None:
         with gr.Tab("Generate"):
-            grids.append(add_generation(model))
+            grids.append(add_drawing(model))
         if model.grid_size[0] > 1:
             with gr.Tab("Complete"):
-                grids.append(add_completion(model))
+                grids.append(add_drawing(model, completing=True))
     with gr.Tab("Look", id="look"):
         page = LookPage(model)
     for grid, drawn in grids:

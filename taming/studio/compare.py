@@ -9,13 +9,13 @@ import numpy as np
 from PIL import Image
 
 from taming.pictures import to_uint8
-from taming.studio.controls import ConditionControls, SamplingControls
+from taming.studio.controls import DrawingControls
 from taming.studio.drawing import draw_rows, to_picture
 from taming.studio.events import on_device
 from taming.studio.maps import enlarge
 from taming.studio.models import StudioModel
 from taming.studio.shown import show_picture
-from taming.studio.uploads import to_images, upload_picture
+from taming.studio.uploads import upload_picture
 
 __all__ = ["add_comparison"]
 
@@ -31,25 +31,20 @@ def _add_drawing(models: tuple[StudioModel, StudioModel]) -> None:
     generators = [model.generator for model in models if model.generator is not None]
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            conditions = ConditionControls(generators[0])
-            sampling = SamplingControls(generators[0])
-            draw = gr.Button("Draw with both", variant="primary")
-            cancel = gr.Button("Cancel")
+            controls = DrawingControls(generators[0], "Draw with both")
         grids = _pair(models, "drawn")
 
     def compare(*values: Any) -> Iterator[list[Any]]:
-        count = len(sampling.components)
-        num_images, options = sampling.read(*values[:count])
-        condition = conditions.read(num_images, *values[count:])
+        num_images, condition, options = controls.read(*values)
+        captions = controls.captions(condition)
         both = [draw_rows(g, num_images, condition, options) for g in generators]
-        captions = conditions.captions(condition)
         for steps in zip_longest(*both):
             yield [
                 gr.skip() if step is None else to_picture(step.pixels, captions) for step in steps
             ]
 
-    inputs = [*sampling.components, *conditions.components]
-    on_device(draw.click, compare, inputs, grids, name="compare", cancel=cancel)
+    inputs, cancel = controls.components, controls.cancel
+    on_device(controls.begin.click, compare, inputs, grids, name="compare", cancel=cancel)
 
 
 def _add_reconstruction(models: tuple[StudioModel, StudioModel]) -> None:
@@ -62,9 +57,8 @@ def _add_reconstruction(models: tuple[StudioModel, StudioModel]) -> None:
     def reconstruct(picture: Any) -> list[Image.Image]:
         shown = []
         for model in models:
-            images = to_images(picture, model.tokenizer, model.grid_size, model.palette)
-            indices = model.tokenizer.encode(images.to(model.tokenizer.device))
-            decoded = model.tokenizer.decode(indices)
+            images = model.images(picture)
+            decoded = model.tokenizer.decode(model.tokenizer.encode(images))
             pair = [to_uint8(x, model.palette)[0] for x in (images, decoded)]
             shown.append(Image.fromarray(enlarge(np.concatenate(pair, 1))))
         return shown

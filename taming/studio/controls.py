@@ -1,5 +1,6 @@
 """The settings of drawing in the page: how tokens are drawn, and under which condition."""
 
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -16,7 +17,7 @@ from taming.pictures import palette_of
 from taming.studio.events import sentences
 from taming.studio.uploads import paint_picture, read_label_map, to_images
 
-__all__ = ["ConditionControls", "SamplingControls"]
+__all__ = ["ConditionControls", "DrawingControls", "SamplingControls"]
 
 MAX_IMAGES = 64
 IN_TURN, NO_CLASS = -1, -2  # beside the labels
@@ -32,37 +33,27 @@ class SamplingControls:
 
     def __init__(self, generator: ImageGenerator, num_images: int | None = 4) -> None:
         guided = generator.conditioning.can_do_without and generator.conditioning.dropout > 0
+        number = partial(gr.Number, precision=0, minimum=0, min_width=100)
         with gr.Row():
-            images = gr.Number(
+            images = number(
                 num_images or 1,
                 label="images",
                 info=f"1 to {MAX_IMAGES}",
-                precision=0,
                 minimum=1,
                 maximum=MAX_IMAGES,
-                min_width=100,
                 visible=num_images is not None,
             )
-            seed = gr.Number(
-                0, label="seed", info="same seed, same image", precision=0, minimum=0, min_width=100
-            )
+            seed = number(0, label="seed", info="same seed, same image")
         with gr.Row():
-            top_k = gr.Number(
-                0,
-                label="top-k",
-                info="codes; 0: all",
-                precision=0,
-                minimum=0,
-                min_width=100,
-            )
-            top_p = gr.Number(
+            top_k = number(0, label="top-k", info="codes; 0: all")
+            top_p = number(
                 1,
                 label="top-p",
                 info="0 to 1; 1: all",
+                precision=None,
                 minimum=0.01,
                 maximum=1,
                 step=0.05,
-                min_width=100,
             )
         temperature = gr.Slider(
             0, 2, 1, step=0.05, label="temperature", info="0: the most probable"
@@ -92,10 +83,12 @@ class ConditionControls:
         self.generator = generator
         conditioning = generator.conditioning
         self.palette: np.ndarray | None = None
+        self.names: list[str] = []
         self.components: list[Any] = []
         if conditioning.num_classes is not None:
             names = conditioning.class_names or range(conditioning.num_classes)
-            choices = [(str(name), label) for label, name in enumerate(names)]
+            self.names = [str(name) for name in names]
+            choices = [(name, label) for label, name in enumerate(self.names)]
             choices = [("all in turn", IN_TURN)] * in_turn + choices
             choices += [("no class", NO_CLASS)] * conditioning.can_do_without
             self.components = [gr.Dropdown(choices, value=choices[0][1], label="class")]
@@ -105,21 +98,18 @@ class ConditionControls:
     def _add_canvas(self, conditioning: ImageCondition) -> None:
         tokenizer = self.generator.require_condition_tokenizer()
         self.palette = palette_of(tokenizer, conditioning.palette)
-        height, width = self.size
+        height, width = (side * tokenizer.downsample_factor for side in conditioning.grid_size)
         factor = -(-CANVAS_SIDE // max(height, width))
         size = width * factor, height * factor
         if self.palette is None:
             self.components = [paint_picture("condition image", canvas_size=size)]
             return
-        colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in self.palette]
-        empty = np.zeros((size[1], size[0]), np.uint8)
         canvas = paint_picture(
             "label map: paint it, each colour is a class",
-            value=self._shown(empty),
+            self.palette,
+            value=self._shown(np.zeros((size[1], size[0]), np.uint8)),
             canvas_size=size,
             fixed_canvas=True,
-            brush=gr.Brush(colors=colors, default_color=colors[-1], color_mode="fixed"),
-            eraser=False,
         )
         self.components = [canvas]
         reader = LabelMapReader(
@@ -139,26 +129,19 @@ class ConditionControls:
         picture = Image.fromarray(self.palette[classes])
         return {"background": picture, "layers": [], "composite": picture}
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) of condition images in pixels."""
-        height, width = self.generator.conditioning.grid_size
-        factor = self.generator.require_condition_tokenizer().downsample_factor
-        return height * factor, width * factor
-
     def read(self, num_images: int, *values: Any) -> Tensor | None:
         """Returns labels `(b,)`, codes of condition images `(b h w)`, or None for no condition."""
         if not values:
             return None
         conditioning = self.generator.conditioning
-        if conditioning.num_classes is not None:
+        if self.names:
             (label,) = values
             if label is None:
                 raise UserError("no class is chosen: choose one.")
             if label == NO_CLASS:
                 return None
             if label == IN_TURN:
-                return torch.arange(num_images) % conditioning.num_classes
+                return torch.arange(num_images) % len(self.names)
             return torch.full((num_images,), label)
         if values[0] is None and conditioning.can_do_without:
             return None
@@ -169,8 +152,30 @@ class ConditionControls:
 
     def captions(self, condition: Tensor | None) -> list[str] | None:
         """Returns the name of each image's class; None without classes."""
-        conditioning = self.generator.conditioning
-        if conditioning.num_classes is None or condition is None:
+        if not self.names or condition is None:
             return None
-        names = conditioning.class_names or range(conditioning.num_classes)
-        return [str(names[label]) for label in condition.tolist()]
+        return [self.names[label] for label in condition.tolist()]
+
+
+class DrawingControls:
+    """All that says what is drawn, and the buttons that begin and end it.
+
+    Attributes:
+        components: inputs of an event, whose values `read` takes.
+        begin, cancel: the buttons.
+    """
+
+    def __init__(self, generator: ImageGenerator, action: str) -> None:
+        self.conditions = ConditionControls(generator)
+        self.sampling = SamplingControls(generator)
+        self.components = [*self.sampling.components, *self.conditions.components]
+        self.captions = self.conditions.captions
+        with gr.Row():
+            self.begin = gr.Button(action, variant="primary")
+            self.cancel = gr.Button("Cancel")
+
+    def read(self, *values: Any) -> tuple[int, Tensor | None, SamplingOptions]:
+        """Returns the number of images, their condition and the options."""
+        count = len(self.sampling.components)
+        num_images, options = self.sampling.read(*values[:count])
+        return num_images, self.conditions.read(num_images, *values[count:]), options

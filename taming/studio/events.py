@@ -26,16 +26,19 @@ def sentences() -> Iterator[None]:
     """Shows errors in the page: a user's mistake by its message, others by their first line."""
     try:
         yield
-    except UserError as error:
-        raise gr.Error(str(error), duration=None, title="", print_exception=False) from error
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        text = "the memory of the device is full: ask for fewer images at once."
-        raise gr.Error(text, duration=None, title="", print_exception=False) from error
     except Exception as error:
-        log.exception("an error in the studio")
-        reason = str(error).strip().split("\n")[0]
-        text = f"this did not work ({type(error).__name__}: {reason}); the terminal shows more."
+        text = _sentence(error)
         raise gr.Error(text, duration=None, title="", print_exception=False) from error
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "the memory of the device is full: ask for fewer images at once."
+    log.error("an error in the studio", exc_info=error)
+    reason = str(error).strip().split("\n")[0]
+    return f"this did not work ({type(error).__name__}: {reason}); the terminal shows more."
 
 
 def on_device(

@@ -27,7 +27,7 @@ from taming.studio.maps import (
 )
 from taming.studio.models import StudioModel
 from taming.studio.shown import show_picture, show_pictures
-from taming.studio.uploads import to_images, upload_picture
+from taming.studio.uploads import upload_picture
 
 __all__ = ["LookPage"]
 
@@ -71,8 +71,7 @@ class LookPage:
         inputs = [upload, *(conditions.components if conditions else [])]
 
         def look_into(picture: Any, *values: Any) -> list[Any]:
-            images = to_images(picture, model.tokenizer, model.grid_size, model.palette)
-            tokens = to_tokens(model.tokenizer.encode(images.to(model.tokenizer.device)))
+            tokens = to_tokens(model.tokenizer.encode(model.images(picture)))
             condition = conditions.read(1, *values) if conditions else None
             return self._overview(tokens, condition)
 

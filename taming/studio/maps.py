@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -44,11 +43,9 @@ def codes_picture(vqgan: VQGAN, indices: Tensor) -> np.ndarray:
     return tiled(single_codes(vqgan, codes)[places.flatten().cpu().numpy()], indices.shape[1])
 
 
-def mark_code(pixels: np.ndarray, indices: Tensor, position: int | None) -> Image.Image:
+def mark_code(pixels: np.ndarray, indices: Tensor, position: int) -> Image.Image:
     """Frames the cell at a position, and all others of the same code; darkens the rest."""
     shown = enlarge(pixels).copy()
-    if position is None:
-        return Image.fromarray(shown)
     codes = indices.cpu().numpy()  # (h w)
     chosen = np.arange(codes.size).reshape(codes.shape) == position
     same = codes == codes[chosen]
@@ -63,7 +60,6 @@ def mark_code(pixels: np.ndarray, indices: Tensor, position: int | None) -> Imag
     return Image.fromarray(shown)
 
 
-@torch.no_grad()
 def surprise_picture(
     generator: ImageGenerator, pixels: np.ndarray, tokens: Tensor, condition: Tensor | None
 ) -> tuple[Image.Image, np.ndarray]:
@@ -73,7 +69,6 @@ def surprise_picture(
     return Image.fromarray(enlarge(lit)), bits
 
 
-@torch.no_grad()
 def attention_picture(
     generator: ImageGenerator,
     pixels: np.ndarray,

@@ -6,9 +6,12 @@ from typing import Self
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, load_model
 from taming.pictures import palette_of
+from taming.studio.uploads import to_images
 from taming.vqgan import VQGAN
 
 __all__ = ["StudioModel"]
@@ -42,6 +45,11 @@ class StudioModel:
     def palette(self) -> np.ndarray | None:
         """Colours of the classes, for a model of label maps."""
         return palette_of(self.tokenizer)
+
+    def images(self, picture: Image.Image | None) -> Tensor:
+        """Makes a picture the tokenizer's input `(1 c H W)`, see `to_images`."""
+        images = to_images(picture, self.tokenizer, self.grid_size, self.palette)
+        return images.to(self.tokenizer.device)
 
     @property
     def description(self) -> str:

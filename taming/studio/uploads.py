@@ -44,18 +44,25 @@ def upload_picture(label: str = "picture") -> gr.Image:
     return picture
 
 
-def paint_picture(label: str, **settings: Any) -> gr.ImageEditor:
+def paint_picture(label: str, palette: np.ndarray | None = None, **settings: Any) -> gr.ImageEditor:
     """Adds a picture to paint, upon an uploaded one or upon nothing.
 
-    Its value is what is seen on it, as RGB; None where nothing is. The settings are those of
-    `gr.ImageEditor`.
+    Its value is what is seen on it, as RGB; None where nothing is.
+
+    Args:
+        label: its title.
+        palette: the only colours to paint with, uint8 `(c 3)`; None for all.
+        settings: of `gr.ImageEditor`.
     """
-    sources = ("upload", "clipboard")
+    if palette is not None:
+        colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in palette]
+        brush = gr.Brush(colors=colors, default_color=colors[-1], color_mode="fixed")
+        settings |= {"brush": brush, "eraser": False}
     canvas = gr.ImageEditor(
         label=label,
         type="pil",
         format="png",
-        sources=sources,
+        sources=("upload", "clipboard"),
         transforms=(),
         layers=False,
         **settings,
