@@ -147,7 +147,7 @@ class ConditionControls:
             return None
         tokenizer = self.generator.require_condition_tokenizer()
         images = to_images(values[0], tokenizer, conditioning.grid_size, self.palette)
-        codes = tokenizer.encode(images.to(self.generator.device))  # (1 h w)
+        codes = tokenizer.encode(images.to(self.generator.device)).cpu()  # (1 h w)
         return codes.expand(num_images, -1, -1)
 
     def captions(self, condition: Tensor | None) -> list[str] | None:

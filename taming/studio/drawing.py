@@ -18,11 +18,17 @@ UNDRAWN = 200  # grey
 
 @dataclass(frozen=True)
 class Drawn:
-    """Images as far as they are drawn."""
+    """Images as far as they are drawn, on the CPU."""
 
     tokens: Tensor  # (b n) int64, whole rows
     pixels: np.ndarray  # uint8 (b H W 3), what is not drawn yet in grey
-    condition: Tensor | None  # see `draw_rows`
+    condition: Tensor | None = None  # see `draw_rows`
+
+    def one(self, number: int) -> "Drawn":
+        """Returns one of them, b = 1."""
+        some = slice(number, number + 1)
+        condition = None if self.condition is None else self.condition[some]
+        return Drawn(self.tokens[some], self.pixels[some], condition)
 
 
 def draw_rows(
@@ -63,7 +69,7 @@ def _decode(generator: ImageGenerator, tokens: Tensor, condition: Tensor | None)
     missing = (height - num_rows) * generator.require_tokenizer().downsample_factor
     below = (0, 0), (0, missing), (0, 0), (0, 0)
     shown = np.pad(pixels, below, constant_values=UNDRAWN)
-    return Drawn(tokens.cpu(), shown, None if condition is None else condition.cpu())
+    return Drawn(tokens.cpu(), shown, condition)
 
 
 def num_columns(num_images: int) -> int:

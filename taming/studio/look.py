@@ -1,11 +1,9 @@
 """The page that looks into a model: an image's codes, and what the transformer makes of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -36,15 +34,6 @@ CODE_SIDE = 96  # pixels of a code shown alone, at least
 ALL_LAYERS = 0
 
 
-@dataclass(frozen=True)
-class Looked:
-    """An image that is looked into."""
-
-    tokens: Tensor  # (1 n) int64
-    pixels: np.ndarray  # uint8 (H W 3): the tokens decoded
-    condition: Tensor | None = None  # the generator's, see `draw_rows`
-
-
 class LookPage:
     """The components of the page, made where it is constructed, and what they do."""
 
@@ -71,17 +60,17 @@ class LookPage:
         inputs = [upload, *(conditions.components if conditions else [])]
 
         def look_into(picture: Any, *values: Any) -> list[Any]:
-            tokens = to_tokens(model.tokenizer.encode(model.images(picture)))
+            indices = model.tokenizer.encode(model.images(picture))
+            pixels = to_uint8(model.tokenizer.decode(indices), model.palette)
             condition = conditions.read(1, *values) if conditions else None
-            return self._overview(tokens, condition)
+            return self._overview(Drawn(to_tokens(indices).cpu(), pixels, condition))
 
         looked = on_device(look.click, look_into, inputs, self.overview, name="look")
         on_device(looked.success, *self.showing)
 
     def _add_code(self) -> None:
         """Adds what is shown of a single token."""
-        generator, model = self.model.generator, self.model
-        most = model.grid_size[0] * model.grid_size[1] - 1
+        generator = self.model.generator
         with gr.Row():
             with gr.Column(scale=1, min_width=260):
                 self.position = gr.Number(
@@ -90,7 +79,7 @@ class LookPage:
                     info="of the code, counted from 0, row after row; or click on a picture",
                     precision=0,
                     minimum=0,
-                    maximum=most,
+                    maximum=self._num_tokens - 1,
                 )
                 show = gr.Button("Show this code")
                 self.code_about = gr.Markdown()
@@ -152,9 +141,7 @@ class LookPage:
             number = y * down // picture.height * across + x * across // picture.width
             if not 0 <= number < count:
                 raise UserError("there is no image at this place: click on one.")
-            condition = None if found.condition is None else found.condition[number, None]
-            opened = self._overview(found.tokens[number, None], condition)
-            return [gr.Tabs(selected=tab), *opened]
+            return [gr.Tabs(selected=tab), *self._overview(found.one(number))]
 
         on_device(grid.select, open_image, [grid, drawn], [tabs, *self.overview], name="open_image")
 
@@ -170,36 +157,35 @@ class LookPage:
     def _num_tokens(self) -> int:
         return self.model.grid_size[0] * self.model.grid_size[1]
 
-    def _indices(self, tokens: Tensor) -> Tensor:
-        return to_indices(tokens, self.model.grid_size)[0]  # (h w)
+    def _indices(self, looked: Drawn) -> Tensor:
+        return to_indices(looked.tokens, self.model.grid_size)[0]  # (h w)
 
-    def _overview(self, tokens: Tensor, condition: Tensor | None) -> list[Any]:
-        """Returns the values of `overview` for tokens `(1 n)`."""
-        model = self.model
-        indices = self._indices(tokens.to(model.tokenizer.device))
-        pixels = to_uint8(model.tokenizer.decode(indices[None]), model.palette)[0]
-        looked = Looked(tokens.cpu(), pixels, None if condition is None else condition.cpu())
+    def _overview(self, looked: Drawn) -> list[Any]:
+        """Returns the values of `overview` for a single image."""
+        model, pixels = self.model, looked.pixels[0]
         rows, columns = model.grid_size
-        used = len(tokens.unique())
         about = (
-            f"{rows} × {columns} codes, {used} different ones of {model.tokenizer.codebook_size}."
+            f"{rows} × {columns} codes, {len(looked.tokens.unique())} different ones of "
+            f"{model.tokenizer.codebook_size}."
         )
         surprise = None
         if model.generator is not None:
-            surprise, bits = surprise_picture(model.generator, pixels, tokens, condition)
+            surprise, bits = surprise_picture(
+                model.generator, pixels, looked.tokens, looked.condition
+            )
             about += (
                 f" The transformer needs {bits.mean():.2f} bits for each; brightest in the picture "
                 f"of surprise is {bits.max():.1f}."
             )
-        codes = codes_picture(model.tokenizer, indices)
+        codes = codes_picture(model.tokenizer, self._indices(looked))
         shown = [Image.fromarray(enlarge(x)) for x in (pixels, codes)]
         return [looked, *shown, surprise, about]
 
-    def show_code(self, looked: Looked | None, position: int | None, layer: int) -> list[Any]:
+    def show_code(self, looked: Drawn | None, position: int | None, layer: int) -> list[Any]:
         """Shows where a code occurs, what it decodes to, and what the transformer makes of it."""
         looked, position = self._chosen(looked, position)
-        model = self.model
-        indices = self._indices(looked.tokens)
+        model, pixels = self.model, looked.pixels[0]
+        indices = self._indices(looked)
         code = looked.tokens[0, position]
         row, column = divmod(position, model.grid_size[1])
         number = int((indices == code).sum())
@@ -207,10 +193,10 @@ class LookPage:
             f"Position {position} (row {row}, column {column}) has **code {int(code)}**, which "
             f"occurs {number} time{'s' * (number > 1)} in this image (framed)."
         )
-        codes = codes_picture(model.tokenizer, indices.to(model.tokenizer.device))
+        codes = codes_picture(model.tokenizer, indices)
         alone = single_codes(model.tokenizer, code[None])[0]
         shown: list[Any] = [
-            mark_code(looked.pixels, indices, position),
+            mark_code(pixels, indices, position),
             mark_code(codes, indices, position),
             about,
             enlarge(alone, CODE_SIDE),
@@ -222,7 +208,7 @@ class LookPage:
         shown.append(
             attention_picture(
                 generator,
-                looked.pixels,
+                pixels,
                 looked.tokens,
                 looked.condition,
                 position,
@@ -233,19 +219,16 @@ class LookPage:
             generator, looked.tokens, position, looked.condition, NUM_CANDIDATES
         )
         pictures = single_codes(model.tokenizer, found[0])
-        captions = [
-            f"{number}: {probability:.1%}{' (now)' * (number == int(code))}"
-            for number, probability in zip(
-                found[0].tolist(), probabilities[0].tolist(), strict=True
+        gallery = [
+            (enlarge(one, CODE_SIDE), f"{number}: {share:.1%}{' (now)' * (number == int(code))}")
+            for one, number, share in zip(
+                pictures, found[0].tolist(), probabilities[0].tolist(), strict=True
             )
         ]
-        return [
-            *shown,
-            [(enlarge(p, CODE_SIDE), c) for p, c in zip(pictures, captions, strict=True)],
-        ]
+        return [*shown, gallery]
 
     def change(
-        self, looked: Looked | None, position: int | None, code: int | None, *values: Any
+        self, looked: Drawn | None, position: int | None, code: int | None, *values: Any
     ) -> Iterator[list[Any]]:
         """Puts another code at a position and draws what follows anew."""
         looked, position = self._chosen(looked, position)
@@ -255,25 +238,24 @@ class LookPage:
         assert generator is not None
         _, options = self.sampling.read(*values)
         tokens = torch.cat([looked.tokens[:, :position], torch.tensor([[code]])], 1)
-        condition, step = looked.condition, None
-        for step in draw_rows(generator, 1, condition, options, tokens):
+        step = looked
+        for step in draw_rows(generator, 1, looked.condition, options, tokens):
             shown = Image.fromarray(enlarge(step.pixels[0]))
             yield [gr.skip(), shown, gr.skip(), gr.skip(), "drawing …"]
-        if step is not None:
-            yield self._overview(step.tokens, condition)
+        yield self._overview(step)
 
-    def _chosen(self, looked: Looked | None, position: int | None) -> tuple[Looked, int]:
+    def _chosen(self, looked: Drawn | None, position: int | None) -> tuple[Drawn, int]:
         if looked is None:
             raise UserError("there is no image to look into yet: upload a picture, or draw one.")
         if position is None:
             raise UserError("give the position of a code, or click on one.")
         return looked, position
 
-    def _position_of(self, event: gr.SelectData, looked: Looked | None) -> int:
+    def _position_of(self, event: gr.SelectData, looked: Drawn | None) -> int:
         """Returns the position of the code that was clicked on."""
         with sentences():
             looked, _ = self._chosen(looked, 0)
-            height, width = enlarge(looked.pixels).shape[:2]
+            height, width = enlarge(looked.pixels[0]).shape[:2]
             rows, columns = self.model.grid_size
             x, y = event.index
             row, column = y * rows // height, x * columns // width

@@ -56,17 +56,11 @@ class StudioModel:
         """Describes the model in a line of Markdown."""
         rows, columns = self.grid_size
         factor = self.tokenizer.downsample_factor
-        kind = "tokenizer" if self.generator is None else "generator"
         text = (
-            f"**{kind}** `{self.name}`: images of {rows * factor} × {columns * factor} pixels as "
-            f"{rows} × {columns} codes out of {self.tokenizer.codebook_size}"
+            f"`{self.name}`: images of {rows * factor} × {columns * factor} pixels as {rows} × "
+            f"{columns} codes out of {self.tokenizer.codebook_size}"
         )
         if self.generator is None:
-            return text
+            return f"**tokenizer** {text}"
         layers = len(self.generator.transformer.blocks)
-        conditioning = self.generator.conditioning
-        if conditioning.num_classes is not None:
-            text += f", {conditioning.num_classes} classes"
-        elif conditioning.takes_images:
-            text += ", drawn from condition images"
-        return f"{text}; a transformer of {layers} layers"
+        return f"**generator** {text}; a transformer of {layers} layers"

@@ -1,5 +1,7 @@
 """Pictures that come from the page: checked, read as training reads them, and made tensors."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -97,17 +99,11 @@ def read_picture(file: str | Path | IO[bytes], alpha: bool = False) -> Image.Ima
     Raises:
         UserError: if it is no picture, damaged, or too large.
     """
-    try:
-        _check_size(file)
+    with _opened(file, "a picture", "a PNG, JPEG or WebP file"):
         if not alpha:
             return PictureReader(3).read(file)
         with decoding(), Image.open(file) as opened:
             return opened.convert("RGBA")
-    except BrokenImageError as error:
-        raise UserError(
-            f"this file cannot be read as a picture ({_without_path(error, file)}): give a PNG, "
-            "JPEG or WebP file."
-        ) from error
 
 
 def read_label_map(file: str, reader: LabelMapReader) -> np.ndarray:
@@ -116,14 +112,8 @@ def read_label_map(file: str, reader: LabelMapReader) -> np.ndarray:
     Raises:
         UserError: if it is no label map of these classes.
     """
-    try:
-        _check_size(file)
+    with _opened(file, "a label map", "a PNG whose pixel values are class numbers"):
         return np.array(reader.read(file, "the file"))
-    except BrokenImageError as error:
-        raise UserError(
-            f"this file cannot be read as a label map ({_without_path(error, file)}): give a PNG "
-            "whose pixel values are class numbers."
-        ) from error
 
 
 def to_images(
@@ -154,18 +144,22 @@ def to_images(
     return reader.tensor(transform(shown))[None]
 
 
-@decoding()
-def _check_size(file: str | Path | IO[bytes]) -> None:
-    with Image.open(file, formats=FORMATS) as opened:
-        width, height = opened.size
-    if width * height > MAX_PIXELS:
+@contextmanager
+def _opened(file: str | Path | IO[bytes], what: str, instead: str) -> Iterator[None]:
+    """Checks format and size of an uploaded file, and says in a sentence if it cannot be read."""
+    try:
+        with decoding(), Image.open(file, formats=FORMATS) as opened:
+            width, height = opened.size
+        if width * height > MAX_PIXELS:
+            raise UserError(
+                f"this picture has {width} × {height} pixels, and the studio takes "
+                f"{MAX_PIXELS // 10**6} million: make it smaller."
+            )
+        if not isinstance(file, str | Path):
+            file.seek(0)
+        yield
+    except BrokenImageError as error:
+        reason = str(error).replace(str(file), "the file")  # not where it lies on the server
         raise UserError(
-            f"this picture has {width} × {height} pixels, and the studio takes "
-            f"{MAX_PIXELS // 10**6} million: make it smaller."
-        )
-    if not isinstance(file, str | Path):
-        file.seek(0)
-
-
-def _without_path(error: Exception, file: object) -> str:
-    return str(error).replace(str(file), "the file")
+            f"this file cannot be read as {what} ({reason}): give {instead}."
+        ) from error
