@@ -9,7 +9,7 @@ import numpy as np
 from taming.report.page import Chart, Section
 from taming.report.records import RunRecord, Series
 
-__all__ = ["COLORS", "curve_section", "figure_json", "save_curves"]
+__all__ = ["COLORS", "curve_section", "figure_json", "save_curves", "thinned"]
 
 # of the runs; seen well on white and on black
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#e11d48", "#a855f7", "#0891b2", "#ca8a04", "#64748b")

@@ -11,7 +11,7 @@ from torch import Tensor
 from taming.generation import ImageGenerator, attention_maps, token_surprise
 from taming.pictures import palette_of, to_uint8
 from taming.report.curves import COLORS, figure_json
-from taming.report.images import address, heat, on_image
+from taming.report.images import heat, on_image
 from taming.report.page import Chart, Finding, Group, Matrix, Part, Picture, Pictures, Table
 from taming.report.subject import Images, Subject, evenly
 from taming.report.tokenizer_views import encoded, joined
@@ -51,14 +51,13 @@ def samples_by_class(subject: Subject, samples: Images) -> Iterator[Part]:
         palette = palette_of(encoder, getattr(generator.conditioning, "palette", None))
         columns = to_uint8(samples.conditions, palette), pixels, subject.pixels(shown.images)
         groups = [
-            Group("", [subject.picture(one) for one in some])
-            for some in zip(*columns, strict=False)
+            Group("", [Picture.of(one) for one in some]) for some in zip(*columns, strict=False)
         ]
         yield Pictures(groups, "condition · sample · the image it belongs to")
         return
     by_class: dict[str, list[Picture]] = {}
     for name, one in zip(subject.captions(samples), pixels, strict=True):
-        by_class.setdefault(name, []).append(subject.picture(one))
+        by_class.setdefault(name, []).append(Picture.of(one))
     yield Pictures([Group(name, pictures) for name, pictures in by_class.items()])
 
 
@@ -80,7 +79,7 @@ def attention(subject: Subject, images: Images, tokens: Tensor) -> Iterator[Part
                     weights = maps[i, layer, head, number]
                     lit = on_image(pixels[i], weights.view(height, width).numpy(), position)
                     title = f"{1 - weights.sum():.0%} on the condition"
-                    pictures.append(subject.picture(lit, title))
+                    pictures.append(Picture.of(lit, title))
                 rows[f"layer {layer + 1}"] = pictures
             row, column = divmod(position, width)
             yield Matrix(
@@ -103,7 +102,7 @@ def surprise(
     def picture(bits: Tensor) -> Picture:
         cells = [f"{value:.2f} bits" for value in bits.tolist()]
         colors = heat(bits.view(height, width).numpy(), most)
-        return Picture(address(colors), "", cells, width)
+        return Picture.of(colors, "", cells, width)
 
     if many is not None:
         grids, _ = encoded(subject, many.images, decode=False)
@@ -122,7 +121,7 @@ def surprise(
         subject.captions(images), pixels, _bits(subject, images, tokens), strict=True
     ):
         text = f"{bits.mean():.2f} bits per token"
-        groups.append(Group(joined(name, text), [subject.picture(one), picture(bits)]))
+        groups.append(Group(joined(name, text), [Picture.of(one), picture(bits)]))
     yield Pictures(groups, f"image · bits, from black for 0 to bright for {most:.3g}, a pure guess")
 
 
@@ -130,7 +129,6 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
     """Shows the training images nearest to samples, and those nearest to held-out images."""
     assert subject.train is not None and subject.held_out is not None
     train = _compared(subject.train.images)
-    pixels = subject.pixels(subject.train.images)
     medians: list[float] = []
     traces: list[dict[str, Any]] = []
     for name, images in (("samples", samples), ("held-out images", subject.held_out)):
@@ -144,10 +142,10 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
         groups = []
         for i in evenly(len(images.images), MAX_EACH):
             own = subject.pixels(images.images[i : i + 1])[0]
-            found = [subject.picture(pixels[number]) for number in nearest.indices[i].tolist()]
+            found = map(Picture.of, subject.pixels(subject.train.images[nearest.indices[i]]))
             caption = f"{nearest.values[i, 0]:.1f} grey levels"
             groups.append(Group(joined(subject.captions(images)[i], caption),
-                                [subject.picture(own), *found]))  # fmt: skip
+                                [Picture.of(own), *found]))  # fmt: skip
         yield Pictures(groups, f"one of the {name} · the nearest of {len(train):,} training images")
     axis = {"title": {"text": "grey levels"}, "rangemode": "tozero"}
     title = "distance to the nearest training image"
@@ -162,10 +160,9 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
 def _bits(subject: Subject, images: Images, tokens: Tensor) -> Tensor:
     """Returns the surprise `(b n)` of tokens, on the CPU."""
     generator, found = _generator(subject), []
-    for start in range(0, len(tokens), AT_ONCE):
-        some = slice(start, start + AT_ONCE)
-        batch = Images(*(None if part is None else part[some] for part in images[:3]))  # type: ignore[arg-type]
-        found.append(token_surprise(generator, tokens[some], subject.condition(batch)).cpu())
+    for some in torch.arange(len(tokens)).split(AT_ONCE):
+        condition = subject.condition(images.at(some))
+        found.append(token_surprise(generator, tokens[some], condition).cpu())
     return torch.cat(found)
 
 

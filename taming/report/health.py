@@ -31,16 +31,15 @@ def findings(run: RunRecord, advice: str = "") -> list[Finding]:
 
 def _end(run: RunRecord) -> Iterator[Finding]:
     """Says how the run ended, where it did not simply reach its last step."""
-    planned, result = run.setting("trainer.max_steps"), run.result
+    planned, result = run.setting("trainer.max_steps") or -1, run.result  # -1: until told to end
+    of_planned = f" of {planned:,}" if planned > 0 else ""
     if not result:
-        yield Finding(
-            f"The run has not ended: step {run.last_step:,} of {planned or '?'} is the latest.",
-            "note",
-        )
+        text = f"The run has not ended: step {run.last_step:,}{of_planned} is the latest."
+        yield Finding(text, "note")
         return
     step, exported = result["step"], result["exported_step"]
-    if result["interrupted"] or (planned and step < planned):
-        yield Finding(f"The training was ended after step {step:,} of {planned:,}.", "note")
+    if result["interrupted"] or step < planned:
+        yield Finding(f"The training was ended after step {step:,}{of_planned}.", "note")
     if exported < step:
         yield Finding(f"The model is of step {exported:,}, the best; the last is {step:,}.", "note")
     measured = result.get("metrics_step")

@@ -1,28 +1,10 @@
-"""Pictures as they stand in the page: `data:` addresses, heat maps, colours of codes."""
-
-import base64
-import io
+"""Heat maps, light upon images, colours of codes, tiles."""
 
 import numpy as np
-from PIL import Image
 
-__all__ = ["address", "code_colors", "heat", "on_image", "tiled"]
+__all__ = ["code_colors", "heat", "on_image", "tiled"]
 
-LOSSLESS_SIDE = 64  # larger photos are compressed with losses that nobody sees
 MIN_CELL = 8  # pixels a side of a cell with a frame
-
-
-def address(pixels: np.ndarray, side: int | None = None) -> str:
-    """Returns a picture, uint8 `(H W 3)`, as a `data:` address, exactly if no `side` is given.
-
-    A picture that is larger than `side` pixels is made smaller.
-    """
-    picture, file = Image.fromarray(pixels), io.BytesIO()
-    if side is not None:
-        picture.thumbnail((side, side))
-    exact = side is None or max(picture.size) <= LOSSLESS_SIDE
-    picture.save(file, "webp", lossless=exact, quality=90)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def heat(values: np.ndarray, most: float) -> np.ndarray:

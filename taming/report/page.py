@@ -1,8 +1,13 @@
 """The parts that a report is made of, and the page that Jinja2 makes of them."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+import numpy as np
+from PIL import Image
 
 from taming.report.records import RunRecord
 
@@ -20,22 +25,46 @@ __all__ = [
     "render_page",
 ]
 
+MAX_SIZE = 15_000_000  # bytes of the page
+SIDES = (256, 192, 128, 96, 64, 32)  # of pictures at most, in pixels: the first that fits the size
+MIN_CELL = 17  # pixels that a cell of a grid keeps
+
 
 @dataclass(frozen=True)
 class Picture:
     """A picture inside the page.
 
     Attributes:
-        source: `data:` address, see `taming.report.images`.
+        image: at most as large as the page shows it.
         title: what the pointer shows over it.
         cells: what the pointer shows over each cell of a picture that is a grid, row by row.
         num_columns: cells in a row.
     """
 
-    source: str
+    image: Image.Image
     title: str = ""
     cells: Sequence[str] = ()
     num_columns: int = 0
+
+    @classmethod
+    def of(
+        cls, pixels: np.ndarray, title: str = "", cells: Sequence[str] = (), num_columns: int = 0
+    ) -> "Picture":
+        """Takes uint8 `(H W 3)`; what is larger than the page shows it is made smaller."""
+        image, side = Image.fromarray(pixels), max(SIDES[0], MIN_CELL * num_columns)
+        image.thumbnail((side, side))
+        return cls(image, title, cells, num_columns)
+
+    def address(self, side: int) -> str:
+        """Returns it as a `data:` address, at most `side` pixels large unless its cells are many.
+
+        Small ones are exact, others compressed with losses that hardly anybody sees.
+        """
+        image, file = self.image.copy(), io.BytesIO()
+        most = max(side, MIN_CELL * self.num_columns)
+        image.thumbnail((most, most))
+        image.save(file, "webp", lossless=max(image.size) <= side // 4, quality=90)
+        return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 @dataclass(frozen=True)
@@ -130,8 +159,8 @@ class Section:
         return self.title.lower().replace(" ", "-")
 
 
-def render_page(subtitle: str, runs: Sequence[RunRecord], sections: Sequence[Section]) -> str:
-    """Returns the page, with Plotly's program once inside."""
+def render_page(subtitle: str, runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes:
+    """Returns the page, with Plotly's program once inside; its pictures as large as it allows."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -145,10 +174,16 @@ def render_page(subtitle: str, runs: Sequence[RunRecord], sections: Sequence[Sec
     )
     # in a script element, where HTML's own escapes do not count
     templates.filters["script"] = lambda text: Markup(text.replace("</", "<\\/"))
-    return templates.get_template("report.html").render(
-        title=" · ".join(run.name for run in runs),
-        subtitle=subtitle,
-        runs=[run.name for run in runs],
-        sections=[section for section in sections if section.parts or section.by_run],
-        plotly=get_plotlyjs(),
-    )
+    template = templates.get_template("report.html")
+    for side in SIDES:
+        page = template.render(
+            title=" · ".join(run.name for run in runs),
+            subtitle=subtitle,
+            runs=[run.name for run in runs],
+            sections=[section for section in sections if section.parts or section.by_run],
+            plotly=get_plotlyjs(),
+            largest=side,
+        ).encode()
+        if len(page) <= MAX_SIZE:
+            break
+    return page

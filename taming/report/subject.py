@@ -11,8 +11,6 @@ from torch import Tensor
 from taming.conditioning import Condition
 from taming.generation import ImageGenerator
 from taming.pictures import palette_of, to_uint8
-from taming.report.images import address
-from taming.report.page import Picture
 from taming.vqgan import VQGAN
 
 __all__ = ["Images", "Subject", "evenly"]
@@ -25,12 +23,14 @@ class Images(NamedTuple):
     labels: Tensor | None = None  # (b,) int64
     conditions: Tensor | None = None  # (b c H W)
 
+    def at(self, numbers: Tensor) -> "Images":
+        """Returns those with these numbers `(k,)`."""
+        labels, conditions = (None if part is None else part[numbers] for part in self[1:])
+        return Images(self.images[numbers], labels, conditions)
+
     def some(self, count: int) -> "Images":
         """Returns at most so many of them, evenly spread."""
-        numbers = torch.tensor(evenly(len(self.images), count))
-        images, *others = (None if part is None else part[numbers] for part in self)
-        assert images is not None
-        return Images(images, *others)
+        return self.at(torch.tensor(evenly(len(self.images), count)))
 
 
 def evenly(count: int, most: int) -> list[int]:
@@ -52,7 +52,6 @@ class Subject:
         train: training images, among which neighbours are looked for.
         class_names: names of the classes, empty without classes.
         colors: of label maps, see `taming.pictures.as_palette`.
-        side: larger pictures are made smaller in the page, in pixels.
     """
 
     tokenizer: VQGAN
@@ -62,25 +61,17 @@ class Subject:
     train: Images | None = None
     class_names: Sequence[str] = ()
     colors: Sequence[Sequence[int]] | None = None
-    side: int = 256
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Returns images as uint8 `(b H W 3)`."""
         return to_uint8(images, palette_of(self.tokenizer, self.colors))
 
-    def picture(self, pixels: np.ndarray, title: str = "") -> Picture:
-        """Returns pixels `(H W 3)` as a picture in the page."""
-        return Picture(address(pixels, self.side), title)
-
-    def class_name(self, label: int) -> str:
-        """Returns the name of a class, or its number."""
-        return self.class_names[label] if label < len(self.class_names) else str(label)
-
     def captions(self, some: Images) -> list[str]:
         """Returns the class of each image; empty without classes."""
         if some.labels is None or not self.class_names:
             return [""] * len(some.images)
-        return [self.class_name(label) for label in some.labels.tolist()]
+        names = dict(enumerate(self.class_names))
+        return [names.get(label, str(label)) for label in some.labels.tolist()]
 
     def condition(self, some: Images) -> Condition:
         """Returns what the generator is asked for to draw such images."""

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from taming.contexts import evaluation_mode
 from taming.generation import codes_alone
 from taming.quantizers.interface import count_codes
-from taming.report.curves import COLORS, figure_json
-from taming.report.images import address, code_colors, heat, tiled
+from taming.report.curves import COLORS, figure_json, thinned
+from taming.report.images import code_colors, heat, tiled
 from taming.report.page import Chart, Finding, Group, Part, Picture, Pictures, Table
 from taming.report.subject import Images, Subject
 
@@ -40,9 +41,9 @@ def reconstructions(subject: Subject, images: Images) -> Iterator[Part]:
         Group(
             joined(name, numbers[i]),
             [
-                subject.picture(pixels[i]),
-                subject.picture(decoded_pixels[i]),
-                subject.picture(heat(errors[i].numpy(), 1.0)),
+                Picture.of(pixels[i]),
+                Picture.of(decoded_pixels[i]),
+                Picture.of(heat(errors[i].numpy(), 1.0)),
             ],
         )
         for i, name in enumerate(subject.captions(images))
@@ -62,31 +63,20 @@ def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
         shares = (counts / counts.sum())[order].tolist()
         labels = [f"code {c}: {s:.2%}" for c, s in zip(order.tolist(), shares, strict=True)]
         yield from _usage(counts, len(images.images))
-        trace = {
-            "type": "scatter",
-            "x": list(range(1, used + 1)),
-            "y": [float(f"{100 * share:.4g}") for share in shares[:used]],
-            "fill": "tozeroy",
-            "line": {"color": COLORS[0]},
-        }
-        layout = {
-            "xaxis": {"title": {"text": "codes, most used first"}},
-            "yaxis": {"title": {"text": "% of all"}, "rangemode": "tozero"},
-            "showlegend": False,
-        }
-        yield Chart("how often each code is used", figure_json([trace], **layout))
+        yield _usage_chart(shares[:used])
     for start, end, name in ((0, used, "in use"), (used, size, "never used here")):
         some = slice(start, min(end, start + MAX_CODES))
         if some.start < some.stop:
             pictures = subject.pixels(codes_alone(subject.tokenizer, order[some]))
-            factor = -(-TILE // pictures.shape[1])
+            factor = -(-TILE // pictures.shape[1])  # to TILE pixels, or down to it
             pictures = pictures.repeat(factor, 1).repeat(factor, 2)
+            pictures = pictures[:, :: pictures.shape[1] // TILE, :: pictures.shape[2] // TILE]
             num_columns = min(32, len(pictures))
-            whole = address(tiled(pictures, num_columns, gap=1))
+            whole = tiled(pictures, num_columns, gap=1)
             more = f", the first {MAX_CODES:,}" if end > some.stop else ""
             group = Group(
                 f"{end - start:,} codes {name}{more}",
-                [Picture(whole, "", labels[some], num_columns)],
+                [Picture.of(whole, "", labels[some], num_columns)],
             )
             yield Pictures([group], side=2 * TILE * num_columns)
 
@@ -109,6 +99,24 @@ def _usage(counts: Tensor, num_images: int) -> Iterator[Part]:
         yield Finding(f"Fewer than half of the codes are in use: {used:,} of {size:,}.")
 
 
+def _usage_chart(shares: list[float]) -> Chart:
+    """Returns the shares of the codes in use, in descending order, as a curve."""
+    numbers, percent = thinned(np.arange(1, len(shares) + 1), 100 * np.array(shares))
+    trace = {
+        "type": "scatter",
+        "x": numbers.tolist(),
+        "y": [float(f"{value:.4g}") for value in percent],
+        "fill": "tozeroy",
+        "line": {"color": COLORS[0]},
+    }
+    layout = {
+        "xaxis": {"title": {"text": "codes, most used first"}},
+        "yaxis": {"title": {"text": "% of all"}, "rangemode": "tozero"},
+        "showlegend": False,
+    }
+    return Chart("how often each code is used", figure_json([trace], **layout))
+
+
 def token_grids(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows the code grids of images: as colours, and as what each code is by itself."""
     grids, decoded = encoded(subject, images.images)
@@ -124,9 +132,9 @@ def token_grids(subject: Subject, images: Images) -> Iterator[Part]:
             tiled(alone[places.flatten().numpy()], width),
             code_colors(grids[i].numpy()),
         )
-        pictures = [Picture(address(p, subject.side), "", cells, width) for p in shown]
+        pictures = [Picture.of(p, "", cells, width) for p in shown]
         text = f"{height}×{width} codes, {len(codes)} different"
-        groups.append(Group(joined(name, text), [subject.picture(pixels[i]), *pictures]))
+        groups.append(Group(joined(name, text), [Picture.of(pixels[i]), *pictures]))
     yield Pictures(groups, "image · reconstruction · each code alone · a colour for each code")
 
 

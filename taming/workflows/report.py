@@ -27,7 +27,6 @@ from taming.workflows.report_data import OpenData, load_subject
 __all__ = ["write_report"]
 
 NUM_GRIDS, NUM_LOOKED_AT, NUM_SURPRISES, NUM_FOR_MEAN = 6, 2, 6, 64  # images
-SIDES = 256, 128  # pixels of a picture at most, in a report on one run and on several
 
 SECTIONS = {
     "Overview": "",
@@ -72,11 +71,10 @@ def write_report(
     """
     paths, output = [Path(run).expanduser() for run in runs], Path(output).expanduser()
     records = [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
-    side = SIDES[len(records) > 1]
     sections = {title: Section(title, text) for title, text in SECTIONS.items()}
     about = []
     for record in records:
-        facts, parts = _describe(record, open_data, device, side)
+        facts, parts = _describe(record, open_data, device)
         about.append(facts)
         for title, found in parts.items():
             sections[title].by_run[record.name] = found
@@ -86,21 +84,21 @@ def write_report(
     page = render_page(", ".join(map(str, paths)), records, everything)
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, "utf-8")
+        output.write_bytes(page)
         for record in records:
             save_curves(record, record.path / "curves.png")
     return output
 
 
 def _describe(
-    record: RunRecord, open_data: OpenData | None, device: torch.device | str, side: int
+    record: RunRecord, open_data: OpenData | None, device: torch.device | str
 ) -> tuple[dict[str, str], dict[str, list[Part]]]:
     """Returns what is known of a run's model and data, and the parts of the sections about it."""
     facts: dict[str, str] = {}
     parts: dict[str, list[Part]] = {}
     advice = ""
     try:
-        subject, facts, missing = load_subject(record.path, open_data, device, side)
+        subject, facts, missing = load_subject(record.path, open_data, device)
         parts = {title: list(found) for title, found in _pictures(subject)}
         advice = subject.tokenizer.quantizer.advice
     except UserError as error:

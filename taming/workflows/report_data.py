@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 from taming.evaluation import in_proportion
-from taming.generation import ImageGenerator, load_model
+from taming.generation import load_model
 from taming.report.subject import Images, Subject, evenly
 from taming.serialization import find_model
 
@@ -22,10 +23,11 @@ log = logging.getLogger("taming")
 OpenData = Callable[[Path], ImageDataModule]
 
 NUM_SHOWN, NUM_HELD_OUT, NUM_TRAIN = 24, 256, 1000  # images
+MAX_PIXELS = 2**25  # of each of them together: 400 MB
 
 
 def load_subject(
-    run: Path, open_data: OpenData | None, device: torch.device | str, side: int
+    run: Path, open_data: OpenData | None, device: torch.device | str
 ) -> tuple[Subject, dict[str, str], list[str]]:
     """Loads a run's model and images, as far as they are there.
 
@@ -44,8 +46,9 @@ def load_subject(
     facts = {"stage": kind, "parameters": f"{size:,}", "codes": f"{tokenizer.codebook_size:,}"}
     if place.is_file():  # the run goes on
         facts["model"] = str(place.relative_to(run))
-    missing, images = [], {}
-    data = None
+    missing: list[str] = []
+    images: dict[str, Images] = {}
+    data: ImageDataModule | None = None
     try:
         if open_data is not None:
             data = open_data(run)
@@ -54,14 +57,15 @@ def load_subject(
             images = _images(data)
             facts["images"] = data.summary()
     except UserError as error:
+        data = None
         missing.append(f"There are no pictures of images, for the data are not to be had: {error}")
+    names = None if generator is None else generator.class_names  # which it knows without its data
     subject = Subject(
         tokenizer,
         generator,
         **images,
-        class_names=_class_names(generator, data),
+        class_names=(names if data is None else data.class_names) or (),
         colors=None if data is None else data.palette,
-        side=side,
     )
     return subject, facts, missing
 
@@ -69,12 +73,14 @@ def load_subject(
 def _images(data: ImageDataModule) -> dict[str, Images]:
     """Takes some images of the data, the same at each call."""
     held_out, train = data.val_dataset, data.train_dataset
+    height, width = data.resolution
+    most = max(1, MAX_PIXELS // (height * width))
     labels = [held_out.label(number) for number in range(len(held_out))]
-    pool = in_proportion(labels, min(NUM_HELD_OUT, len(held_out)), seed=0)
+    pool = in_proportion(labels, min(NUM_HELD_OUT, most, len(held_out)), seed=0)
     return {
         "shown": _load(held_out, by_class(labels, NUM_SHOWN)),
         "held_out": _load(held_out, pool),
-        "train": _load(train, evenly(len(train), NUM_TRAIN)),
+        "train": _load(train, evenly(len(train), min(NUM_TRAIN, most))),
     }
 
 
@@ -91,17 +97,12 @@ def by_class(labels: Sequence[int | None], most: int) -> list[int]:
 
 def _load(dataset: ImageDataset, numbers: Sequence[int]) -> Images:
     items = [dataset[number] for number in numbers]
-    images = torch.stack([item["images"] for item in items])
-    labels = conditions = None
-    if "labels" in items[0]:
-        labels = torch.tensor([item["labels"] for item in items])
-    if "conditions" in items[0]:
-        conditions = torch.stack([item["conditions"] for item in items])
-    return Images(images, labels, conditions)
 
+    def stacked(name: str) -> Tensor | None:
+        if name not in items[0]:
+            return None
+        return torch.stack([torch.as_tensor(item[name]) for item in items])
 
-def _class_names(generator: ImageGenerator | None, data: ImageDataModule | None) -> Sequence[str]:
-    """Returns the names of the classes, which a generator knows without its data."""
-    if data is not None:
-        return data.class_names
-    return (generator.class_names or ()) if generator is not None else ()
+    return Images(
+        torch.stack([item["images"] for item in items]), stacked("labels"), stacked("conditions")
+    )

@@ -106,6 +106,8 @@ def test_the_end_of_a_run_is_told() -> None:
     assert texts[1].startswith("The model is of step 10, the best")
     assert texts[2].startswith("train/loss is not a finite number at step 20")
     assert texts[3].startswith("Step 20: overfitting: since step 10")
+    endless = record(result=run.result)
+    assert findings(endless)[0].text == "The training was ended after step 20."
     going = record(metrics=run.metrics, config={"trainer": {"max_steps": 40}})
     assert findings(going)[0].text == "The run has not ended: step 20 of 40 is the latest."
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from tiny_models import tiny_generator, tiny_vqgan
@@ -17,8 +18,8 @@ from taming.report.generator_views import (
     samples_by_class,
     surprise,
 )
-from taming.report.images import address, heat, on_image, tiled
-from taming.report.page import Finding, Matrix, Picture, Pictures, Section, render_page
+from taming.report.images import heat, on_image, tiled
+from taming.report.page import Finding, Group, Matrix, Picture, Pictures, Section, render_page
 from taming.report.records import RunRecord
 from taming.report.subject import Images, Subject, evenly
 from taming.report.tokenizer_views import codebook, reconstructions, token_grids
@@ -26,7 +27,7 @@ from taming.workflows.report_data import by_class
 
 
 def pixels(picture: Picture) -> np.ndarray:
-    data = base64.b64decode(picture.source.removeprefix("data:image/webp;base64,"))
+    data = base64.b64decode(picture.address(256).removeprefix("data:image/webp;base64,"))
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
@@ -44,8 +45,35 @@ def subject(conditioning: Any = None, **changes: Any) -> Subject:
 
 def test_small_pictures_are_exact_and_large_ones_small() -> None:
     small = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    assert (pixels(Picture(address(small, 256))) == small).all()
-    assert pixels(Picture(address(np.zeros((300, 600, 3), np.uint8), 128))).shape == (64, 128, 3)
+    assert (pixels(Picture.of(small)) == small).all()
+    assert pixels(Picture.of(np.zeros((300, 600, 3), np.uint8))).shape == (128, 256, 3)
+    atlas = Picture.of(np.zeros((600, 300, 3), np.uint8), cells=["a"] * 60, num_columns=32)
+    assert pixels(atlas).shape == (544, 272, 3)  # a cell keeps its pixels
+
+
+def test_the_page_makes_its_pictures_smaller_until_it_is_small_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (12, 256, 256, 3), dtype=np.uint8)
+    pictures = Pictures([Group("", [Picture.of(one) for one in noise])])
+    section = Section("Samples", parts=[pictures])
+
+    def page() -> str:
+        return render_page("x", [], [section]).decode()
+
+    largest = page()
+    assert pictures.groups[0].pictures[0].address(256) in largest
+    monkeypatch.setattr("taming.report.page.MAX_SIZE", len(largest) - 300_000)
+    assert pictures.groups[0].pictures[0].address(192) in page()
+    monkeypatch.setattr("taming.report.page.MAX_SIZE", 0)
+    assert pictures.groups[0].pictures[0].address(32) in page()
+
+
+def test_an_atlas_of_large_tiles_has_small_ones() -> None:
+    tokenizer = tiny_vqgan(resolution=128, channel_multipliers=(1,) * 7)
+    (part,) = codebook(Subject(tokenizer), None)
+    assert isinstance(part, Pictures)
+    assert part.groups[0].pictures[0].image.size == (8 * 17, 17)
 
 
 def test_heat_and_light() -> None:
@@ -179,6 +207,6 @@ def test_label_maps_have_wrong_pixels() -> None:
 def test_names_are_text_in_the_page() -> None:
     run = RunRecord(Path("x"), "<b>&</script>")
     section = Section("Health", by_run={run.name: [Finding("<i>", "note")]})
-    page = render_page("x", [run], [section, Section("Empty")])
+    page = render_page("x", [run], [section, Section("Empty")]).decode()
     assert "<b>" not in page and "&lt;i&gt;" in page and 'id="empty"' not in page
     assert page.count("plotly.js v") == 1
