@@ -11,7 +11,7 @@ from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds, wri
 from torchvision.models import squeezenet1_1
 
 from taming.cli.app import build, config_directory
-from taming.cli.mistakes import leaves
+from taming.nested import leaves
 from taming.quantizers import build_quantizer
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
