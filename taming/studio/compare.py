@@ -35,9 +35,11 @@ def _add_drawing(models: tuple[StudioModel, StudioModel]) -> None:
         grids = _pair(models, "drawn")
 
     def compare(*values: Any) -> Iterator[list[Any]]:
-        num_images, condition, options = controls.read(*values)
-        captions = controls.captions(condition)
-        both = [draw_rows(g, num_images, condition, options) for g in generators]
+        asked = [controls.read(generator, *values) for generator in generators]
+        captions = controls.captions(asked[0][1])
+        both = [
+            draw_rows(generator, *one) for generator, one in zip(generators, asked, strict=True)
+        ]
         for steps in zip_longest(*both):
             yield [
                 gr.skip() if step is None else to_picture(step.pixels, captions) for step in steps

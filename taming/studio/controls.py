@@ -129,11 +129,13 @@ class ConditionControls:
         picture = Image.fromarray(self.palette[classes])
         return {"background": picture, "layers": [], "composite": picture}
 
-    def read(self, num_images: int, *values: Any) -> Tensor | None:
-        """Returns labels `(b,)`, codes of condition images `(b h w)`, or None for no condition."""
+    def read(self, generator: ImageGenerator, num_images: int, *values: Any) -> Tensor | None:
+        """Returns labels `(b,)`, codes of condition images `(b h w)`, or None for no condition.
+
+        The codes are those of the generator that is to draw, which may be another one's.
+        """
         if not values:
             return None
-        conditioning = self.generator.conditioning
         if self.names:
             (label,) = values
             if label is None:
@@ -143,11 +145,12 @@ class ConditionControls:
             if label == IN_TURN:
                 return torch.arange(num_images) % len(self.names)
             return torch.full((num_images,), label)
+        conditioning = generator.conditioning
         if values[0] is None and conditioning.can_do_without:
             return None
-        tokenizer = self.generator.require_condition_tokenizer()
+        tokenizer = generator.require_condition_tokenizer()
         images = to_images(values[0], tokenizer, conditioning.grid_size, self.palette)
-        codes = tokenizer.encode(images.to(self.generator.device)).cpu()  # (1 h w)
+        codes = tokenizer.encode(images.to(generator.device)).cpu()  # (1 h w)
         return codes.expand(num_images, -1, -1)
 
     def captions(self, condition: Tensor | None) -> list[str] | None:
@@ -174,8 +177,10 @@ class DrawingControls:
             self.begin = gr.Button(action, variant="primary")
             self.cancel = gr.Button("Cancel")
 
-    def read(self, *values: Any) -> tuple[int, Tensor | None, SamplingOptions]:
-        """Returns the number of images, their condition and the options."""
+    def read(
+        self, generator: ImageGenerator, *values: Any
+    ) -> tuple[int, Tensor | None, SamplingOptions]:
+        """Returns the number of images, the generator's condition for them, and the options."""
         count = len(self.sampling.components)
         num_images, options = self.sampling.read(*values[:count])
-        return num_images, self.conditions.read(num_images, *values[count:]), options
+        return num_images, self.conditions.read(generator, num_images, *values[count:]), options

@@ -49,7 +49,7 @@ def add_drawing(model: StudioModel, completing: bool = False) -> tuple[gr.Image,
             drawn = gr.State()
 
     def draw(*values: Any) -> Iterator[tuple[Any, Any]]:
-        num_images, condition, options = controls.read(*values[len(begun) :])
+        num_images, condition, options = controls.read(generator, *values[len(begun) :])
         given_tokens = None
         if completing:
             first = generator.first_tokens(model.images(values[0]), int(values[1]))

@@ -62,7 +62,9 @@ class LookPage:
         def look_into(picture: Any, *values: Any) -> list[Any]:
             indices = model.tokenizer.encode(model.images(picture))
             pixels = to_uint8(model.tokenizer.decode(indices), model.palette)
-            condition = conditions.read(1, *values) if conditions else None
+            condition = None
+            if conditions and model.generator:
+                condition = conditions.read(model.generator, 1, *values)
             return self._overview(Drawn(to_tokens(indices).cpu(), pixels, condition))
 
         looked = on_device(look.click, look_into, inputs, self.overview, name="look")

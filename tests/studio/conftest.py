@@ -57,6 +57,13 @@ def map_studio() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def picture_studio() -> Iterator[str]:
+    """Two generators whose conditions are pictures, each by a tokenizer of its own."""
+    with served("pictures") as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def tokenizer_studio() -> Iterator[str]:
     """A tokenizer alone, behind a password."""
     with served("tokenizer") as address:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_studios import PASSWORD, class_model, map_model, write_picture
+from tiny_studios import PASSWORD, class_model, map_model, picture_model, write_picture
 
 from taming.errors import UserError
 from taming.generation import SamplingOptions
@@ -20,6 +20,7 @@ from taming.studio import events
 from taming.studio.app import check_access
 from taming.studio.drawing import to_picture
 from taming.studio.maps import enlarge
+from taming.studio.uploads import to_images
 
 pytest.importorskip("gradio_client", reason="needs Gradio")
 from gradio_client import Client, handle_file
@@ -127,6 +128,21 @@ def test_two_models_draw_with_one_seed(client: Client) -> None:
     alone = client.predict(*SETTINGS, 0, api_name="/generate")
     assert np.array_equal(pixels(first), pixels(alone))
     assert not np.array_equal(pixels(first), pixels(second))
+
+
+def test_each_model_is_given_a_condition_picture_by_its_own_codes(
+    picture_studio: str, tmp_path: Path
+) -> None:
+    file = write_picture(tmp_path / "a.png")
+    client = Client(picture_studio, verbose=False)
+    drawn = client.predict(*SETTINGS, canvas(file), api_name="/compare")
+    for seed, grid in zip((1, 2), drawn, strict=True):
+        generator = picture_model(seed).generator
+        assert generator is not None
+        condition = to_images(Image.open(file), generator.require_condition_tokenizer(), (4, 4))
+        options = SamplingOptions(seed=SETTINGS[-1])
+        images = generator.sample(2, condition.expand(2, -1, -1, -1), options=options)
+        assert np.array_equal(pixels(grid), np.array(to_picture(to_uint8(images), None)))
 
 
 def test_both_reconstruct_a_picture(client: Client, tmp_path: Path) -> None:

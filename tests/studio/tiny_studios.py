@@ -43,6 +43,11 @@ def map_model() -> StudioModel:
     return _generator(ImageCondition(3, (2, 2), palette=PALETTE), condition_tokenizer=cells)
 
 
+def picture_model(seed: int) -> StudioModel:
+    """A generator whose condition is a picture."""
+    return _generator(ImageCondition(16, GRID), seed, condition_tokenizer=tokenizer(seed))
+
+
 def slow_model() -> StudioModel:
     model = class_model()
     assert model.generator is not None
@@ -84,6 +89,8 @@ def main(kind: str, run: str | None = None) -> None:
         studio = build_studio(
             class_model(), class_model(seed=5), None if run is None else Path(run)
         )
+    elif kind == "pictures":
+        studio = build_studio(picture_model(1), picture_model(2))
     elif kind == "slow":
         studio = build_studio(slow_model())
     else:
