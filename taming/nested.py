@@ -7,9 +7,9 @@ __all__ = ["leaves"]
 
 
 def leaves(value: Any, name: str = "", lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yields every value within dictionaries, and within lists if `lists`, with its whole name.
+    """Yields every value within dictionaries, and within lists if `lists`, with its full name.
 
-    A whole name is such as `trainer.max_steps`.
+    A full name joins the keys by dots: `trainer.max_steps`.
     """
     if isinstance(value, dict) or (lists and isinstance(value, list)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

@@ -114,7 +114,7 @@ def _explain_unknown(name: str, config_name: str) -> str:
     known = _names(config_name, choices)
     last = re.split(r"[./]", name)[-1]
     near = (
-        [k for k in known if k == last]  # model/quantizer is quantizer, the group
+        [k for k in known if k == last and "/" in name]  # model/quantizer is quantizer, the group
         or difflib.get_close_matches(name, [k for k in known if "." in k or "." not in name])
         or [k for k in known if k.endswith(f".{last}")]
     )

@@ -94,18 +94,24 @@ class PooledFeatures(FeatureNetwork):
 
     def __init__(self, *, backbone: str, weights: str | Path, resolution: int = 224) -> None:
         super().__init__()
-        if backbone in torchvision.models.list_models(torchvision.models):
-            network, self.normalize = _torchvision_network(backbone, weights), Normalize()
-        else:
-            network = _timm_network(backbone, weights, resolution)
-            settings: Any = network.pretrained_cfg
-            self.normalize = Normalize(settings["mean"], settings["std"])
-        self.frozen = FrozenNetwork(network)
         self.resolution = resolution
         self.description = f"{backbone}, before its classes, images at {resolution}×{resolution}"
+        try:
+            if backbone in torchvision.models.list_models(torchvision.models):
+                network, self.normalize = _torchvision_network(backbone, weights), Normalize()
+            else:
+                network = _timm_network(backbone, weights, resolution)
+                settings: Any = network.pretrained_cfg
+                self.normalize = Normalize(settings["mean"], settings["std"])
+            self.frozen = FrozenNetwork(network)
+            with torch.no_grad():
+                self.num_features = self(torch.zeros(2, 3, resolution, resolution)).shape[1]
+        except (AssertionError, LookupError) as error:  # from within the libraries
+            raise UserError(
+                f"frechet.backbone={backbone} cannot be used with {weights} and "
+                f"frechet.resolution={resolution}: {error!r}."
+            ) from error
         self.digest = file_digest(weights)
-        with torch.no_grad():
-            self.num_features = self(torch.zeros(2, 3, resolution, resolution)).shape[1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
@@ -138,7 +144,9 @@ def _timm_network(backbone: str, weights: str | Path, resolution: int) -> nn.Mod
     settings: dict[str, Any] = {"img_size": resolution} if backbone.startswith("vit") else {}
     settings["pretrained_cfg_overlay"] = {"file": str(Path(weights).expanduser())}
     with fitting(weights):
-        return timm.create_model(backbone, pretrained=True, num_classes=0, **settings)
+        network: Any = timm.create_model(backbone, pretrained=True, **settings)
+    network.reset_classifier(0)  # only now: without its classes timm takes any weights
+    return network
 
 
 class InceptionFeatures(FeatureNetwork):

@@ -90,12 +90,13 @@ class JudgedImages:
         """Saves the gathered features, and what they are of, as safetensors."""
         digests = torch.tensor([list(digest) for digest in self.digests], dtype=torch.uint8)
         tensors = {"features": self.features, "digests": digests, "labels": self.labels}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with writing(path), replacing(path, "wb") as file:
-            file.write(save({name: x for name, x in tensors.items() if x is not None}))
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path, "wb") as file:
+                file.write(save({name: x for name, x in tensors.items() if x is not None}))
 
     def load_features(self, path: Path) -> None:
-        """Fills in the features of these images, which were gathered without or not at all."""
+        """Loads what `save_features` saved of the same images."""
         saved = load_file(path)
         self.features, self.labels = saved["features"], saved.get("labels")
         self.digests = [bytes(row.tolist()) for row in saved["digests"]]

@@ -30,7 +30,7 @@ def reconstruct_tiled(
         Reconstructions `(b c H W)` on the images' device, and `(codebook_size,)` int64 counts of
         the codes of all tiles on the model's.
     """
-    device = vqgan.last_layer.device
+    device = vqgan.device
     height, width = images.shape[2:]
     if tile is None or (height <= tile and width <= tile):
         output = vqgan(images.to(device))

@@ -86,7 +86,7 @@ def measure_validation(
     qualities: list[dict[str, Tensor]] = []
     codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
     likelihoods = {name: TokenLikelihood().to(judges.device) for name in losses}
-    device = tokenizer.last_layer.device
+    device = tokenizer.device
     for batch in batches:
         images, labels = batch["images"].to(device), batch.get("labels")
         indices = tokenizer.encode(images)  # (b h w)

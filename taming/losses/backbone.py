@@ -136,8 +136,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     path = Path(path).expanduser()
     if not path.is_file():
         raise MissingPathError(
-            f"the feature network's weights file {path} does not exist. Give a file in "
-            f"torchvision's key names (.safetensors or .pth), or {WAYS_OUT}."
+            f"the feature network's weights file {path} does not exist. Give a file in the key "
+            f"names of the network's library (.safetensors or .pth), or {WAYS_OUT}."
         )
     with fitting(path):
         if path.suffix == ".safetensors":

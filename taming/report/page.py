@@ -27,7 +27,8 @@ __all__ = [
 
 MAX_SIZE = 15_000_000  # bytes of the page
 SIDES = (256, 192, 128, 96, 64, 32)  # of pictures at most, in pixels: the first that fits the size
-MIN_CELL = 17  # pixels that a cell of a grid keeps
+EXACT_SIDE = 64  # smaller pictures are saved without losses: in grids of codes a pixel is a code
+MIN_CELL = 17  # pixels that a cell of a grid keeps: a code's picture, and the gap beside it
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Picture:
     def of(
         cls, pixels: np.ndarray, title: str = "", cells: Sequence[str] = (), num_columns: int = 0
     ) -> "Picture":
-        """Takes uint8 `(H W 3)`; what is larger than the page shows it is made smaller."""
+        """Makes a picture of uint8 `(H W 3)`, no larger than the page shows it."""
         image, side = Image.fromarray(pixels), max(SIDES[0], MIN_CELL * num_columns)
         image.thumbnail((side, side))
         return cls(image, title, cells, num_columns)
@@ -63,7 +64,7 @@ class Picture:
         image, file = self.image.copy(), io.BytesIO()
         most = max(side, MIN_CELL * self.num_columns)
         image.thumbnail((most, most))
-        image.save(file, "webp", lossless=max(image.size) <= side // 4, quality=90)
+        image.save(file, "webp", lossless=max(image.size) <= EXACT_SIDE, quality=90)
         return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
 
 

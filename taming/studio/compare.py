@@ -1,6 +1,6 @@
 """The page that compares two models: one seed, or one picture, through both."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -8,6 +8,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
+from taming.generation import ImageGenerator
 from taming.pictures import to_uint8
 from taming.studio.controls import DrawingControls
 from taming.studio.drawing import draw_rows, to_picture
@@ -22,13 +23,24 @@ __all__ = ["add_comparison"]
 
 def add_comparison(models: tuple[StudioModel, StudioModel]) -> None:
     """Adds drawing with both, if both are generators, and reconstructing with both."""
-    if all(model.generator is not None for model in models):
-        _add_drawing(models)
+    generators = [model.generator for model in models if model.generator is not None]
+    if len(generators) == 2 and _requests(generators[0]) == _requests(generators[1]):
+        _add_drawing(models, generators)
+    elif len(generators) == 2:
+        gr.Markdown("The two take different conditions: only reconstructions are compared.")
     _add_reconstruction(models)
 
 
-def _add_drawing(models: tuple[StudioModel, StudioModel]) -> None:
-    generators = [model.generator for model in models if model.generator is not None]
+def _requests(generator: ImageGenerator) -> tuple[Any, ...]:
+    """Returns what can be requested of a generator: classes, pictures or label maps."""
+    conditioning, cells = generator.conditioning, generator.condition_tokenizer
+    kind = None if cells is None else (cells.label_maps, cells.image_channels)
+    return conditioning.takes_images, conditioning.num_classes, kind
+
+
+def _add_drawing(
+    models: tuple[StudioModel, StudioModel], generators: Sequence[ImageGenerator]
+) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             controls = DrawingControls(generators[0], "Draw with both")

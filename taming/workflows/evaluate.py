@@ -97,8 +97,10 @@ def evaluate_model(
     """
     output_dir, about = Path(output_dir).expanduser(), dict(about or {})
     options, key = options or SamplingOptions(seed=0), condition_key(subject)
-    if not isinstance(subject, ImageDataset):
-        device = check_data(subject, data).last_layer.device
+    if isinstance(subject, ImageDataset):
+        lpips = None  # it compares reconstructions with their images
+    else:
+        device = check_data(subject, data).device
     for name, measure in ("SSIM", ReconstructionMetrics), ("LPIPS", lpips):
         if measure is not None and min(data.resolution) < measure.min_side:
             raise UserError(f"{name} needs images of {measure.min_side} pixels or more.")

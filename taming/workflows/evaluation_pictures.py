@@ -58,9 +58,7 @@ def best_and_worst(
     for place, rows in zip(("best", "worst"), found.extremes(NUM_EXTREMES), strict=True):
         for row in rows:
             image = dataset[numbers[row]]["images"][None]
-            reconstruction = tokenizer.decode(
-                tokenizer.encode(image.to(tokenizer.last_layer.device))
-            )
+            reconstruction = tokenizer.decode(tokenizer.encode(image.to(tokenizer.device)))
             pictures += [to_uint8(image)[0], to_uint8(reconstruction)[0]]
             captions += [place, f"{found.quality['psnr'][row]:.1f} dB"]
     return pixel_grid(np.stack(pictures), 8, captions, min_side=96)

@@ -127,7 +127,7 @@ def measure_samples(
 ) -> tuple[dict[str, Any], JudgedImages, list[Shown]]:
     """Returns the numbers of samples, the samples as judged, and those that are shown.
 
-    All is whole on the first process only.
+    They are complete on the first process only.
     """
     judges = real.judges if has_classes else replace(real.judges, classifier=None)
     judged = JudgedImages(judges)

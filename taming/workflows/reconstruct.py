@@ -75,6 +75,10 @@ def reconstruct_images(
         UserError: if the images do not suit the model, or the files cannot be written.
     """
     output_dir = Path(output_dir).expanduser()
+    if vqgan.label_maps:
+        raise UserError("the model is of label maps, and reconstruct takes models of pictures.")
+    if resolution is not None:
+        vqgan.grid_size_for(height_and_width(resolution))
     if tile is not None and tile % vqgan.downsample_factor:
         raise UserError(
             f"tile={tile} must be a multiple of {vqgan.downsample_factor}, the downsample factor."
@@ -161,10 +165,6 @@ def _open(
     max_images: int | None,
 ) -> InspectionImages:
     """Opens the images, in sizes that the model takes."""
-    if vqgan.label_maps:
-        raise UserError("the model is of label maps, and reconstruct takes models of pictures.")
-    if resolution is not None:
-        vqgan.grid_size_for(height_and_width(resolution))
     return InspectionImages(
         ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
         downsample_factor=vqgan.downsample_factor,
@@ -177,7 +177,9 @@ def _open(
 class _Pictures:
     """Writes each image beside its reconstruction if asked to, and keeps the first for a grid."""
 
-    def __init__(self, images: InspectionImages, directory: Path | None, side_by_side: bool):
+    def __init__(
+        self, images: InspectionImages, directory: Path | None, side_by_side: bool
+    ) -> None:
         self.shown: dict[int, list[Image.Image]] = {}
         self._names = _file_names([images.folder.name(number) for number in range(len(images))])
         self._directory, self._side_by_side = directory, side_by_side

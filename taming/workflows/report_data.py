@@ -23,7 +23,7 @@ log = logging.getLogger("taming")
 OpenData = Callable[[Path], ImageDataModule]
 
 NUM_SHOWN, NUM_HELD_OUT, NUM_TRAIN = 24, 256, 1000  # images
-MAX_PIXELS = 2**25  # of each of them together: 400 MB
+MAX_NUMBERS = 10**8  # in each of them together: 400 MB
 
 
 def load_subject(
@@ -73,12 +73,13 @@ def load_subject(
 def _images(data: ImageDataModule) -> dict[str, Images]:
     """Takes some images of the data, the same at each call."""
     held_out, train = data.val_dataset, data.train_dataset
-    height, width = data.resolution
-    most = max(1, MAX_PIXELS // (height * width))
+    first = held_out[0]
+    size = sum(first[name].numel() for name in ("images", "conditions") if name in first)
+    most = max(1, MAX_NUMBERS // size)
     labels = [held_out.label(number) for number in range(len(held_out))]
     pool = in_proportion(labels, min(NUM_HELD_OUT, most, len(held_out)), seed=0)
     return {
-        "shown": _load(held_out, by_class(labels, NUM_SHOWN)),
+        "shown": _load(held_out, by_class(labels, min(NUM_SHOWN, most))),
         "held_out": _load(held_out, pool),
         "train": _load(train, evenly(len(train), min(NUM_TRAIN, most))),
     }

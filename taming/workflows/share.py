@@ -124,9 +124,10 @@ def _about(run: RunRecord) -> Iterator[str]:
         yield "## Evaluations\n\nNumbers of different contracts are not comparable."
         yield from map(_markdown, evaluations(run))
     if run.config:
+        settings = [[name, str(value)] for name, value in leaves(run.config) if value is not None]
         yield (
             "## Settings\n\n<details><summary>all of the run's configuration</summary>\n\n"
-            f"{_markdown(_table(dict(leaves(run.config))))}\n\n</details>"
+            f"{_markdown(Table(('', ''), settings))}\n\n</details>"
         )
 
 
@@ -137,7 +138,7 @@ def _table(rows: dict[str, Any]) -> Table:
 def _markdown(part: Part) -> str:
     """Returns a table or text of the report as Markdown."""
     if isinstance(part, Text):
-        return part.text
+        return " ".join(map(_cell, part.text.splitlines()))
     assert isinstance(part, Table)
     header, *rows = [[_cell(text) for text in row] for row in (part.header, *part.rows)]
     title = f"**{part.title}**" if part.title else ""

@@ -98,13 +98,24 @@ def inception_weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     return kept
 
 
-@pytest.mark.parametrize("name", ["inception", "resnet18", "vit_small_patch14_dinov2"])
+@pytest.mark.parametrize(
+    "name",
+    ["inception", "resnet18", "vit_small_patch14_dinov2", "resnet10t", "test_vit", "test_convnext"],
+)
 def test_a_file_of_another_network(name: str, tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match="does not exist"):
         load_feature_network(backbone=name, weights=tmp_path / "none.pth")
     path = save(nn.Linear(2, 2), tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"other\.pth"):
         load_feature_network(backbone=name, weights=path)
+
+
+@pytest.mark.parametrize(("name", "resolution"), [("vit_b_16", 64), ("squeezenet1_0", 64)])
+def test_a_network_that_has_no_such_features(name: str, resolution: int, tmp_path: Path) -> None:
+    """One takes images of 224 pixels only, the other has no last linear layer."""
+    path = save(torchvision.models.get_model(name, weights=None), tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=rf"{name} cannot be used with .*resolution={resolution}"):
+        load_feature_network(backbone=name, weights=path, resolution=resolution)
 
 
 def test_an_unknown_network(tmp_path: Path) -> None:
