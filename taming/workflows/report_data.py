@@ -54,7 +54,7 @@ def load_subject(
             data = open_data(run)
             if not isinstance(data, ImageDataModule):
                 raise UserError("their data module is none of this program's.")
-            images = _images(data)
+            images = few_images(data.val_dataset, data.train_dataset)
             facts["images"] = data.summary()
     except UserError as error:
         data = None
@@ -70,9 +70,8 @@ def load_subject(
     return subject, facts, missing
 
 
-def _images(data: ImageDataModule) -> dict[str, Images]:
+def few_images(held_out: ImageDataset, train: ImageDataset) -> dict[str, Images]:
     """Takes some images of the data, the same at each call."""
-    held_out, train = data.val_dataset, data.train_dataset
     first = held_out[0]
     size = sum(first[name].numel() for name in ("images", "conditions") if name in first)
     most = max(1, MAX_NUMBERS // size)

@@ -23,11 +23,12 @@ from taming.report.page import Finding, Group, Matrix, Picture, Pictures, Sectio
 from taming.report.records import RunRecord
 from taming.report.subject import Images, Subject, evenly
 from taming.report.tokenizer_views import codebook, reconstructions, token_grids
+from taming.workflows import report_data
 from taming.workflows.report_data import by_class
 
 
-def pixels(picture: Picture) -> np.ndarray:
-    data = base64.b64decode(picture.address(256).removeprefix("data:image/webp;base64,"))
+def pixels(picture: Picture, side: int = 256) -> np.ndarray:
+    data = base64.b64decode(picture.address(side).removeprefix("data:image/webp;base64,"))
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
@@ -45,7 +46,8 @@ def subject(conditioning: Any = None, **changes: Any) -> Subject:
 
 def test_small_pictures_are_exact_and_large_ones_small() -> None:
     small = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    assert (pixels(Picture.of(small)) == small).all()
+    for side in 256, 32:  # whatever the size of the others: a pixel may be a code
+        assert (pixels(Picture.of(small), side) == small).all()
     assert pixels(Picture.of(np.zeros((300, 600, 3), np.uint8))).shape == (128, 256, 3)
     atlas = Picture.of(np.zeros((600, 300, 3), np.uint8), cells=["a"] * 60, num_columns=32)
     assert pixels(atlas).shape == (544, 272, 3)  # a cell keeps its pixels
@@ -101,6 +103,21 @@ def test_images_of_all_classes_are_chosen() -> None:
     assert by_class(list(range(100)), 3) == [0, 50, 99]
     assert by_class([None] * 9, 3) == [0, 4, 8]
     assert evenly(5, 1) == [0]
+
+
+def test_images_of_many_channels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Maps(list[dict[str, torch.Tensor]]):
+        def label(self, number: int) -> None:
+            return None
+
+    maps = Maps(
+        {"images": torch.zeros(50, 4, 4), "conditions": torch.zeros(3, 4, 4)} for _ in "abcdef"
+    )
+    monkeypatch.setattr(report_data, "MAX_NUMBERS", 2 * 53 * 16)
+    found = report_data.few_images(maps, maps)
+    assert {name: len(some.images) for name, some in found.items()} == {
+        "shown": 2, "held_out": 2, "train": 2
+    }  # fmt: skip
 
 
 def test_errors_of_reconstructions_are_bright() -> None:
