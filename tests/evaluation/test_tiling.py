@@ -13,7 +13,7 @@ class Recorder(torch.nn.Module):
 
     def __init__(self, answer: object) -> None:
         super().__init__()
-        self.last_layer = torch.zeros(1)
+        self.device = torch.device("cpu")
         self.answer = answer
         self.shapes: list[tuple[int, ...]] = []
 

@@ -80,7 +80,7 @@ def test_candidates_depend_on_the_tokens_before_alone() -> None:
 
 def test_a_code_alone_is_its_own_picture() -> None:
     tokenizer = GreyTokenizer().train()
-    tokenizer.last_layer = tokenizer.scale
+    tokenizer.device = tokenizer.scale.device
     pictures = codes_alone(tokenizer, torch.tensor([7, 2, 4]))  # type: ignore[arg-type]
     assert pictures.shape == (3, 3, 2, 2) and tokenizer.training
     grey = torch.tensor([1.0, -1.0, 0.0])  # 7 is brighter than white

@@ -73,6 +73,10 @@ def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
     candidate = panel.get_by_role("button").filter(has_text="%").last
     code = candidate.inner_text().split(":")[0]
     candidate.click()
+    page.wait_for_function(
+        "([input, code]) => input.value === code",
+        arg=[panel.get_by_label("code to put there").element_handle(), code],
+    )
     panel.get_by_role("button", name="Change it").click()
     page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
     panel.get_by_role("button", name="Show this code").click()
