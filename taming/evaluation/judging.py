@@ -150,8 +150,9 @@ def compare_features(
     `frechet_distance` and `kernel_distance`. Intervals are of 95%, by bootstrap, for sets of up to
     5000 images.
     """
-    names = ("fid", "kid") if network.is_inception else ("frechet_distance", "kernel_distance")
-    frechet, kernel = names
+    frechet, kernel = "frechet_distance", "kernel_distance"
+    if network.is_inception:
+        frechet, kernel = "fid", "kid"
     means, covariances = zip(*map(feature_statistics, (features, reference)), strict=True)
     distance = frechet_distance(*means, *covariances).item()
     numbers: dict[str, Any] = {frechet: distance}

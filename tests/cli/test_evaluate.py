@@ -17,6 +17,7 @@ from tiny_commands import (
     TINY_EVALUATION,
     Outcome,
     Run,
+    UntrainedLPIPS,
     fails,
     fails_before_writing,
     write_images,
@@ -35,7 +36,6 @@ from taming.conditioning import (
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, speed
-from taming.losses import LPIPSLoss
 from taming.sequence import to_tokens
 
 SMALL = (*TINY_EVALUATION, "num_samples=6", "output_dir=out")
@@ -252,11 +252,7 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
 def test_lpips_and_a_judge_that_is_the_network_of_the_training(
     evaluate: Run, vqgan_run: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Untrained(LPIPSLoss):  # for the weights would be downloaded
-        def __init__(self, backbone: str) -> None:
-            super().__init__(backbone=backbone, pretrained=False)
-
-    monkeypatch.setattr("taming.cli.evaluate.LPIPSLoss", Untrained)
+    monkeypatch.setattr("taming.cli.evaluate.LPIPSLoss", UntrainedLPIPS)
     config = OmegaConf.load(vqgan_run / "config.yaml")
     judges = (f"frechet.weights={weights}", "frechet.resolution=32")
     found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, fails, fails_before_writing, succeeds
+from tiny_commands import Run, UntrainedLPIPS, fails, fails_before_writing, succeeds
 from tiny_models import tiny_vqgan
 from torchvision.models import squeezenet1_1
 
 import taming
-from taming.losses import LPIPSLoss
 from taming.pictures import to_uint8
 
 
@@ -137,11 +136,7 @@ def test_frechet_distance_names_its_network(
 def test_lpips(
     reconstruct: Run, vqgan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Untrained(LPIPSLoss):  # for the weights would be downloaded
-        def __init__(self, backbone: str) -> None:
-            super().__init__(backbone=backbone, pretrained=False)
-
-    monkeypatch.setattr("taming.workflows.reconstruct.LPIPSLoss", Untrained)
+    monkeypatch.setattr("taming.workflows.reconstruct.LPIPSLoss", UntrainedLPIPS)
     write(tmp_path / "photo.png", 32, 32)
     reconstruct(vqgan_path, "lpips=alex", "input=photo.png")
     assert numbers()["lpips"] > 0

@@ -18,6 +18,7 @@ from tiny_models import tiny_vqgan
 from taming.cli import app
 from taming.importers.compvis_vqgan import SCHEME
 from taming.importers.layouts import autoencoder_names
+from taming.losses import LPIPSLoss
 from taming.vqgan import VQGAN
 
 # the documented way to make any experiment small
@@ -85,6 +86,13 @@ def resumed(run_dir: Path, *overrides: str) -> DictConfig:
 def succeeds(outcome: Outcome) -> Outcome:
     assert outcome.status == 0, outcome.err
     return outcome
+
+
+class UntrainedLPIPS(LPIPSLoss):
+    """Stands for LPIPS, whose weights would be downloaded."""
+
+    def __init__(self, backbone: str) -> None:
+        super().__init__(backbone=backbone, pretrained=False)
 
 
 def fails(outcome: Outcome, *parts: str) -> None:
