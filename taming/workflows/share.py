@@ -9,7 +9,7 @@ from typing import Any
 from taming.evaluation import markdown_table
 from taming.nested import leaves
 from taming.report.page import Part, Table, Text
-from taming.report.records import RunRecord, read_run
+from taming.report.records import RunRecord, is_run, read_run
 from taming.report.tables import evaluations, overview, shown
 from taming.serialization import (
     SavedModel,
@@ -69,7 +69,8 @@ def _run_of(checkpoint: str | Path) -> RunRecord | None:
     """Reads the finished run that a checkpoint or model is of; None for a model alone."""
     path = find_model(checkpoint)  # RUN/model, or RUN/checkpoints/NAME.ckpt
     directory = path.parent.parent if path.is_file() else path.parent
-    return read_run(directory) if (directory / "result.json").is_file() else None
+    finished = is_run(directory) and (directory / "result.json").is_file()
+    return read_run(directory) if finished else None
 
 
 def model_card(
