@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +27,7 @@ from taming.cli.mistakes import (
     config_directory,
     explain,
 )
-from taming.errors import UserError
+from taming.errors import UserError, writing
 
 __all__ = ["console", "start"]
 
@@ -74,7 +74,9 @@ def _run_job(name: str, config: DictConfig) -> float | None:
                 config[key] = str(_below_here(directory))
         with read_write(job), _as_if_alone(job):  # type: ignore[arg-type]
             job.run.dir = str(directory)  # Lightning hands it to the processes it starts
-            objective: float | None = import_module(f"taming.cli.{name}").main(config)
+            command = import_module(f"taming.cli.{name}")
+            with _only_run_in(directory) if "run_dir" in config else nullcontext():
+                objective: float | None = command.main(config)
         return objective
     except (UserError, OmegaConfBaseException) as error:
         if job.mode == RunMode.MULTIRUN:  # the other jobs go on
@@ -104,6 +106,32 @@ def _as_if_alone(job: HydraConf) -> Iterator[None]:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+@contextmanager
+def _only_run_in(directory: Path) -> Iterator[None]:
+    """Keeps other runs out of a run's directory; the processes of one run count as one."""
+    # slow to import: only where it is used
+    from filelock import FileLock, Timeout
+    from lightning.pytorch.utilities import rank_zero_only
+
+    if rank_zero_only.rank != 0:
+        yield
+        return
+    lock = FileLock(directory / ".lock")  # the system opens it again when its holder dies
+    with writing(directory):
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise UserError(
+                f"another process is training in {directory}: wait until it has ended, or give "
+                "another run_dir."
+            ) from error
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def _exit_with(error: Exception, name: str) -> NoReturn:

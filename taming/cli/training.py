@@ -52,7 +52,7 @@ def begin_run(
 
     Raises:
         UserError: if the run's directory holds another run already, or the run to resume has done
-            all its steps.
+            all its steps and left its result.
     """
     checkpoint, step = None, 0
     if config.resume is not None:
@@ -67,7 +67,7 @@ def begin_run(
             f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
         )
-    if step >= trainer.max_steps:
+    if step >= trainer.max_steps and (run_dir / "result.json").exists():
         raise UserError(
             f"the run in {run_dir} has done {step} steps, and trainer.max_steps is "
             f"{trainer.max_steps}; to train on, give a larger number, such as "

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-__all__ = ["code_colors", "heat", "on_image", "tiled"]
+__all__ = ["code_colors", "heat", "on_image", "shrunk", "tiled"]
 
 MIN_CELL = 8  # pixels a side of a cell with a frame
 
@@ -42,6 +42,14 @@ def code_colors(codes: np.ndarray) -> np.ndarray:
 
     hues = codes * 0.6180339887 % 1  # the golden section spreads them evenly
     return (colormaps["hsv"](hues)[..., :3] * (150 + 100 * (codes[..., None] % 2))).astype(np.uint8)
+
+
+def shrunk(pictures: np.ndarray, factor: int) -> np.ndarray:
+    """Averages squares of `factor` pixels a side, of uint8 `(k H W 3)`; a last part is cut off."""
+    height, width = pictures.shape[1] // factor, pictures.shape[2] // factor
+    whole = pictures[:, : height * factor, : width * factor]
+    squares = whole.reshape(-1, height, factor, width, factor, 3)
+    return squares.mean((2, 4)).round().astype(np.uint8)
 
 
 def tiled(pictures: np.ndarray, num_columns: int, gap: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ from taming.contexts import evaluation_mode
 from taming.generation import codes_alone
 from taming.quantizers.interface import count_codes
 from taming.report.curves import COLORS, figure_json, thinned
-from taming.report.images import code_colors, heat, tiled
+from taming.report.images import code_colors, heat, shrunk, tiled
 from taming.report.page import Chart, Finding, Group, Part, Picture, Pictures, Table
 from taming.report.subject import Images, Subject
 
@@ -70,7 +70,7 @@ def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
             pictures = subject.pixels(codes_alone(subject.tokenizer, order[some]))
             factor = -(-TILE // pictures.shape[1])  # to TILE pixels, or down to it
             pictures = pictures.repeat(factor, 1).repeat(factor, 2)
-            pictures = pictures[:, :: pictures.shape[1] // TILE, :: pictures.shape[2] // TILE]
+            pictures = shrunk(pictures, pictures.shape[1] // TILE)
             num_columns = min(32, len(pictures))
             whole = tiled(pictures, num_columns, gap=1)
             more = f", the first {MAX_CODES:,}" if end > some.stop else ""

@@ -114,9 +114,9 @@ def find_model(path: str | Path) -> Path:
     """Returns the model directory or checkpoint file that `path` refers to.
 
     In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
-    or, while the run has not ended, `checkpoints/best.ckpt`, else `checkpoints/last.ckpt`;
-    `"hf:owner/name"` or `"hf:owner/name@revision"` for the Hugging Face hub. A path that does not
-    exist is never taken for a hub name.
+    or, while the run has not ended, `checkpoints/last.ckpt`; `"hf:owner/name"` or
+    `"hf:owner/name@revision"` for the Hugging Face hub. A path that does not exist is never taken
+    for a hub name.
 
     Raises:
         MissingPathError: if nothing is there.
@@ -132,13 +132,12 @@ def find_model(path: str | Path) -> Path:
         )
     if path.is_file():
         return path
-    checkpoints = path / "checkpoints"
-    for found in (path, path / "model", checkpoints / "best.ckpt", checkpoints / "last.ckpt"):
+    for found in (path, path / "model", path / "checkpoints" / "last.ckpt"):
         if found.is_file() or (found / CONFIG_FILE).is_file():
             return found
     raise UserError(
         f"{path} is neither a model directory (no config.json) nor a run directory (no model/, "
-        "no checkpoints/best.ckpt or last.ckpt)."
+        "no checkpoints/last.ckpt)."
     )
 
 

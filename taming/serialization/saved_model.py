@@ -111,7 +111,8 @@ def _write(model: SavedModel, directory: Path) -> None:
         # clones: safetensors refuses tensors that share storage
         state = {name: t.detach().cpu().clone().contiguous() for name, t in model.state.items()}
         try:
-            save_file(state, directory / WEIGHTS_FILE)
+            save_file(state, directory / WEIGHTS_FILE)  # which only its owner may read
+            (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
         except SafetensorError as error:  # how safetensors reports a full disk
             raise OSError(f"{directory / WEIGHTS_FILE}: {error}") from error
     for name, part in model.parts.items():

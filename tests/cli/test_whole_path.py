@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from filelock import FileLock
 from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, succeeds
 
@@ -69,6 +70,27 @@ def test_resuming_trains_on(
         assert steps == sorted(steps)
         assert steps[-1] == 4
         run_dir.rename(tmp_path / f"{name}_gone")  # stage 2 needs it no longer
+
+
+def test_a_run_killed_in_its_export_is_exported_by_resuming_it(run: Run, vqgan_run: Path) -> None:
+    whole = taming.VQGAN.from_pretrained(vqgan_run).to_saved().fingerprint()
+    metrics = json.loads((vqgan_run / "result.json").read_text())["metrics"]
+    for name in ("model/model.safetensors", "result.json"):
+        (vqgan_run / name).unlink()
+    succeeds(run("train_vqgan", f"resume={vqgan_run}"))
+    assert taming.VQGAN.from_pretrained(vqgan_run).to_saved().fingerprint() == whole
+    assert json.loads((vqgan_run / "result.json").read_text())["metrics"] == metrics
+    again = run("train_vqgan", f"resume={vqgan_run}")
+    assert (again.status, "has done 2 steps" in again.err) == (2, True)
+
+
+def test_a_run_directory_is_for_one_process(run: Run, vqgan_run: Path) -> None:
+    lock = FileLock(vqgan_run / ".lock")
+    with lock:
+        second = run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
+    assert (second.status, "another process is training in" in second.err) == (2, True)
+    succeeds(run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3"))  # as after a crash
+    assert not Path(lock.lock_file).exists()
 
 
 class CtrlC(L.Callback):

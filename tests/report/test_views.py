@@ -18,7 +18,7 @@ from taming.report.generator_views import (
     samples_by_class,
     surprise,
 )
-from taming.report.images import heat, on_image, tiled
+from taming.report.images import heat, on_image, shrunk, tiled
 from taming.report.page import Finding, Group, Matrix, Picture, Pictures, Section, render_page
 from taming.report.records import RunRecord
 from taming.report.subject import Images, Subject, evenly
@@ -76,6 +76,15 @@ def test_an_atlas_of_large_tiles_has_small_ones() -> None:
     (part,) = codebook(Subject(tokenizer), None)
     assert isinstance(part, Pictures)
     assert part.groups[0].pictures[0].image.size == (8 * 17, 17)
+
+
+def test_shrunk_pictures_are_averages() -> None:
+    picture = np.zeros((1, 5, 4, 3), np.uint8)
+    picture[0, 0, 0] = 100
+    picture[0, 2:4, 2:4] = 7
+    small = shrunk(picture, 2)
+    assert (small.shape, small.dtype) == ((1, 2, 2, 3), np.uint8)
+    assert small[0, ..., 0].tolist() == [[25, 0], [0, 7]]
 
 
 def test_heat_and_light() -> None:

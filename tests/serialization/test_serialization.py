@@ -189,16 +189,21 @@ def test_truncated_files_are_named(tmp_path: Path, name: str, fraction: float) -
         load_saved_model(tmp_path / name.partition("/")[0])
 
 
+def test_whoever_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
+    directory = save_model_directory(saved(), tmp_path / "model")
+    modes = {path.stat().st_mode for path in directory.glob("*.*")}
+    assert len(modes) == 1
+
+
 # --- from a path to a model ---------------------------------------------------------------------
 
 
-def test_a_run_directory_means_its_model_then_its_best_then_its_last(tmp_path: Path) -> None:
+def test_a_run_directory_means_its_model_then_its_last_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
+    checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
     last = checkpoint(run / "checkpoints" / "last.ckpt", 1.0)
     assert find_model(run) == last
-    best = checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
-    assert find_model(run) == best
-    assert load_saved_model(run).state["a"][0, 0] == 2.0
+    assert load_saved_model(run).state["a"][0, 0] == 1.0
     model = save_model_directory(saved(3.0), run / "model")
     assert find_model(run) == model
     assert find_model(str(model)) == model
