@@ -109,7 +109,7 @@ def _metrics(run: Path, columns: Sequence[str]) -> dict[str, float]:
 
 
 def _side_by_side(paths: Sequence[Path]) -> Image.Image:
-    pictures = [np.asarray(Image.open(path)) for path in paths]  # (H W 3)
+    pictures = [np.asarray(Image.open(path, formats=["PNG"])) for path in paths]  # (H W 3)
     height = max(len(picture) for picture in pictures)
     padded = [
         np.pad(picture, ((0, height - len(picture)), (0, GAP), (0, 0)), constant_values=255)

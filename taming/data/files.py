@@ -74,8 +74,8 @@ class ZipFiles(FileList):
         self._members: dict[str, str] = {}  # names in the archive, by entry
         try:
             infos = self._archive().infolist()
-        except (zipfile.BadZipFile, OSError) as error:
-            raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
+        except Exception as error:  # a damaged archive makes zipfile raise nearly anything
+            raise UserError(f"{self.path} is not a readable zip archive: {error!r}.") from error
         entries = {}  # of several members of one name the last counts
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import IO, Literal
 
 from PIL import Image
 from tqdm import tqdm
@@ -24,6 +24,7 @@ LabelMode = Literal["auto", "folders", "none"]
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
+MAX_BYTES = 256 << 20  # of a file, which is read whole
 AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
 
 log = logging.getLogger(__name__)
@@ -153,14 +154,21 @@ class ImageFolder:
             if full:
                 image = self._decode(entry)
                 return image.height, image.width
-            with decoding(), self._files.open(entry.name) as file:  # reads only the beginning
+            with decoding(), self._open(entry) as file:  # reads only the beginning
                 return header_size(file)
         except BrokenImageError as error:
             return str(error)
 
+    def _open(self, entry: FileEntry) -> IO[bytes]:
+        if entry.size > MAX_BYTES:
+            raise BrokenImageError(
+                f"{entry.size / 2**20:,.0f} MiB, and at most {MAX_BYTES >> 20} MiB can be read"
+            )
+        return self._files.open(entry.name)
+
     @decoding()
     def _decode(self, entry: FileEntry) -> Image.Image:
-        with self._files.open(entry.name) as file:
+        with self._open(entry) as file:
             content = io.BytesIO(file.read())
         return self.reader.read(content, f"{self.description}: {entry.name}")
 

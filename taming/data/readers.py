@@ -23,6 +23,7 @@ __all__ = [
     "decoding",
     "header_size",
     "one_hot",
+    "open_image",
 ]
 
 Channels = Literal[1, 3]
@@ -30,6 +31,9 @@ Byte = Annotated[int, Ge(0), Le(255)]
 Color = tuple[Byte, Byte, Byte]  # red, green and blue
 File = str | Path | IO[bytes]
 ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
+# Pillow knows more, and starts another program for some of them
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+MAX_PIXELS = 50_000_000  # of an image: its decoding then takes less than 1 GiB
 
 
 class BrokenImageError(UserError):
@@ -68,6 +72,17 @@ def decoding() -> Iterator[None]:
         raise BrokenImageError(reason) from error
 
 
+@contextmanager
+def open_image(file: File) -> Iterator[Image.Image]:
+    """Opens an image of a known format, not decoded yet; raises if it is too large."""
+    with Image.open(file, formats=FORMATS) as opened:
+        if opened.width * opened.height > MAX_PIXELS:
+            raise BrokenImageError(
+                f"{opened.width}×{opened.height} pixels, and at most {MAX_PIXELS:,} can be read"
+            )
+        yield opened
+
+
 @dataclass(frozen=True)
 class PictureReader:
     """Reads a file as the picture a viewer shows.
@@ -95,7 +110,7 @@ class PictureReader:
     @decoding()
     def read(self, file: File, name: str = "the image") -> Image.Image:
         """Decodes a file to mode `L` or `RGB`; raises `BrokenImageError`."""
-        with Image.open(file) as opened:
+        with open_image(file) as opened:
             opened.load()
             image = _to_eight_bit(_upright(opened))
             if image.has_transparency_data:
@@ -154,7 +169,7 @@ class LabelMapReader:
             BrokenImageError: if it cannot be decoded completely.
             UserError: if it is not a label map, or has other classes.
         """
-        with Image.open(file) as opened:
+        with open_image(file) as opened:
             opened.load()
             if opened.mode not in ONE_CHANNEL or opened.format == "JPEG":
                 raise UserError(
@@ -203,7 +218,7 @@ def one_hot(classes: torch.Tensor, num_classes: int) -> torch.Tensor:
 @decoding()
 def header_size(file: File) -> tuple[int, int]:
     """Reads (height, width) in pixels after EXIF rotation, without decoding the picture."""
-    with Image.open(file) as opened:
+    with open_image(file) as opened:
         width, height = opened.size
         # 5 to 8 swap the sides. A PNG's needs decoding, and a TIFF's Pillow has swapped.
         readable = opened.format not in ("PNG", "TIFF")
@@ -228,7 +243,8 @@ def _to_eight_bit(image: Image.Image) -> Image.Image:
     limit = 1.0 if image.mode == "F" else 65535.0
     if not np.isfinite(samples).all() or samples.min() < 0 or samples.max() > limit:
         raise ValueError(f"samples of mode {image.mode} outside 0 to {limit:g}: unknown range")
-    grey = Image.fromarray(np.round(samples * (255.0 / limit)).astype(np.uint8))
+    scaled = samples.astype(np.float32) * (255.0 / limit)
+    grey = Image.fromarray(np.round(scaled, out=scaled).astype(np.uint8))
     if (transparent := image.info.get("transparency")) is not None:  # one of the 16-bit values
         grey.putalpha(Image.fromarray(samples != transparent).convert("L"))
     return grey

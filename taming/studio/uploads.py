@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from taming.data import BrokenImageError, ImageTransform, LabelMapReader, PictureReader
-from taming.data.readers import decoding, one_hot
+from taming.data.readers import decoding, one_hot, open_image
 from taming.errors import UserError
 from taming.studio.events import sentences
 from taming.tokenizer import Tokenizer
@@ -28,9 +28,6 @@ __all__ = [
 ]
 
 MAX_FILE_SIZE = 20 * 2**20  # bytes
-MAX_PIXELS = 64_000_000  # decoded in less than 200 MB
-# Pillow knows more, and some of their decoders start other programs
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
 
 def upload_picture(label: str = "picture") -> gr.Image:
@@ -99,10 +96,10 @@ def read_picture(file: str | Path | IO[bytes], alpha: bool = False) -> Image.Ima
     Raises:
         UserError: if it is no picture, damaged, or too large.
     """
-    with _opened(file, "a picture", "a PNG, JPEG or WebP file"):
+    with _explaining(file, "a picture", "a PNG, JPEG or WebP file"):
         if not alpha:
             return PictureReader(3).read(file)
-        with decoding(), Image.open(file) as opened:
+        with decoding(), open_image(file) as opened:
             return opened.convert("RGBA")
 
 
@@ -112,7 +109,7 @@ def read_label_map(file: str, reader: LabelMapReader) -> np.ndarray:
     Raises:
         UserError: if it is no label map of these classes.
     """
-    with _opened(file, "a label map", "a PNG whose pixel values are class numbers"):
+    with _explaining(file, "a label map", "a PNG whose pixel values are class numbers"):
         return np.array(reader.read(file, "the file"))
 
 
@@ -145,18 +142,9 @@ def to_images(
 
 
 @contextmanager
-def _opened(file: str | Path | IO[bytes], what: str, instead: str) -> Iterator[None]:
-    """Checks format and size of an uploaded file, and says in a sentence if it cannot be read."""
+def _explaining(file: str | Path | IO[bytes], what: str, instead: str) -> Iterator[None]:
+    """Says in a sentence why an uploaded file cannot be read."""
     try:
-        with decoding(), Image.open(file, formats=FORMATS) as opened:
-            width, height = opened.size
-        if width * height > MAX_PIXELS:
-            raise UserError(
-                f"this picture has {width} × {height} pixels, and the studio takes "
-                f"{MAX_PIXELS // 10**6} million: make it smaller."
-            )
-        if not isinstance(file, str | Path):
-            file.seek(0)
         yield
     except BrokenImageError as error:
         reason = str(error).replace(str(file), "the file")  # not where it lies on the server

@@ -78,7 +78,7 @@ def _newest_grids(run: Path) -> list[tuple[Image.Image, str]]:
     found = []
     for file in sorted((run / "grids").glob("*.png"))[: -NUM_GRIDS - 1 : -1]:
         try:
-            with Image.open(file) as opened:
+            with Image.open(file, formats=["PNG"]) as opened:
                 found.append((opened.convert("RGB"), file.stem))
         except OSError:
             continue

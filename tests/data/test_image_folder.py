@@ -91,6 +91,40 @@ def test_a_damaged_zip_member_is_a_broken_file(make_folder: Any) -> None:
     assert names(source)[-2:] == ["9.png", "11.png"]  # in natural order
 
 
+def test_a_file_that_is_too_large_is_broken_before_it_is_read(
+    make_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder({"": 5})
+    bomb = root / "bomb.png"
+    bomb.write_bytes(b"0" * 9000)
+    archive = zipped(root)
+    monkeypatch.setattr("taming.data.image_folder.MAX_BYTES", 8000)
+    for path in root, archive:
+        for check in "full", "header":
+            assert opened(path, check).broken == [
+                ("bomb.png", "0 MiB, and at most 0 MiB can be read")
+            ]
+
+
+def test_a_damaged_directory_of_a_zip_is_one_sentence(make_folder: Any) -> None:
+    """Versions of the future, names that are no text, extra fields of another length."""
+    archive = zipped(make_folder({"": 3}))
+    whole = archive.read_bytes()
+    directory = whole.index(b"PK\x01\x02")
+    random = np.random.default_rng(0)
+    kinds = set()
+    for _ in range(400):
+        content = bytearray(whole)
+        for place in random.integers(directory, len(whole), 2):
+            content[place] = random.integers(256)
+        archive.write_bytes(content)
+        try:
+            opened(archive)
+        except UserError as error:
+            kinds.add(type(error.__cause__).__name__)
+    assert {"NotImplementedError", "BadZipFile"} <= kinds
+
+
 def test_links_to_folders_are_followed_but_not_in_circles(make_folder: Any) -> None:
     root = make_folder({"cat": 2})
     (root / "dog").symlink_to(make_folder({"": 1}, "elsewhere"), target_is_directory=True)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from taming.data import BrokenImageError, ImageTransform, LabelMapReader, PictureReader
-from taming.data.readers import header_size
+from taming.data.readers import MAX_PIXELS, header_size
 
 GREEN = (0, 255, 0)
 
@@ -169,3 +169,19 @@ def test_the_repr_that_token_caches_are_found_by() -> None:
         "crop_scale=(0.5, 1), horizontal_flip=False, random_shift=0, pad=0, "
         "condition_resolution=(6, 8))"
     )
+
+
+@pytest.mark.parametrize("read", [PictureReader().read, header_size])
+def test_only_formats_whose_decoders_start_nothing_are_opened(read: Any, tmp_path: Path) -> None:
+    eps = tmp_path / "picture.jpg"  # Ghostscript's
+    Image.new("RGB", (4, 4)).save(eps, "EPS")
+    with pytest.raises(BrokenImageError, match="not an image of a known format"):
+        read(eps)
+
+
+def test_an_image_is_measured_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = saved(Image.new("1", (9000, 8000)), "PNG")
+    assert MAX_PIXELS < 9000 * 8000
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(BrokenImageError, match="9000×8000 pixels, and at most 50,000,000"):
+        PictureReader().read(bomb)
