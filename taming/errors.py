@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["MissingPathError", "UserError", "join_names", "replacing", "writing"]
+__all__ = ["MissingPathError", "UserError", "join_names", "printable", "replacing", "writing"]
 
 
 class UserError(ValueError):
@@ -56,3 +56,8 @@ def join_names(names: Sequence[str], at_most: int = 10, separator: str = ", ") -
     """Joins the first names for a message, and says how many more there are."""
     more = [f"and {len(names) - at_most} more"] if len(names) > at_most else []
     return separator.join([*names[:at_most], *more])
+
+
+def printable(text: str) -> str:
+    """Escapes what would steer a terminal, or cannot be written: names may hold anything."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -19,7 +19,10 @@ log = logging.getLogger("taming")
 
 
 def main(config: DictConfig) -> None:
-    """Encodes the images, and their conditions, into the cache that stage 2 trains from."""
+    """Encodes the images, and their conditions, into the cache that stage 2 trains from.
+
+    One that is there already is checked from end to end.
+    """
     resolved(config)  # missing values first
     check_types(config, ENCODING_TYPES)
     join_processes(config)
@@ -29,6 +32,7 @@ def main(config: DictConfig) -> None:
     images, condition_tokenizer = open_images(config, tokenizer)
     caches = encode(config, tokenizer, condition_tokenizer, images, device)
     for name, cache in zip(("training", "validation"), caches, strict=True):
+        cache.check()
         print(f"{cache.directory}: {describe(cache)} ({name})")
     same = [o for o in HydraConfig.get().overrides.task if not o.startswith("device=")]
     print(

@@ -27,7 +27,7 @@ from taming.cli.mistakes import (
     config_directory,
     explain,
 )
-from taming.errors import UserError, writing
+from taming.errors import UserError, printable, writing
 
 __all__ = ["console", "start"]
 
@@ -37,7 +37,9 @@ def start(name: str) -> None:
 
     A mistake of the user is printed as one line on standard error, with exit status 2.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, and we say what is wrong
     sys.path.append(str(Path.cwd()))  # the user's own modules: Python looks beside the script
@@ -61,6 +63,11 @@ def start(name: str) -> None:
 def console() -> None:
     """Runs the command whose installed name this process was started by: `taming-train-vqgan`."""
     start(Path(sys.argv[0]).stem.removeprefix("taming-").replace("-", "_"))
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _run_job(name: str, config: DictConfig) -> float | None:
@@ -140,7 +147,8 @@ def _exit_with(error: Exception, name: str) -> NoReturn:
     in_worker = re.match(
         r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", message, re.DOTALL
     )
-    print(f"error: {message if in_worker is None else in_worker[1].strip()}", file=sys.stderr)
+    message = message if in_worker is None else in_worker[1].strip()
+    print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from taming.arguments import what_is_wrong
 from taming.errors import UserError
 
 __all__ = ["Condition", "Conditioning", "Prompt", "Unconditional", "conditioning_from_config"]
@@ -167,9 +168,9 @@ def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
     settings = dict(config)
     kind = settings.pop("kind", None)
     kinds = {subclass.kind: subclass for subclass in Conditioning.__subclasses__()}
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise UserError(f"conditioning of kind {kind!r} is not one of {', '.join(kinds)}.")
     try:
         return kinds[kind](**settings)
     except ValueError as error:
-        raise UserError(f"the config of the conditioning {kind!r} is wrong: {error}") from error
+        raise UserError(f"the conditioning {kind!r}: {what_is_wrong(error)}.") from error

@@ -2,8 +2,11 @@
 
 import json
 import logging
+import math
 import os
+import random
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +21,10 @@ from taming.errors import UserError, replacing
 __all__ = ["CacheDescription", "TokenDataset", "TokenGrid", "TokenWriter"]
 
 META_FILE, PROGRESS_FILE = "meta.json", "progress.json"
+FORMAT = 2  # with checksums
 DRAWS_IN_BLOCK = 1024
+BLOCK = 2**24  # bytes under one checksum
+BLOCKS_CHECKED = 64  # of a file when it is opened: 1 GiB, about a second
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +84,7 @@ class CacheDescription:
 
     def plain(self) -> dict[str, Any]:
         """Returns the description as `meta.json` holds it."""
-        return json.loads(json.dumps(asdict(self)))
+        return json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
 
 
 class TokenDataset(Dataset[dict[str, Any]]):
@@ -87,6 +93,9 @@ class TokenDataset(Dataset[dict[str, Any]]):
     `dataset[keys]` is a batch: `indices` int64 `(b h w)`; with conditions, `condition_indices`
     int64 `(b h' w')`; with classes, `labels` int64 `(b,)`. Keys are (index, draw) for one of each
     image's views, chosen by (seed, draw) alone, or indices for the unaugmented ones.
+
+    Opening one checks up to 1 GiB of each file against its checksums, chosen at random; `check` all
+    of it.
 
     Args:
         directory: where the cache is.
@@ -110,14 +119,36 @@ class TokenDataset(Dataset[dict[str, Any]]):
                 name: np.load(directory / f"{name}.npy", "r") for name in description.arrays
             }
             self.replaced_names: list[str] = meta.pop("replaced")
+            self._checksums: dict[str, list[int]] = meta.pop("checksums")
             shapes = {name: (array.dtype, array.shape) for name, array in self.arrays.items()}
             if meta != description.plain() or shapes != description.arrays:
                 raise ValueError("it is of other data than its name says")
         except (OSError, ValueError, EOFError, KeyError) as error:
-            raise UserError(
-                f"the token cache {directory} is damaged ({error}): delete it to make it anew."
-            ) from error
+            raise self._damaged(directory, error) from error
         self.directory, self.description = directory, description
+        self.check(BLOCKS_CHECKED)
+
+    def check(self, num_blocks: int | None = None) -> None:
+        """Compares the files with their checksums: all of each, or so many blocks of 16 MiB.
+
+        Raises:
+            UserError: if the cache is damaged.
+        """
+        for name, array in self.arrays.items():
+            numbers: Sequence[int] = range(num_blocks_of(array))
+            if num_blocks is not None and num_blocks < len(numbers):
+                numbers = random.sample(numbers, num_blocks)
+            known = self._checksums.get(name, [])
+            if len(known) != num_blocks_of(array) or any(
+                checksum(array, number) != known[number] for number in numbers
+            ):
+                raise self._damaged(self.directory, f"{name}.npy has changed")
+
+    @staticmethod
+    def _damaged(directory: Path, why: object) -> UserError:
+        return UserError(
+            f"the token cache {directory} is damaged ({why}): delete it to make it anew."
+        )
 
     def __len__(self) -> int:
         return self.description.num_images
@@ -150,6 +181,17 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def collate(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns a batch as it is."""
         return batch
+
+
+def num_blocks_of(array: np.ndarray) -> int:
+    """Returns how many checksums an array has."""
+    return math.ceil(array.nbytes / BLOCK)
+
+
+def checksum(array: np.ndarray, number: int) -> int:
+    """Returns the CRC-32 of a block of an array."""
+    start = number * BLOCK
+    return zlib.crc32(array.reshape(-1).view(np.uint8)[start : start + BLOCK])
 
 
 class TokenWriter:
@@ -228,7 +270,12 @@ class TokenWriter:
         """Completes the cache and moves it to `directory`."""
         assert self.done == self.description.num_items
         self.record()
-        meta = {**self.description.plain(), "replaced": sorted(self.replaced_names)}
+        checksums = {
+            name: [checksum(array, number) for number in range(num_blocks_of(array))]
+            for name, array in self._arrays.items()
+        }
+        replaced = sorted(self.replaced_names)
+        meta = {**self.description.plain(), "replaced": replaced, "checksums": checksums}
         (self.directory / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
         self.directory.rename(directory)
         (directory / PROGRESS_FILE).unlink()

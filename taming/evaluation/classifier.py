@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Annotated, Any
 
 import torch
@@ -56,12 +56,13 @@ class ImageClassifier(PretrainedModel):
             "num_levels": num_levels,
             "class_names": None if class_names is None else list(class_names),
         }
-        widths = [image_channels, *(base_channels * 2**level for level in range(num_levels))]
         self.levels = nn.ModuleList()
-        for narrow, wide in pairwise(widths):
-            convolution = nn.Conv2d(narrow, wide, 3, padding=1, bias=False)
-            self.levels.append(nn.Sequential(convolution, nn.BatchNorm2d(wide), nn.ReLU()))
-        self.head = nn.Linear(widths[-1] * GRID_SIDE**2, num_classes)
+        width = image_channels
+        for level in range(num_levels):
+            narrow, width = width, base_channels * 2**level
+            convolution = nn.Conv2d(narrow, width, 3, padding=1, bias=False)
+            self.levels.append(nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU()))
+        self.head = nn.Linear(width * GRID_SIDE**2, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1] to logits `(b k)`."""

@@ -17,7 +17,7 @@ from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
 from taming.generation.tokens import TokenGenerator
 from taming.hardware import device_name
 from taming.sequence import to_indices, to_tokens
-from taming.serialization import SavedModel, load_saved_model
+from taming.serialization import SavedModel, load_saved_model, rebuilding
 from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
@@ -186,13 +186,14 @@ class ImageGenerator(TokenGenerator):
             names = ", ".join(sorted(missing))
             raise UserError(f"the generator in {saved.source} is incomplete: it has no {names}.")
         tokenizer = saved.parts.get("tokenizer")
-        return cls(
-            None if tokenizer is None else VQGAN.from_saved(tokenizer),
-            GPT.from_saved(saved.parts["transformer"]),
-            conditioning_from_config(saved.config["conditioning"]),
-            saved.config["grid_size"],
-            condition_tokenizer=load_condition_tokenizer(saved),
-        ).eval()
+        with rebuilding(saved):
+            return cls(
+                None if tokenizer is None else VQGAN.from_saved(tokenizer),
+                GPT.from_saved(saved.parts["transformer"]),
+                conditioning_from_config(saved.config["conditioning"]),
+                saved.config["grid_size"],
+                condition_tokenizer=load_condition_tokenizer(saved),
+            ).eval()
 
     def prepare_sampling(
         self, options: SamplingOptions, dtype: SamplingDtype, num_images: int

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from taming.arguments import construct, what_is_wrong
 from taming.errors import UserError
 from taming.quantizers.finite_scalar import FiniteScalarQuantizer
 from taming.quantizers.gumbel import GumbelQuantizer
@@ -35,9 +36,9 @@ def build_quantizer(config: Mapping[str, Any]) -> Quantizer:
     """
     arguments = dict(config)
     kind = arguments.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"quantizer kind {kind!r} is unknown; known: {', '.join(KINDS)}.")
     try:
-        return KINDS[kind](**arguments)
-    except TypeError as error:
-        raise UserError(f"quantizer {kind!r}: {error}.") from error
+        return construct(KINDS[kind], arguments)
+    except ValueError as error:
+        raise UserError(f"quantizer {kind!r}: {what_is_wrong(error)}.") from error

@@ -8,7 +8,7 @@ from math import prod
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Len
 
 from taming.quantizers.gradient import straight_through
 from taming.quantizers.interface import Quantizer
@@ -30,7 +30,7 @@ class FiniteScalarQuantizer(Quantizer):
 
     advice: ClassVar[str] = "Use fewer or smaller model.quantizer.levels."
 
-    def __init__(self, *, levels: Annotated[Sequence[Annotated[int, Ge(3)]], MinLen(1)]) -> None:
+    def __init__(self, *, levels: Annotated[Sequence[Annotated[int, Ge(3)]], Len(1, 32)]) -> None:
         super().__init__()
         self.codebook_dim = len(levels)
         self.codebook_size = prod(levels)

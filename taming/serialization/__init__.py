@@ -2,7 +2,12 @@
 
 from taming.serialization.foreign import read_foreign_checkpoint
 from taming.serialization.hub import upload
-from taming.serialization.pretrained import PretrainedModel, find_model, load_saved_model
+from taming.serialization.pretrained import (
+    PretrainedModel,
+    find_model,
+    load_saved_model,
+    rebuilding,
+)
 from taming.serialization.saved_model import (
     FORMAT_VERSION,
     SavedModel,
@@ -16,4 +21,4 @@ from taming.serialization.saved_model import (
 __all__ = ["FORMAT_VERSION", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
     "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
-    "save_model_directory", "upload"]  # fmt: skip
+    "rebuilding", "save_model_directory", "upload"]  # fmt: skip

@@ -1,11 +1,19 @@
 """Models that save and load themselves, and the paths and hub names they load from."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
+from taming.arguments import construct, what_is_wrong
 from taming.errors import MissingPathError, UserError
 from taming.serialization.foreign import shown
 from taming.serialization.hub import HUB_PREFIX, download, upload
@@ -17,7 +25,7 @@ from taming.serialization.saved_model import (
     save_model_directory,
 )
 
-__all__ = ["PretrainedModel", "find_model", "load_saved_model"]
+__all__ = ["PretrainedModel", "find_model", "load_saved_model", "rebuilding"]
 
 
 class PretrainedModel(nn.Module):
@@ -43,20 +51,17 @@ class PretrainedModel(nn.Module):
             UserError: if it is of another kind, or config and weights do not fit this program.
         """
         saved.require(cls.kind)
-        try:
+        with rebuilding(saved):
+            with torch.device("meta"), at_most_about(saved.state):
+                cls.from_config(saved.config)
             model = cls.from_config(saved.config)
             model.load_state_dict(saved.state)
-        except (TypeError, ValueError, RuntimeError) as error:
-            why = shown(" ".join(str(error).split()), 300)
-            raise UserError(
-                f"config or weights of the {cls.kind} in {saved.source} are wrong: {why}"
-            ) from error
         return model.eval()
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Makes the model, with random weights, that has this saved config."""
-        return cls(**config)
+        return construct(cls, config)
 
     def save_pretrained(self, directory: str | Path) -> Path:
         """Writes a model directory: config.json, model.safetensors, and a directory for each part.
@@ -108,6 +113,44 @@ class PretrainedModel(nn.Module):
         if saved.kind != cls.kind and cls.part in saved.parts:
             saved = saved.parts[cls.part]
         return saved.require(cls.kind)
+
+
+@contextmanager
+def rebuilding(saved: SavedModel) -> Iterator[None]:
+    """Says in a sentence why a saved model, perhaps a stranger's, cannot be rebuilt."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # odd values lead to anything
+        why = shown(what_is_wrong(error), 300)
+        raise UserError(
+            f"config or weights of the {saved.kind} in {saved.source} are wrong: {why}"
+        ) from error
+
+
+@contextmanager
+def at_most_about(state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Ends the making of modules that come to more than twice the weights of `state`, and tables.
+
+    Raises:
+        ValueError: in their constructors.
+    """
+    num_tensors = 2 * len(state) + 100
+    num_numbers = 2 * sum(tensor.numel() for tensor in state.values()) + 2**24
+
+    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal num_tensors, num_numbers
+        num_tensors -= 1
+        num_numbers -= 0 if tensor is None else tensor.numel()
+        if num_tensors < 0 or num_numbers < 0:
+            raise ValueError("the config is of a much larger model than the weights")
+
+    with (
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ):
+        yield
 
 
 def find_model(path: str | Path) -> Path:

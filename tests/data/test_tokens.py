@@ -94,6 +94,24 @@ def test_a_damaged_cache(tmp_path: Path) -> None:
         file.write_bytes(b"")
 
 
+def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taming.data.tokens.BLOCK", 50)  # bytes, of 144
+    made(tmp_path / "a")
+    file = tmp_path / "a" / "indices.npy"
+    whole = file.read_bytes()
+    for place in range(len(whole) - 144, len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(UserError, match=r"damaged \(indices.npy has changed\): delete it"):
+            TokenDataset(tmp_path / "a", PAIRED)
+    monkeypatch.setattr("taming.data.tokens.BLOCKS_CHECKED", 1)  # of a large file only some
+    monkeypatch.setattr("random.sample", lambda numbers, count: numbers[:count])
+    tokens = TokenDataset(tmp_path / "a", PAIRED)
+    with pytest.raises(UserError, match="has changed"):
+        tokens.check()
+
+
 def test_the_order_of_items_is_view_after_view(tmp_path: Path) -> None:
     writer = TokenWriter(tmp_path / "a", PLAIN)
     whole = [0, 1, 2, 3, *((n % 4, n) for n in range(4, 12))]
