@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch.utils.data import Dataset
 
+from taming.arguments import what_is_wrong
 from taming.errors import UserError, replacing
 
 __all__ = ["CacheDescription", "TokenDataset", "TokenGrid", "TokenWriter"]
@@ -24,6 +26,7 @@ META_FILE, PROGRESS_FILE = "meta.json", "progress.json"
 FORMAT = 2  # with checksums
 DRAWS_IN_BLOCK = 1024
 BLOCK = 2**24  # bytes under one checksum
+FOUND = TypeAdapter(tuple[list[str], dict[str, list[int]]])  # names and checksums in META_FILE
 BLOCKS_CHECKED = 64  # of a file when it is opened: 1 GiB, about a second
 
 log = logging.getLogger(__name__)
@@ -118,13 +121,13 @@ class TokenDataset(Dataset[dict[str, Any]]):
             self.arrays = {
                 name: np.load(directory / f"{name}.npy", "r") for name in description.arrays
             }
-            self.replaced_names: list[str] = meta.pop("replaced")
-            self._checksums: dict[str, list[int]] = meta.pop("checksums")
+            found = meta.pop("replaced"), meta.pop("checksums")
+            self.replaced_names, self._checksums = FOUND.validate_python(found)
             shapes = {name: (array.dtype, array.shape) for name, array in self.arrays.items()}
             if meta != description.plain() or shapes != description.arrays:
                 raise ValueError("it is of other data than its name says")
-        except (OSError, ValueError, EOFError, KeyError) as error:
-            raise self._damaged(directory, error) from error
+        except Exception as error:  # a damaged header makes NumPy raise nearly anything
+            raise self._damaged(directory, what_is_wrong(error)) from error
         self.directory, self.description = directory, description
         self.check(BLOCKS_CHECKED)
 
@@ -145,7 +148,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
                 raise self._damaged(self.directory, f"{name}.npy has changed")
 
     @staticmethod
-    def _damaged(directory: Path, why: object) -> UserError:
+    def _damaged(directory: Path, why: str) -> UserError:
         return UserError(
             f"the token cache {directory} is damaged ({why}): delete it to make it anew."
         )
@@ -223,7 +226,7 @@ class TokenWriter:
                 name: np.lib.format.open_memmap(directory / f"{name}.npy", "r+")
                 for name in description.arrays
             }
-        except (OSError, ValueError, EOFError, KeyError):  # none, or none of any use
+        except Exception:  # there is none, or none of any use
             self.done, self.replaced_names = 0, set()
             self._arrays = self._new_arrays()
         if self.done:

@@ -7,11 +7,28 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic's demand before Python 3.12
 
 from taming.errors import MissingPathError, UserError
 from taming.training.loggers import read_rows
 
 __all__ = ["RunRecord", "Series", "is_run", "read_run"]
+
+class Result(TypedDict, total=False):
+    """What result.json says, in the newest versions all of it; see `TrainingResult`."""
+
+    step: int
+    interrupted: bool
+    exported_step: int
+    metrics: dict[str, float]
+    metrics_step: int | None
+    duration_seconds: FiniteFloat
+    images_per_second: FiniteFloat
+    device: str
+    precision: str
+    versions: dict[str, str]
+
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
 
@@ -33,7 +50,7 @@ class RunRecord:
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Series] = field(default_factory=dict)
-    result: dict[str, Any] = field(default_factory=dict)
+    result: Result = field(default_factory=Result)
     evaluations: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,7 +85,6 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
             f"{path} is no run directory, for it has neither metrics.csv nor config.yaml: give "
             "one that a training has written."
         )
-    config = _read(path / "config.yaml")
     evaluations = {
         str(found.relative_to(path).parent): _read(found)
         for found in sorted(path.rglob("metrics.json"))
@@ -76,11 +92,18 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
     return RunRecord(
         path,
         name or path.resolve().name,
-        config if isinstance(config, dict) else {},
+        _read(path / "config.yaml"),
         _read_metrics(path / "metrics.csv"),
-        _read(path / "result.json"),
+        _read_result(path / "result.json"),
         evaluations,
     )
+
+
+def _read_result(path: Path) -> Result:
+    try:
+        return TypeAdapter(Result).validate_python(_read(path))
+    except ValidationError:
+        return Result()
 
 
 def _read_metrics(path: Path) -> dict[str, Series]:
@@ -97,10 +120,11 @@ def _read_metrics(path: Path) -> dict[str, Series]:
     }
 
 
-def _read(path: Path) -> Any:
-    """Returns what a JSON or YAML file holds; an empty dictionary if it cannot be read."""
+def _read(path: Path) -> dict[str, Any]:
+    """Returns what a JSON or YAML file holds by name; nothing if it cannot be read."""
     try:
         text = path.read_text("utf-8")
-        return (json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)) or {}
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
+    return found if isinstance(found, dict) else {}

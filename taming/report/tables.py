@@ -35,9 +35,9 @@ def overview(runs: Sequence[RunRecord], about: Sequence[dict[str, str]]) -> Tabl
     columns = []
     for run, more in zip(runs, about, strict=True):
         column = {**more, "steps done": shown(run.result.get("step", run.last_step))}
+        result = dict(run.result)
         for key, title in RESULT_ROWS.items():
-            if run.result.get(key) is not None:
-                value = run.result[key]
+            if (value := result.get(key)) is not None:
                 column[title] = duration(value) if key == "duration_seconds" else shown(value)
         for key, title in SHOWN_SETTINGS.items():
             if (value := run.setting(key)) is not None:
@@ -78,8 +78,6 @@ def configurations(runs: Sequence[RunRecord]) -> Section:
 def evaluations(run: RunRecord) -> Iterator[Part]:
     """Yields the numbers of each metrics.json as tables, their contract beside them."""
     for place, numbers in run.evaluations.items():
-        if not isinstance(numbers, dict):
-            continue
         contract = numbers.get("contract")
         side = None
         if isinstance(contract, dict):

@@ -75,9 +75,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", errors="replace") as file:
         whole = (line for line in file if line.endswith("\n") and "\0" not in line)
         rows = list(csv.DictReader(whole))
-    return [
-        row for row in rows if None not in (*row, *row.values()) and row.get("step", "").isdecimal()
-    ]
+    return [row for row in rows if None not in (*row, *row.values()) and _is_whole(row)]
+
+
+def _is_whole(row: dict[str, str]) -> bool:
+    try:
+        [float(text) for text in row.values() if text]
+    except ValueError:
+        return False
+    return row.get("step", "").isdecimal()
 
 
 class TrackedRun(WandbLogger):

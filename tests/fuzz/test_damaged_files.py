@@ -1,0 +1,138 @@
+"""Damaged files are read or refused in a sentence; hours of it: `--hypothesis-profile=long`."""
+
+import json
+import resource
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from readers import READERS
+
+from taming.errors import UserError
+
+MOST_SECONDS, MOST_KIB = 5, 2**20
+ODD = [None, -1, 0, 1.5, "", "x\x1b[2J", [], {}, [1, 2], [[]], True, 10**5, 10**20, float("nan")]
+
+Edit = tuple[Any, ...]
+PLACE = st.floats(0, 1, exclude_max=True)
+EDITS = st.one_of(
+    st.tuples(st.just("flip"), PLACE, st.integers(0, 7)),
+    st.tuples(st.just("set"), PLACE, st.sampled_from(b"\0\xff019/.-{}[]\"'\n")),
+    st.tuples(st.just("cut"), PLACE, PLACE),
+    st.tuples(st.just("double"), PLACE, PLACE),
+    st.tuples(st.just("leaf"), PLACE, st.sampled_from(ODD)),  # of JSON
+)
+# reader, file and edits: what once was a traceback, took for ever, or was used as if it were whole
+CORPUS: list[tuple[str, str, list[Edit]]] = [
+    ("model", "model/config.json", [("key", "grid_size", None)]),
+    ("model", "model/config.json", [("key", "conditioning", {"kind": []})]),
+    ("model", "model/transformer/config.json", [("key", "num_context_ids", 0)]),
+    ("model", "model/transformer/config.json", [("key", "num_layers", 10**6)]),
+    ("model", "model/transformer/config.json", [("key", "context_length", 10**12)]),
+    ("model", "model/tokenizer/config.json", [("key", "base_channels", 3072)]),
+    ("model", "model/tokenizer/config.json", [("key", "channel_multipliers", [])]),
+    ("model", "model/tokenizer/config.json", [("key", "quantizer", {"kind": "vector"})]),
+    ("model", "model/tokenizer/config.json", [("all", '"vqgan"')]),
+    ("tokens", "cache/indices.npy", [("flip", 0.9, 0)]),
+    ("tokens", "cache/meta.json", [("key", "replaced", 5)]),
+    ("tokens", "cache/meta.json", [("key", "checksums", None)]),
+    ("run", "metrics.csv", [("all", "step,a\nx,1\n")]),
+    ("run", "result.json", [("all", "[1]")]),
+    ("samples", "samples.npz", [("cut", 0.1, 0.9)]),
+]
+
+
+@pytest.fixture(scope="module", params=READERS)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A reader's name and its directory of whole files."""
+    directory = tmp_path_factory.mktemp(request.param)
+    READERS[request.param].make(directory)
+    READERS[request.param].read(directory)
+    return request.param, directory
+
+
+@given(data=st.data())
+def test_damage_is_refused_in_a_sentence(whole: tuple[str, Path], data: st.DataObject) -> None:
+    name, directory = whole
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    path = data.draw(st.sampled_from(files))
+    refused_or_read(name, directory, path, data.draw(st.lists(EDITS, min_size=1, max_size=3)))
+
+
+@pytest.mark.parametrize(("name", "file", "edits"), CORPUS)
+def test_what_once_broke(name: str, file: str, edits: list[Edit], tmp_path: Path) -> None:
+    READERS[name].make(tmp_path)
+    refused_or_read(name, tmp_path, tmp_path / file, edits)
+
+
+def refused_or_read(name: str, directory: Path, path: Path, edits: list[Edit]) -> None:
+    """Reads the directory with one file damaged, in little time and memory; then mends it."""
+    content = path.read_bytes()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        damaged = content
+        for edit in edits:
+            damaged = apply(edit, damaged)
+        path.write_bytes(damaged)
+        with suppress(UserError), warnings.catch_warnings(action="ignore"), in_time():
+            READERS[name].read(directory)
+    finally:
+        path.write_bytes(content)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
+
+
+def apply(edit: Edit, content: bytes) -> bytes:
+    kind, *values = edit
+    if kind == "all":
+        return values[0].encode()
+    if kind in ("leaf", "key"):
+        try:
+            tree = [json.loads(content)]
+        except ValueError:
+            return content
+        if kind == "key":
+            tree[0][values[0]] = values[1]
+        else:
+            leaves = list(places(tree))
+            node, key = leaves[int(values[0] * len(leaves))]
+            node[key] = values[1]
+        return json.dumps(tree[0]).encode()
+    place = int(values[0] * len(content))
+    if kind in ("cut", "double"):
+        end = int(values[1] * len(content))
+        return (
+            content[: max(place, end) if kind == "double" else min(place, end)]
+            + (content[max(place, end) if kind == "cut" else min(place, end) :])
+        )
+    changed = bytearray(content)
+    if content:
+        changed[place] = changed[place] ^ (1 << values[1]) if kind == "flip" else values[1]
+    return bytes(changed)
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields all (container, key) of a JSON document."""
+    for key in tree if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from places(tree[key])
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    def over(*_: object) -> None:
+        raise KeyboardInterrupt(f"not done after {MOST_SECONDS} s")
+
+    previous = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
