@@ -6,7 +6,7 @@ from importlib import import_module
 def start(name: str) -> None:
     """Runs `taming.cli.NAME`."""
     try:
-        command = import_module("taming.cli.start")
+        console = import_module("taming.cli").console
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("taming"):
             raise
@@ -15,4 +15,4 @@ def start(name: str) -> None:
             "installed here: run `pip install .`, or use .venv/bin/python. Or an older package of "
             "the same name hides it: run `pip uninstall taming-transformers`."
         ) from None
-    command.start(name)
+    console(name)

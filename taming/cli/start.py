@@ -29,7 +29,7 @@ from taming.cli.mistakes import (
 )
 from taming.errors import UserError, printable, writing
 
-__all__ = ["console", "start"]
+__all__ = ["start"]
 
 
 def start(name: str) -> None:
@@ -55,14 +55,6 @@ def start(name: str) -> None:
         main(partial(_run_job, name))()
     except (UserError, OmegaConfBaseException, HydraException) as error:
         _exit_with(error, name)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
-
-
-def console() -> None:
-    """Runs the command whose installed name this process was started by: `taming-train-vqgan`."""
-    start(Path(sys.argv[0]).stem.removeprefix("taming-").replace("-", "_"))
 
 
 class _PrintableFormatter(logging.Formatter):

@@ -147,7 +147,8 @@ class ImageGenerator(TokenGenerator):
             `(b c H W)` in [-1, 1]; with a tokenizer of label maps logits of the classes.
 
         Raises:
-            UserError: if there is no tokenizer, or the tokens are not its codes.
+            UserError: if there is no tokenizer, the tokens are not its codes, or the images are not
+                finite.
         """
         tokenizer = self.require_tokenizer()
         height, width = self.grid_size if grid_size is None else height_and_width(grid_size)
@@ -159,6 +160,11 @@ class ImageGenerator(TokenGenerator):
         with evaluation_mode(tokenizer):
             decoded = [tokenizer.decode(to_indices(batch, (height, width))) for batch in batches]
         images = torch.cat(decoded)
+        if not images.isfinite().all():
+            raise UserError(
+                "the decoder's images are not finite numbers: the training of its VQGAN diverged "
+                "or its weights are damaged. Use an earlier checkpoint."
+            )
         images = images.to(torch.promote_types(images.dtype, torch.float32))  # for bytes from it
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 

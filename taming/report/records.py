@@ -15,6 +15,7 @@ from taming.training.loggers import read_rows
 
 __all__ = ["RunRecord", "Series", "is_run", "read_run"]
 
+
 class Result(TypedDict, total=False):
     """What result.json says, in the newest versions all of it; see `TrainingResult`."""
 

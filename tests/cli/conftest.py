@@ -9,7 +9,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
 
-from taming.cli.start import start
+from taming.cli import console
 
 FOLDER_OVERRIDES = (
     "data.resolution=16",
@@ -27,7 +27,7 @@ def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:
     patch.setattr(sys, "path", sys.path.copy())
     GlobalHydra.instance().clear()
     try:
-        start(name)
+        console(name)
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         return ended.code

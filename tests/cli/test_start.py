@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig
 from tiny_commands import Outcome, Run, fails, succeeds, without_python_settings
 
+from taming.cli import console
 from taming.cli import start as module
-from taming.cli.start import start
 from taming.errors import UserError
 
 LIGHT = """
@@ -71,7 +71,7 @@ def call(
         monkeypatch.setattr(sys, "path", sys.path.copy())
         status = 0
         try:
-            start(name)
+            console(name)
         except SystemExit as ended:
             status = int(str(ended.code))
         captured = capsys.readouterr()
@@ -177,3 +177,18 @@ def test_a_choice_that_is_given_wins(call: Run) -> None:
         call("train_vqgan", "data.path=x", *overrides, main=lambda c: chosen.append(c.trainer))
     assert [trainer.accelerator for trainer in chosen] == ["cpu", "gpu", "gpu"]
     assert {trainer.max_steps for trainer in chosen} == {200}
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "taming.cli.start":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "taming.cli.start")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        console("sample")
+    assert capsys.readouterr().err == "\ninterrupted\n"

@@ -183,6 +183,10 @@ def test_broken_weights_are_noticed() -> None:
     model.transformer.norm.weight.data[0] = math.nan
     with pytest.raises(UserError, match="NaN"):
         model.sample_tokens(1)
+    tokenizer = model.require_tokenizer()
+    tokenizer.last_layer.data[0] = math.inf
+    with pytest.raises(UserError, match=r"images are not finite .* earlier checkpoint"):
+        model.decode(torch.zeros(1, model.num_tokens, dtype=torch.int64))
 
 
 def test_completion_keeps_rows_and_encodes_a_batch_at_a_time() -> None:
