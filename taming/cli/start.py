@@ -55,6 +55,14 @@ def start(name: str) -> None:
         main(partial(_run_job, name))()
     except (UserError, OmegaConfBaseException, HydraException) as error:
         _exit_with(error, name)
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        _exit_with(
+            f"a process that loads images has died ({str(error).strip(' .')}). If memory was "
+            "short, let fewer load them: data.loader.num_workers=1, or 0 for none.",
+            name,
+        )
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -133,7 +141,7 @@ def _only_run_in(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _exit_with(error: Exception, name: str) -> NoReturn:
+def _exit_with(error: Exception | str, name: str) -> NoReturn:
     message = explain(error, name) if isinstance(error, HydraException) else str(error)
     # an error in a data loader's worker comes with PyTorch's traceback
     in_worker = re.match(

@@ -210,9 +210,9 @@ class TrainingModule(L.LightningModule):
             return
         raise UserError(
             f"{', '.join(broken or ['a gradient'])} became NaN or infinite before step "
-            f"{self.global_step + 1}: the training has diverged and ends here; the checkpoints on "
-            "disk are from before that. Go on from the last one (resume=RUN) with a smaller "
-            "training.optimizer.learning_rate, or with trainer.precision=32-true."
+            f"{self.global_step + 1}: the training has diverged and ends here. Go on from its last "
+            "checkpoint, which is from before that (resume=RUN), or begin anew if there is none "
+            "yet; with a smaller training.optimizer.learning_rate, or trainer.precision=32-true."
         )
 
     # --- checkpoints ----------------------------------------------------------------------------

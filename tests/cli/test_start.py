@@ -163,6 +163,14 @@ def test_a_failed_job_lets_the_others_of_a_sweep_go_on(call: Run) -> None:
     assert [path.name for path in Path("sweep").glob("*/")] == ["1_seed-1"]
 
 
+def test_a_dead_loader_is_a_sentence(call: Run) -> None:
+    def main(config: DictConfig) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    outcome = call("train_vqgan", "data.path=x", main=main)
+    fails(outcome, "has died (DataLoader worker (pid 7) is killed by signal: Killed). If memory")
+
+
 def test_interrupted(call: Run) -> None:
     def main(config: DictConfig) -> None:
         raise KeyboardInterrupt
