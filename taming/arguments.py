@@ -18,13 +18,13 @@ def construct(cls: type[T], arguments: Mapping[str, Any]) -> T:
     """
     made = cls.__new__(cls)
     init: Any = cls.__init__
-    validate_call(init, config=ConfigDict(arbitrary_types_allowed=True))(made, **arguments)
+    validate_call(config=ConfigDict(arbitrary_types_allowed=True))(init)(made, **arguments)
     return made
 
 
 def what_is_wrong(error: Exception) -> str:
     """Returns the message of an error in one line; of pydantic's, each argument and its fault."""
     if not isinstance(error, ValidationError):
-        return " ".join(str(error).split()) or type(error).__name__
+        return " ".join(str(error).split()).rstrip(".") or type(error).__name__
     faults = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-    return "; ".join(f"{name}: {message}" for name, message in faults)
+    return "; ".join(": ".join(filter(None, fault)) for fault in faults)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from unicodedata import category
 
 __all__ = ["MissingPathError", "UserError", "join_names", "printable", "replacing", "writing"]
 
@@ -60,4 +61,6 @@ def join_names(names: Sequence[str], at_most: int = 10, separator: str = ", ") -
 
 def printable(text: str) -> str:
     """Escapes what would steer a terminal, or cannot be written: names may hold anything."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else repr(c)[1:-1] for c in text
+    )

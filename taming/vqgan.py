@@ -73,7 +73,7 @@ class VQGAN(Tokenizer):
             "num_residual_blocks": num_residual_blocks,
             "attention_resolutions": list(attention_resolutions),
             "latent_channels": latent_channels,
-            "dropout": dropout,
+            "dropout": float(dropout),
         }
         self.config: dict[str, Any] = {
             "resolution": list(self.resolution),

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 for variable in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[variable]
+always = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("short", max_examples=60, derandomize=True, database=None, **always)
+settings.register_profile("long", max_examples=20_000, **always)  # hours
+settings.load_profile("short")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "taming"
 STEPS = (
     {
+        "arguments",
         "contexts",
         "errors",
         "hardware",
@@ -96,7 +97,7 @@ def test_imports_run_one_way() -> None:
         ("hydra", {"cli"}),
         ("omegaconf", {"cli"}),
         ("lightning", {"cli", "training", "workflows", "data"}),
-        ("pydantic", {"cli", "conditioning", "generation", "transformer"}),
+        ("pydantic", {"arguments", "cli", "conditioning", "generation", "report", "transformer"}),
         ("wandb", {"training"}),
         ("lpips", {"losses"}),
         ("gradio", {"studio"}),

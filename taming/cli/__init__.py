@@ -9,7 +9,7 @@ __all__ = ["console"]
 def console(name: str | None = None) -> None:
     """Runs a command; if not named, the one this process was started as: `taming-train-vqgan`."""
     try:
-        from taming.cli.start import start  # takes a second, in which Ctrl-C is no traceback
+        from taming.cli.start import start  # slow; in here, so that Ctrl-C gives no traceback
 
         start(name or Path(sys.argv[0]).stem.removeprefix("taming-").replace("-", "_"))
     except KeyboardInterrupt:

@@ -124,7 +124,7 @@ def run_command(script: str, *overrides: str) -> None:
         UserError: if it fails.
     """
     print(f"\n$ {program(script)} {shlex.join(overrides)}", flush=True)
-    start = f"from taming.cli.start import start; start({script!r})"
+    start = f"from taming.cli import console; console({script!r})"
     status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode
     if status != 0:
         raise UserError(f"{script} ended with status {status}; see above.")

@@ -21,7 +21,7 @@ log = logging.getLogger("taming")
 def main(config: DictConfig) -> None:
     """Encodes the images, and their conditions, into the cache that stage 2 trains from.
 
-    One that is there already is checked from end to end.
+    It is checked from end to end.
     """
     resolved(config)  # missing values first
     check_types(config, ENCODING_TYPES)

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,9 +27,14 @@ from taming.cli.mistakes import (
     config_directory,
     explain,
 )
-from taming.errors import UserError, printable, writing
+from taming.errors import UserError, printable
 
 __all__ = ["start"]
+
+# the variables by which launchers number the processes, or machines, of one run
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+log = logging.getLogger("taming")
 
 
 def start(name: str) -> None:
@@ -118,26 +123,26 @@ def _as_if_alone(job: HydraConf) -> Iterator[None]:
 @contextmanager
 def _only_run_in(directory: Path) -> Iterator[None]:
     """Keeps other runs out of a run's directory; the processes of one run count as one."""
-    # slow to import: only where it is used
-    from filelock import FileLock, Timeout
-    from lightning.pytorch.utilities import rank_zero_only
+    from filelock import FileLock, Timeout  # slow to import: only where it is used
 
-    if rank_zero_only.rank != 0:
+    if any(int(os.environ.get(name, 0)) for name in RANKS):
         yield
         return
-    lock = FileLock(directory / ".lock")  # the system opens it again when its holder dies
-    with writing(directory):
-        try:
-            lock.acquire(blocking=False)
-        except Timeout as error:
-            raise UserError(
-                f"another process is training in {directory}: wait until it has ended, or give "
-                "another run_dir."
-            ) from error
+    lock = FileLock(directory / ".lock")  # the system releases it when this process dies
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise UserError(
+            f"another process is training in {directory}: wait until it has ended, or give another "
+            "run_dir."
+        ) from error
+    except (OSError, NotImplementedError) as error:  # some network file systems
+        log.info("note: %s cannot be locked (%s): start no other run there", directory, error)
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
         lock.release()
 
 

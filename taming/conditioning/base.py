@@ -173,4 +173,4 @@ def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
     try:
         return kinds[kind](**settings)
     except ValueError as error:
-        raise UserError(f"the conditioning {kind!r}: {what_is_wrong(error)}.") from error
+        raise UserError(f"the conditioning {kind!r} is wrong: {what_is_wrong(error)}.") from error

@@ -75,7 +75,7 @@ class ZipFiles(FileList):
         try:
             infos = self._archive().infolist()
         except Exception as error:  # a damaged archive makes zipfile raise nearly anything
-            raise UserError(f"{self.path} is not a readable zip archive: {error!r}.") from error
+            raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
         entries = {}  # of several members of one name the last counts
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"

@@ -1,7 +1,7 @@
 """Readers of image files: pictures as 8-bit grey or RGB, label maps as class numbers."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, ClassVar, Literal, Protocol
@@ -33,7 +33,7 @@ File = str | Path | IO[bytes]
 ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
 # Pillow knows more, and starts another program for some of them
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-MAX_PIXELS = 50_000_000  # of an image: its decoding then takes less than 1 GiB
+MAX_PIXELS = 64_000_000  # of an image: its decoding then takes less than 1 GiB
 
 
 class BrokenImageError(UserError):
@@ -228,10 +228,9 @@ def header_size(file: File) -> tuple[int, int]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF in a file whose picture is whole
-        return image
+    with suppress(Exception):  # damaged EXIF in a file whose picture is whole
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _to_eight_bit(image: Image.Image) -> Image.Image:

@@ -4,9 +4,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
+from annotated_types import Ge
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from taming.conditioning import CellClasses, Condition, conditioning_from_config
@@ -23,6 +25,8 @@ from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
 __all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer", "load_model"]
+
+GRID_SIZE = TypeAdapter(tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)]])
 
 log = logging.getLogger("taming")
 
@@ -192,13 +196,17 @@ class ImageGenerator(TokenGenerator):
             names = ", ".join(sorted(missing))
             raise UserError(f"the generator in {saved.source} is incomplete: it has no {names}.")
         tokenizer = saved.parts.get("tokenizer")
+        parts = (
+            None if tokenizer is None else VQGAN.from_saved(tokenizer),
+            GPT.from_saved(saved.parts["transformer"]),
+        )
+        condition_tokenizer = load_condition_tokenizer(saved)
         with rebuilding(saved):
             return cls(
-                None if tokenizer is None else VQGAN.from_saved(tokenizer),
-                GPT.from_saved(saved.parts["transformer"]),
+                *parts,
                 conditioning_from_config(saved.config["conditioning"]),
-                saved.config["grid_size"],
-                condition_tokenizer=load_condition_tokenizer(saved),
+                GRID_SIZE.validate_python(saved.config["grid_size"]),
+                condition_tokenizer=condition_tokenizer,
             ).eval()
 
     def prepare_sampling(

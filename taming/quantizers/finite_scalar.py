@@ -24,8 +24,8 @@ class FiniteScalarQuantizer(Quantizer):
     (appendix A.1 of the paper; the shift is the tanh's exact inverse). There are no losses.
 
     Args:
-        levels: of each channel, 3 or more; the paper's for 1000 codes are 8, 5, 5, 5. Their number
-            is the `codebook_dim`, their product the `codebook_size`.
+        levels: of each of up to 32 channels, 3 or more; the paper's for 1000 codes are 8, 5, 5, 5.
+            Their number is the `codebook_dim`, their product the `codebook_size`.
     """
 
     advice: ClassVar[str] = "Use fewer or smaller model.quantizer.levels."

@@ -37,8 +37,9 @@ def _end(run: RunRecord) -> Iterator[Finding]:
         text = f"The run has not ended: step {run.last_step:,}{of_planned} is the latest."
         yield Finding(text, "note")
         return
-    step, exported = result["step"], result["exported_step"]
-    if result["interrupted"] or step < planned:
+    step = result.get("step", run.last_step)
+    exported = result.get("exported_step", step)
+    if result.get("interrupted") or step < planned:
         yield Finding(f"The training was ended after step {step:,}{of_planned}.", "note")
     if exported < step:
         yield Finding(f"The model is of step {exported:,}, the best; the last is {step:,}.", "note")

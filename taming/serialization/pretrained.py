@@ -1,5 +1,6 @@
 """Models that save and load themselves, and the paths and hub names they load from."""
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,8 +121,6 @@ def rebuilding(saved: SavedModel) -> Iterator[None]:
     """Says in a sentence why a saved model, perhaps a stranger's, cannot be rebuilt."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:  # odd values lead to anything
         why = shown(what_is_wrong(error), 300)
         raise UserError(
@@ -131,16 +130,19 @@ def rebuilding(saved: SavedModel) -> Iterator[None]:
 
 @contextmanager
 def at_most_about(state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Ends the making of modules that come to more than twice the weights of `state`, and tables.
+    """Stops this thread from building a model of much more than twice the numbers in `state`.
 
     Raises:
-        ValueError: in their constructors.
+        ValueError: in the model's constructor.
     """
+    thread = threading.get_ident()
     num_tensors = 2 * len(state) + 100
     num_numbers = 2 * sum(tensor.numel() for tensor in state.values()) + 2**24
 
     def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal num_tensors, num_numbers
+        if threading.get_ident() != thread:  # the hooks are for the whole process
+            return
         num_tensors -= 1
         num_numbers -= 0 if tensor is None else tensor.numel()
         if num_tensors < 0 or num_numbers < 0:
@@ -157,7 +159,7 @@ def find_model(path: str | Path) -> Path:
     """Returns the model directory or checkpoint file that `path` refers to.
 
     In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
-    or, while the run has not ended, `checkpoints/last.ckpt`; `"hf:owner/name"` or
+    or, while the run has not ended, `checkpoints/last.ckpt`, else `best.ckpt`; `"hf:owner/name"` or
     `"hf:owner/name@revision"` for the Hugging Face hub. A path that does not exist is never taken
     for a hub name.
 
@@ -175,7 +177,8 @@ def find_model(path: str | Path) -> Path:
         )
     if path.is_file():
         return path
-    for found in (path, path / "model", path / "checkpoints" / "last.ckpt"):
+    checkpoints = path / "checkpoints"
+    for found in (path, path / "model", checkpoints / "last.ckpt", checkpoints / "best.ckpt"):
         if found.is_file() or (found / CONFIG_FILE).is_file():
             return found
     raise UserError(

@@ -8,6 +8,7 @@ space, and whoever reads a model out of a checkpoint need not know how it was tr
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,8 +112,9 @@ def _write(model: SavedModel, directory: Path) -> None:
         # clones: safetensors refuses tensors that share storage
         state = {name: t.detach().cpu().clone().contiguous() for name, t in model.state.items()}
         try:
-            save_file(state, directory / WEIGHTS_FILE)  # which only its owner may read
-            (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
+            save_file(state, directory / WEIGHTS_FILE)  # readable by its owner only
+            with suppress(OSError):  # some mounts refuse
+                (directory / WEIGHTS_FILE).chmod((directory / CONFIG_FILE).stat().st_mode)
         except SafetensorError as error:  # how safetensors reports a full disk
             raise OSError(f"{directory / WEIGHTS_FILE}: {error}") from error
     for name, part in model.parts.items():
@@ -144,7 +146,7 @@ def _load_config(directory: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(path.read_text())
         kind, version = config.pop("kind"), config.pop("format_version", None)
-    except Exception as error:  # whatever JSON it is, if it is
+    except Exception as error:  # any content, JSON or not
         raise UserError(f"{path} is not the config.json of a model of this project.") from error
     _check_format_version(version, path)
     return kind, config

@@ -212,7 +212,7 @@ class TrainingModule(L.LightningModule):
             f"{', '.join(broken or ['a gradient'])} became NaN or infinite before step "
             f"{self.global_step + 1}: the training has diverged and ends here. Go on from its last "
             "checkpoint, which is from before that (resume=RUN), or begin anew if there is none "
-            "yet; with a smaller training.optimizer.learning_rate, or trainer.precision=32-true."
+            "yet. Use a smaller training.optimizer.learning_rate, or trainer.precision=32-true."
         )
 
     # --- checkpoints ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
-from taming.errors import MissingPathError, UserError
+from taming.errors import MissingPathError, UserError, replacing
 from taming.hardware import device_name
 from taming.serialization import (
     FORMAT_VERSION,
@@ -129,6 +129,11 @@ def train(
         interrupted = _fit(module, data, trainer, resume_from)
         path, result = _result(module, trainer, clock, run_dir, export, interrupted)
         if writes:
+            for old in (
+                run_dir / "model",
+                *run_dir.glob("model.unfinished*"),
+            ):  # of a killed export
+                shutil.rmtree(old, ignore_errors=True)
             _export(path, module, run_dir, result)
             on_export()
     finally:
@@ -237,7 +242,8 @@ def _export(checkpoint: Path, module: Any, run_dir: Path, result: TrainingResult
         else:  # the user's callbacks save none
             saved = module.saved_from(module.state_dict())
         save_model_directory(saved, run_dir / "model")
-        (run_dir / "result.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        with replacing(run_dir / "result.json") as file:  # it says that all is written
+            file.write(json.dumps(asdict(result), indent=2) + "\n")
     except OSError as error:
         raise UserError(
             f"{run_dir / 'model'} could not be written ({error}). The checkpoint {checkpoint} "

@@ -75,10 +75,12 @@ def test_resuming_trains_on(
 def test_a_run_killed_in_its_export_is_exported_by_resuming_it(run: Run, vqgan_run: Path) -> None:
     whole = taming.VQGAN.from_pretrained(vqgan_run).to_saved().fingerprint()
     metrics = json.loads((vqgan_run / "result.json").read_text())["metrics"]
-    for name in ("model/model.safetensors", "result.json"):
+    for name in ("model/config.json", "result.json"):
         (vqgan_run / name).unlink()
+    (vqgan_run / "model.unfinished0").mkdir()
     succeeds(run("train_vqgan", f"resume={vqgan_run}"))
-    assert taming.VQGAN.from_pretrained(vqgan_run).to_saved().fingerprint() == whole
+    assert taming.VQGAN.from_pretrained(vqgan_run / "model").to_saved().fingerprint() == whole
+    assert not (vqgan_run / "model.unfinished0").exists()
     assert json.loads((vqgan_run / "result.json").read_text())["metrics"] == metrics
     again = run("train_vqgan", f"resume={vqgan_run}")
     assert (again.status, "has done 2 steps" in again.err) == (2, True)

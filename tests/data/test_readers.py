@@ -183,5 +183,5 @@ def test_an_image_is_measured_before_it_is_decoded(monkeypatch: pytest.MonkeyPat
     bomb = saved(Image.new("1", (9000, 8000)), "PNG")
     assert MAX_PIXELS < 9000 * 8000
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(BrokenImageError, match="9000×8000 pixels, and at most 50,000,000"):
+    with pytest.raises(BrokenImageError, match="9000×8000 pixels, and at most 64,000,000"):
         PictureReader().read(bomb)

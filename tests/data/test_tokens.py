@@ -106,7 +106,7 @@ def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(UserError, match=r"damaged \(indices.npy has changed\): delete it"):
             TokenDataset(tmp_path / "a", PAIRED)
     monkeypatch.setattr("taming.data.tokens.BLOCKS_CHECKED", 1)  # of a large file only some
-    monkeypatch.setattr("random.sample", lambda numbers, count: numbers[:count])
+    monkeypatch.setattr("random.SystemRandom.sample", lambda self, numbers, count: numbers[:count])
     tokens = TokenDataset(tmp_path / "a", PAIRED)
     with pytest.raises(UserError, match="has changed"):
         tokens.check()

@@ -1,6 +1,7 @@
 """What the program reads, each from a directory of small whole files."""
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from taming.data import (
 )
 from taming.data.samples import open_samples
 from taming.generation import ImageGenerator
+from taming.report.health import findings
 from taming.report.records import read_run
 from taming.report.tables import evaluations, overview
 from taming.serialization import checkpoint_entry, read_foreign_checkpoint
@@ -42,7 +44,7 @@ class Reader(NamedTuple):
 
 def make_images(directory: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-    for suffix in ("png", "jpg", "gif", "bmp", "tif", "webp"):
+    for suffix in ("png", "jpg", "bmp", "tif", "webp"):
         Image.fromarray(pixels).save(directory / f"a.{suffix}")
     Image.fromarray(pixels[..., 0].astype(np.uint16) * 257).save(directory / "sixteen.png")
     exif = Image.Exif()
@@ -62,8 +64,6 @@ def read_images(directory: Path, reader: Any = None) -> None:
 
 
 def make_zip(directory: Path) -> None:
-    import zipfile
-
     inside = directory / "inside"
     inside.mkdir()
     make_images(inside)
@@ -124,7 +124,8 @@ def make_run(directory: Path) -> None:
 def read_run_directory(directory: Path) -> None:
     run = read_run(directory)
     overview([run], [{}])
-    evaluations(run)
+    list(evaluations(run))
+    list(findings(run))
     load_saved_config(directory / "config.yaml")
 
 

@@ -1,11 +1,10 @@
 """Damaged files are read or refused in a sentence; hours of it: `--hypothesis-profile=long`."""
 
 import json
-import resource
 import signal
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from readers import READERS
 
 from taming.errors import UserError
 
-MOST_SECONDS, MOST_KIB = 5, 2**20
+MOST_SECONDS = 20  # a busy machine is slow
 ODD = [None, -1, 0, 1.5, "", "x\x1b[2J", [], {}, [1, 2], [[]], True, 10**5, 10**20, float("nan")]
 
 Edit = tuple[Any, ...]
@@ -68,23 +67,26 @@ def test_damage_is_refused_in_a_sentence(whole: tuple[str, Path], data: st.DataO
 @pytest.mark.parametrize(("name", "file", "edits"), CORPUS)
 def test_what_once_broke(name: str, file: str, edits: list[Edit], tmp_path: Path) -> None:
     READERS[name].make(tmp_path)
-    refused_or_read(name, tmp_path, tmp_path / file, edits)
+    refused = refused_or_read(name, tmp_path, tmp_path / file, edits)
+    assert refused == (name != "run")  # a report leaves out what it cannot read
 
 
-def refused_or_read(name: str, directory: Path, path: Path, edits: list[Edit]) -> None:
-    """Reads the directory with one file damaged, in little time and memory; then mends it."""
+def refused_or_read(name: str, directory: Path, path: Path, edits: list[Edit]) -> bool:
+    """Reads the directory with one file damaged, in little time; then mends it."""
     content = path.read_bytes()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         damaged = content
         for edit in edits:
             damaged = apply(edit, damaged)
         path.write_bytes(damaged)
-        with suppress(UserError), warnings.catch_warnings(action="ignore"), in_time():
+        with warnings.catch_warnings(action="ignore"), in_time():
             READERS[name].read(directory)
+        return False
+    except UserError as error:
+        assert 10 < len(str(error)) < 2000
+        return True
     finally:
         path.write_bytes(content)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB
 
 
 def apply(edit: Edit, content: bytes) -> bytes:
@@ -127,7 +129,7 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def in_time() -> Iterator[None]:
     def over(*_: object) -> None:
-        raise KeyboardInterrupt(f"not done after {MOST_SECONDS} s")
+        pytest.fail(f"not done after {MOST_SECONDS} s")
 
     previous = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from every_kind import CLASS, GreyTokenizer, draw, sampling, tiny
 from scipy.special import chdtri
+from tiny_models import tiny_vqgan
 from torch import nn
 
 import taming
@@ -183,8 +184,9 @@ def test_broken_weights_are_noticed() -> None:
     model.transformer.norm.weight.data[0] = math.nan
     with pytest.raises(UserError, match="NaN"):
         model.sample_tokens(1)
-    tokenizer = model.require_tokenizer()
+    tokenizer = tiny_vqgan()
     tokenizer.last_layer.data[0] = math.inf
+    model = make(tokenizer=tokenizer)
     with pytest.raises(UserError, match=r"images are not finite .* earlier checkpoint"):
         model.decode(torch.zeros(1, model.num_tokens, dtype=torch.int64))
 

@@ -200,7 +200,8 @@ def test_whoever_may_read_the_config_may_read_the_weights(tmp_path: Path) -> Non
 
 def test_a_run_directory_means_its_model_then_its_last_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
+    best = checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
+    assert find_model(run) == best
     last = checkpoint(run / "checkpoints" / "last.ckpt", 1.0)
     assert find_model(run) == last
     assert load_saved_model(run).state["a"][0, 0] == 1.0

@@ -183,7 +183,7 @@ def broken(folder: Path) -> Iterator[tuple[str, Path, str]]:
     yield "postscript", write("eps.png", b"%!PS-Adobe-3.0 EPSF-3.0\n"), picture
     yield "enormous", write("bomb.png", good[:8] + chunk + data), "pixels"
     Image.new("1", (9000, 8000)).save(folder / "large.png")
-    yield "large", folder / "large.png", "9000 × 8000 pixels"
+    yield "large", folder / "large.png", "9000×8000 pixels"
 
 
 def test_bad_uploads_get_a_sentence(client: Client, tmp_path: Path) -> None:
