@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-__all__ = ["construct", "what_is_wrong"]
+__all__ = ["construct", "describe_error"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def construct(cls: type[T], arguments: Mapping[str, Any]) -> T:
     return made
 
 
-def what_is_wrong(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Returns the message of an error in one line; of pydantic's, each argument and its fault."""
     if not isinstance(error, ValidationError):
         return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -63,11 +63,11 @@ def start(name: str) -> None:
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):
             raise
-        _exit_with(
+        died = UserError(
             f"a process that loads images has died ({str(error).strip(' .')}). If memory was "
-            "short, let fewer load them: data.loader.num_workers=1, or 0 for none.",
-            name,
+            "short, let fewer load them: data.loader.num_workers=1, or 0 for none."
         )
+        _exit_with(died, name)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -125,7 +125,7 @@ def _only_run_in(directory: Path) -> Iterator[None]:
     """Keeps other runs out of a run's directory; the processes of one run count as one."""
     from filelock import FileLock, Timeout  # slow to import: only where it is used
 
-    if any(int(os.environ.get(name, 0)) for name in RANKS):
+    if any(os.environ.get(name, "0") != "0" for name in RANKS):
         yield
         return
     lock = FileLock(directory / ".lock")  # the system releases it when this process dies
@@ -146,7 +146,7 @@ def _only_run_in(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _exit_with(error: Exception | str, name: str) -> NoReturn:
+def _exit_with(error: Exception, name: str) -> NoReturn:
     message = explain(error, name) if isinstance(error, HydraException) else str(error)
     # an error in a data loader's worker comes with PyTorch's traceback
     in_worker = re.match(

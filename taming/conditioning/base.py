@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from taming.arguments import what_is_wrong
+from taming.arguments import describe_error
 from taming.errors import UserError
 
 __all__ = ["Condition", "Conditioning", "Prompt", "Unconditional", "conditioning_from_config"]
@@ -173,4 +173,4 @@ def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
     try:
         return kinds[kind](**settings)
     except ValueError as error:
-        raise UserError(f"the conditioning {kind!r} is wrong: {what_is_wrong(error)}.") from error
+        raise UserError(f"the conditioning {kind!r} is wrong: {describe_error(error)}.") from error

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from taming.arguments import construct, what_is_wrong
+from taming.arguments import construct, describe_error
 from taming.errors import UserError
 from taming.quantizers.finite_scalar import FiniteScalarQuantizer
 from taming.quantizers.gumbel import GumbelQuantizer
@@ -41,4 +41,4 @@ def build_quantizer(config: Mapping[str, Any]) -> Quantizer:
     try:
         return construct(KINDS[kind], arguments)
     except ValueError as error:
-        raise UserError(f"quantizer {kind!r}: {what_is_wrong(error)}.") from error
+        raise UserError(f"quantizer {kind!r}: {describe_error(error)}.") from error

@@ -3,35 +3,22 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import yaml
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic's demand before Python 3.12
+from pydantic import TypeAdapter, ValidationError
 
 from taming.errors import MissingPathError, UserError
+from taming.training import TrainingResult
 from taming.training.loggers import read_rows
 
 __all__ = ["RunRecord", "Series", "is_run", "read_run"]
 
 
-class Result(TypedDict, total=False):
-    """What result.json says, in the newest versions all of it; see `TrainingResult`."""
-
-    step: int
-    interrupted: bool
-    exported_step: int
-    metrics: dict[str, float]
-    metrics_step: int | None
-    duration_seconds: FiniteFloat
-    images_per_second: FiniteFloat
-    device: str
-    precision: str
-    versions: dict[str, str]
-
-
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
+HINTS = get_type_hints(TrainingResult, include_extras=True)
+RESULT = {name: TypeAdapter(hint) for name, hint in HINTS.items()}
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class RunRecord:
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Series] = field(default_factory=dict)
-    result: Result = field(default_factory=Result)
+    result: dict[str, Any] = field(default_factory=dict)
     evaluations: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -100,11 +87,13 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
     )
 
 
-def _read_result(path: Path) -> Result:
+def _read_result(path: Path) -> dict[str, Any]:
+    """Returns what a result.json says, in older versions less; nothing if it is damaged."""
+    found = _read(path)
     try:
-        return TypeAdapter(Result).validate_python(_read(path))
+        return {name: RESULT[name].validate_python(found[name]) for name in RESULT if name in found}
     except ValidationError:
-        return Result()
+        return {}
 
 
 def _read_metrics(path: Path) -> dict[str, Series]:

@@ -35,9 +35,8 @@ def overview(runs: Sequence[RunRecord], about: Sequence[dict[str, str]]) -> Tabl
     columns = []
     for run, more in zip(runs, about, strict=True):
         column = {**more, "steps done": shown(run.result.get("step", run.last_step))}
-        result: dict[str, Any] = dict(run.result)
         for key, title in RESULT_ROWS.items():
-            if value := result.get(key):
+            if value := run.result.get(key):
                 column[title] = duration(value) if key == "duration_seconds" else shown(value)
         for key, title in SHOWN_SETTINGS.items():
             if (value := run.setting(key)) is not None:

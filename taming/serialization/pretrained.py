@@ -14,7 +14,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from taming.arguments import construct, what_is_wrong
+from taming.arguments import construct, describe_error
 from taming.errors import MissingPathError, UserError
 from taming.serialization.foreign import shown
 from taming.serialization.hub import HUB_PREFIX, download, upload
@@ -122,7 +122,7 @@ def rebuilding(saved: SavedModel) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # odd values lead to anything
-        why = shown(what_is_wrong(error), 300)
+        why = shown(describe_error(error), 300)
         raise UserError(
             f"config or weights of the {saved.kind} in {saved.source} are wrong: {why}"
         ) from error

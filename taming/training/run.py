@@ -1,14 +1,16 @@
 """One training run: what it checks first, how it is fitted, and what it leaves."""
 
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import lightning as L
+from annotated_types import Ge, Lt
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import WandbLogger
 
@@ -50,8 +52,8 @@ class TrainingResult:
     exported_step: int
     metrics: dict[str, float]
     metrics_step: int | None
-    duration_seconds: float
-    images_per_second: float
+    duration_seconds: Annotated[float, Ge(0), Lt(math.inf)]
+    images_per_second: Annotated[float, Ge(0), Lt(math.inf)]
     device: str
     precision: str
     versions: dict[str, str]
@@ -116,8 +118,7 @@ def train(
 
     def begin(*_: Any) -> None:
         if writes:  # what a resumed run has written is outdated, and in its checkpoint
-            shutil.rmtree(run_dir / "model", ignore_errors=True)
-            (run_dir / "result.json").unlink(missing_ok=True)
+            _remove_export(run_dir)
             on_start()
 
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -129,11 +130,7 @@ def train(
         interrupted = _fit(module, data, trainer, resume_from)
         path, result = _result(module, trainer, clock, run_dir, export, interrupted)
         if writes:
-            for old in (
-                run_dir / "model",
-                *run_dir.glob("model.unfinished*"),
-            ):  # of a killed export
-                shutil.rmtree(old, ignore_errors=True)
+            _remove_export(run_dir)  # where no step was left, what a killed one has written
             _export(path, module, run_dir, result)
             on_export()
     finally:
@@ -232,6 +229,12 @@ def check_monitors(module: TrainingModule, trainer: L.Trainer) -> None:
                 f"{name} takes mode={mode} of {monitor}, of which the best is the {best}: set "
                 f"callbacks.best.mode={best}."
             )
+
+
+def _remove_export(run_dir: Path) -> None:
+    for path in (run_dir / "model", *run_dir.glob("model.unfinished*")):
+        shutil.rmtree(path, ignore_errors=True)
+    (run_dir / "result.json").unlink(missing_ok=True)
 
 
 def _export(checkpoint: Path, module: Any, run_dir: Path, result: TrainingResult) -> None:
