@@ -179,7 +179,11 @@ class ImageDataset(Dataset[dict[str, Any]]):
         sizes = self.images.sizes
         if sizes is None:
             return 0
+        first: dict[tuple[int, int], int] = {}  # image of each size
         for index in self._indices:
-            with naming(self.images.name(int(index))):
-                self.transform.check_size(sizes[index])
-        return sum(self.transform.magnifies(sizes[index]) for index in self._indices)
+            first.setdefault(sizes[index], int(index))
+        for size, index in first.items():
+            with naming(self.images.name(index)):
+                self.transform.check_size(size)
+        magnified = {size for size in first if self.transform.magnifies(size)}
+        return sum(sizes[index] in magnified for index in self._indices)

@@ -1,17 +1,22 @@
 """Image files in a folder, in a zip archive, or a single one, read the same way."""
 
+import hashlib
 import logging
 import os
 import re
 import zipfile
+from array import array
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from pathlib import Path
+from typing import IO, NamedTuple, overload
+
+import numpy as np
 
 from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["FileEntry", "FileList", "natural_key", "open_files"]
+__all__ = ["FileEntry", "FileList", "FileTable", "natural_key", "open_files"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
@@ -24,6 +29,54 @@ class FileEntry(NamedTuple):
     name: str  # path below the folder or in the archive, with forward slashes
     size: int  # bytes
     stamp: int  # changes with the content: modification time in a folder, CRC-32 in an archive
+
+
+class FileTable(Sequence[FileEntry]):
+    """Many files in a few arrays: a million take 100 MB, and loader processes share them.
+
+    Args:
+        entries: of the files.
+    """
+
+    def __init__(self, entries: Iterable[FileEntry]) -> None:
+        names, numbers, length = bytearray(), array("q"), 0
+        for name, size, stamp in entries:
+            names += os.fsencode(name)
+            numbers.extend((length, len(names), size, stamp))
+            length = len(names)
+        self._names = bytes(names)
+        self._numbers = np.array(numbers, dtype=np.int64).reshape(-1, 4)  # start, end, size, stamp
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> FileEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> "FileTable": ...
+    def __getitem__(self, index: int | slice) -> "FileEntry | FileTable":
+        if isinstance(index, slice):
+            return self.take(range(len(self))[index])
+        start, end, size, stamp = self._numbers[index].tolist()
+        return FileEntry(os.fsdecode(self._names[start:end]), size, stamp)
+
+    def take(self, indices: Sequence[int]) -> "FileTable":
+        """Returns these files, in this order."""
+        taken = copy(self)
+        taken._numbers = self._numbers[np.asarray(indices, dtype=np.int64)]
+        return taken
+
+    @property
+    def total_size(self) -> int:
+        """Bytes in all files together."""
+        return int(self._numbers[:, 2].sum())
+
+    def digest(self) -> str:
+        """Returns a digest of names, sizes and stamps, in their order."""
+        found = hashlib.sha256(self._numbers[:, 2:].tobytes())
+        for start, end in self._numbers[:, :2].tolist():
+            found.update(self._names[start:end] + b"\0")
+        return found.hexdigest()
 
 
 class FileList:
@@ -41,14 +94,14 @@ class FileList:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ignored: Counter[str] = Counter()
-        self.entries = sorted(self._find(), key=lambda entry: natural_key(entry.name))
+        found = sorted(self._find(), key=lambda entry: natural_key(entry.name))
+        self.entries = FileTable(found)
 
     def _find(self) -> Iterator[FileEntry]:
         if not self.path.is_dir():
             yield _entry(self.path.name, self.path)
             return
-        for file in _walk(self.path):
-            name = file.relative_to(self.path).as_posix()
+        for name, file in _walk(self.path):
             if self._is_image(name):
                 yield _entry(name, file)
 
@@ -57,10 +110,11 @@ class FileList:
         return (self.path / name if self.path.is_dir() else self.path).open("rb")
 
     def _is_image(self, name: str) -> bool:
-        path = PurePosixPath(name)
-        if any(map(_is_hidden, path.parts)):
+        parts = name.split("/")  # a hundred thousand names: as paths they take much longer
+        if any(map(_is_hidden, parts)):
             return False
-        suffix = path.suffix.lower()
+        _, dot, ending = parts[-1].rpartition(".")
+        suffix = f".{ending.lower()}" if dot else ""
         if suffix not in SUFFIXES:
             self.ignored[suffix or "without suffix"] += 1
         return suffix in SUFFIXES
@@ -71,7 +125,7 @@ class ZipFiles(FileList):
 
     def _find(self) -> Iterator[FileEntry]:
         self._opened: tuple[int, zipfile.ZipFile] | None = None
-        self._members: dict[str, str] = {}  # names in the archive, by entry
+        self._members: dict[str, str] = {}  # names in the archive, where entries have others
         try:
             infos = self._archive().infolist()
         except Exception as error:  # a damaged archive makes zipfile raise nearly anything
@@ -80,13 +134,14 @@ class ZipFiles(FileList):
         for info in infos:
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
             if not name.endswith("/") and self._is_image(name):
-                self._members[name] = info.filename
+                if name != info.filename:
+                    self._members[name] = info.filename
                 entries[name] = FileEntry(name, info.file_size, info.CRC)
         yield from entries.values()
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
-        return self._archive().open(self._members[name])
+        return self._archive().open(self._members.get(name, name))
 
     def _archive(self) -> zipfile.ZipFile:
         # A forked worker must not share the file position with its parent.
@@ -129,7 +184,7 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
     if subfolder is not None:
         start = subfolder.rstrip("/") + "/"
         folders = {entry.name.rpartition("/")[0] for entry in files.entries} - {""}
-        files.entries = [entry for entry in files.entries if entry.name.startswith(start)]
+        files.entries = FileTable(e for e in files.entries if e.name.startswith(start))
         if not files.entries:
             raise UserError(
                 f"{path} holds no images in the folder {start[:-1]}; its folders with images: "
@@ -138,27 +193,36 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
     return files
 
 
-def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+def natural_key(name: str) -> tuple[str, str]:
     """Returns a sort key under which `image10` follows `image9`; ties go by the plain name."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(1, int(p), "") if i % 2 else (0, 0, p) for i, p in enumerate(parts)], name
+    return re.sub("0*([0-9]+)", _with_length, name), name
 
 
-def _entry(name: str, file: Path) -> FileEntry:
-    status = file.stat() if file.exists() else file.lstat()  # a link to nothing cannot be read
+def _with_length(digits: re.Match[str]) -> str:
+    return chr(len(digits[1])) + digits[1]  # longer numbers are larger
+
+
+def _entry(name: str, file: os.DirEntry[str] | Path) -> FileEntry:
+    try:
+        status = file.stat()
+    except OSError:  # a link to nothing cannot be read
+        status = os.lstat(file)
     return FileEntry(name, status.st_size, status.st_mtime_ns)
 
 
-def _walk(folder: Path, parents: frozenset[str] = frozenset()) -> Iterator[Path]:
+def _walk(
+    folder: Path | str, prefix: str = "", parents: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yields the files below a folder, each with its name from there on."""
     real = os.path.realpath(folder)
     if real in parents:  # a link to a folder that contains it
         return
     with os.scandir(folder) as children:
         for child in children:
             if not child.is_dir():
-                yield Path(child.path)
+                yield prefix + child.name, child
             elif not _is_hidden(child.name):
-                yield from _walk(Path(child.path), parents | {real})
+                yield from _walk(child.path, f"{prefix}{child.name}/", parents | {real})
 
 
 def _is_hidden(part: str) -> bool:

@@ -5,17 +5,19 @@ import io
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.pool import ThreadPool
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Literal
 
+import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
 from taming.data.files import FileEntry, natural_key, open_files
 from taming.data.readers import BrokenImageError, Reader, decoding, header_size
-from taming.errors import UserError, join_names
+from taming.errors import UserError, join_names, replacing
 
 __all__ = ["Check", "ImageFolder", "LabelMode", "folder_labels"]
 
@@ -25,6 +27,7 @@ LabelMode = Literal["auto", "folders", "none"]
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 MAX_BYTES = 256 << 20  # of a file, which is read whole
+MANY_FILES = 2_000  # what a check of so many has found is kept
 AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
 
 log = logging.getLogger(__name__)
@@ -92,11 +95,13 @@ class ImageFolder:
     def fingerprint(self) -> str:
         """Returns a digest of the files' names, sizes, stamps and labels, and of their reader."""
         digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())
-        for entry, label in zip(self._entries, self._labels, strict=True):
-            digest.update(repr((*entry, label)).encode(errors="surrogateescape"))
+        digest.update(self._entries.digest().encode())
+        digest.update(repr(self._labels).encode())
         return digest.hexdigest()
 
-    def drop_broken(self, check: Check, first: int | None = None) -> None:
+    def drop_broken(
+        self, check: Check, first: int | None = None, scan_dir: str | Path | None = None
+    ) -> None:
         """Reads every file and leaves the broken ones out; they are counted and named in the log.
 
         A file that turns out to be broken later is replaced and reported by `ImageDataset`.
@@ -106,30 +111,25 @@ class ImageFolder:
                 which a cut-off JPEG passes; `auto` is `full` up to 2 GiB of files and `header`
                 above; `none` does nothing.
             first: keep only this many whole files, the first ones; None for all.
+            scan_dir: directory to keep what was found in thousands of files, for the next time;
+                None: it is not kept.
 
         Raises:
             UserError: if more than `max_broken_fraction` of the files are broken, or all.
         """
         if check == "none":
             return
-        size = sum(entry.size for entry in self._entries)
-        full = check == "full" or (check == "auto" and size <= AUTO_FULL_BYTES)
-        results: list[tuple[int, int] | str] = []
-        whole: list[int] = []
-        # in threads: Pillow decodes outside Python's lock
-        with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-            for result in tqdm(
-                pool.imap(partial(self._size_or_reason, full=full), self._entries, chunksize=16),
-                desc=f"checking {self._files.path.name}",
-                total=len(self._entries),
-                unit="image",
-                delay=1,  # seconds: small sets need no bar
-            ):
-                if not isinstance(result, str):
-                    whole.append(len(results))
-                results.append(result)
-                if len(whole) == first:
-                    break
+        small = self._entries.total_size <= AUTO_FULL_BYTES
+        full = check == "full" or (check == "auto" and small)
+        scan = None
+        if scan_dir is not None and first is None and len(self) >= MANY_FILES:
+            terms = f"{self.reader!r} {full} {self._entries.digest()}".encode()
+            scan = Path(scan_dir).expanduser() / f"{hashlib.sha256(terms).hexdigest()[:16]}.npz"
+        if scan is None or (results := _read_scan(scan)) is None:
+            results = self._check_files(full, first)
+            if scan is not None:
+                _write_scan(scan, results)
+        whole = [i for i, result in enumerate(results) if not isinstance(result, str)]
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
         if self.broken:
             found = f"{self.description}: {len(self.broken)} of {len(results)} images are broken"
@@ -143,9 +143,28 @@ class ImageFolder:
         self.keep(whole)
         self.sizes = [size for size in results if not isinstance(size, str)]
 
+    def _check_files(self, full: bool, first: int | None) -> list[tuple[int, int] | str]:
+        """Returns (height, width) of each file, or what is wrong with it."""
+        results: list[tuple[int, int] | str] = []
+        num_whole = 0
+        # in threads: Pillow decodes outside Python's lock
+        with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
+            for result in tqdm(
+                pool.imap(partial(self._size_or_reason, full=full), self._entries, chunksize=16),
+                desc=f"checking {self._files.path.name}",
+                total=len(self._entries),
+                unit="image",
+                delay=1,  # seconds: small sets need no bar
+            ):
+                results.append(result)
+                num_whole += not isinstance(result, str)
+                if num_whole == first:
+                    break
+        return results
+
     def keep(self, indices: Sequence[int]) -> None:
         """Keeps only these images, in this order."""
-        self._entries = [self._entries[i] for i in indices]
+        self._entries = self._entries.take(indices)
         self._labels = [self._labels[i] for i in indices]
         self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
 
@@ -173,6 +192,28 @@ class ImageFolder:
         return self.reader.read(content, f"{self.description}: {entry.name}")
 
 
+def _read_scan(path: Path) -> list[tuple[int, int] | str] | None:
+    """Returns what an earlier check of the same files has found; None if nothing was kept."""
+    # a damaged one raises nearly anything
+    with suppress(Exception), path.open("rb") as file, np.load(file) as scan:
+        reasons = iter(scan["reasons"].tolist())
+        # equal sizes are one object: a million images have few
+        known: dict[tuple[int, int], tuple[int, int]] = {}
+        sizes = map(tuple, scan["sizes"].tolist())
+        return [known.setdefault(size, size) if all(size) else next(reasons) for size in sizes]
+    return None
+
+
+def _write_scan(path: Path, results: list[tuple[int, int] | str]) -> None:
+    """Keeps what a check has found, where that is possible: it only saves time."""
+    sizes = [(0, 0) if isinstance(result, str) else result for result in results]
+    reasons = [result for result in results if isinstance(result, str)]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, "wb") as file:
+            np.savez_compressed(file, sizes=np.array(sizes, np.int32), reasons=np.array(reasons, dtype=str))
+
+
 def folder_labels(
     names: Sequence[str], mode: LabelMode, source: str, known: Sequence[str] | None = None
 ) -> tuple[list[str], list[int | None]]:
@@ -197,7 +238,7 @@ def folder_labels(
         UserError: if `folders` finds images outside class folders, if the classes look like `train`
             and `val`, or if a class is not a known one.
     """
-    folders = [PurePosixPath(name).parts[:-1] for name in names]
+    folders = [tuple(name.split("/")[:-1]) for name in names]
     no_classes: tuple[list[str], list[int | None]] = [], [None] * len(names)
     if mode == "none" or known == []:
         return no_classes

@@ -53,6 +53,7 @@ class ImageFiles:
         subfolder: take only the images below this folder of `path` and `val_path`; None for all.
         check: how files are checked at the start, see `ImageFolder.drop_broken`.
         max_broken_fraction: broken files are left out; a larger share of them is an error.
+        scan_dir: where the result of a check of thousands of files is kept; None: nowhere.
     """
 
     path: str | Path
@@ -63,6 +64,7 @@ class ImageFiles:
     subfolder: str | None = None
     check: Check = "auto"
     max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
+    scan_dir: str | Path | None = None
 
     def open(self) -> tuple[Part, Part]:
         """Finds the images and checks the files.
@@ -99,7 +101,7 @@ class ImageFiles:
         return images, None
 
     def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
-        images.drop_broken(self.check)
+        images.drop_broken(self.check, scan_dir=self.scan_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +152,8 @@ class PairFiles(ImageFiles):
     def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
         assert conditions is not None
         num_pairs = len(images)
-        images.drop_broken(self.check)
-        conditions.drop_broken(self.check)
+        images.drop_broken(self.check, scan_dir=self.scan_dir)
+        conditions.drop_broken(self.check, scan_dir=self.scan_dir)
         self._pair_up(images, conditions)
         num_broken = num_pairs - len(images)
         if num_broken == num_pairs or num_broken > self.max_broken_fraction * num_pairs:

@@ -265,6 +265,45 @@ def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture)
     assert "x: no classes, for 1 of 3 images lie in no class folder, such as 3.png" in message
 
 
+def test_what_a_check_of_many_files_found_is_kept(
+    make_folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, scan_dir = make_folder({"a": 3, "b": 2}), tmp_path / "scans"
+    cut_off(root / "a/1.png")
+    monkeypatch.setattr("taming.data.image_folder.MANY_FILES", 5)
+    checked: list[str] = []
+    check_file = ImageFolder._size_or_reason
+
+    def counting(self: ImageFolder, entry: Any, full: bool) -> Any:
+        checked.append(entry.name)
+        found = check_file(self, entry, full)
+        return "cut off" if isinstance(found, str) else found  # Pillow says it in several ways
+
+    monkeypatch.setattr(ImageFolder, "_size_or_reason", counting)
+
+    def scanned(check: Any = "full", keep: Path | None = scan_dir) -> tuple[int, Any]:
+        checked.clear()
+        source = ImageFolder(root, PictureReader(), labels="auto", max_broken_fraction=0.5)
+        source.drop_broken(check, scan_dir=keep)
+        return len(checked), (names(source), source.sizes, source.broken)
+
+    first = scanned()
+    assert first[0] == 5
+    assert first[1][2] == [("a/1.png", "cut off")]
+    assert scanned() == (0, first[1])
+    assert scanned("header")[0] == 5  # another check
+    assert scanned(keep=None)[0] == 5
+    scans = list(scan_dir.iterdir())
+    for scan in scans:  # a damaged one counts as none
+        scan.write_bytes(scan.read_bytes()[:-30])
+    assert scanned() == first
+    os.utime(root / "b/0.png", ns=(1, 1))  # another file
+    assert scanned()[0] == 5
+    (root / "b/1.png").unlink()
+    assert scanned() == (4, scanned(keep=None)[1])  # few are not kept
+    assert len(list(scan_dir.iterdir())) == 3
+
+
 def test_natural_order() -> None:
     expected = ["10", "a", "b09", "b9", "b10"]
     assert sorted(["b10", "b9", "a", "10", "b09"], key=natural_key) == expected
