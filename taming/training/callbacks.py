@@ -19,8 +19,20 @@ __all__ = ["Clock", "EndAfterStep", "TrainingInterrupted", "WarmEMA", "average_w
 STEPS_BETWEEN_QUESTIONS = 20  # to all ranks, such as whether to end: each waits for the GPU
 
 
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+]
+
+
 class TrainingInterrupted(Exception):  # noqa: N818
-    """Raised between two steps when the user wants the training to end."""
+    """Raised between two steps when a signal wants the training to end.
+
+    Attributes:
+        signal: which one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
 
 
 def is_asked_after(trainer: L.Trainer, batch_idx: int) -> bool:
@@ -31,32 +43,35 @@ def is_asked_after(trainer: L.Trainer, batch_idx: int) -> bool:
 
 
 class EndAfterStep(L.Callback):
-    """Ends the training between two steps at Ctrl-C, and validates its last step.
+    """Ends the training between two steps at a signal, and validates its last step.
 
-    Lightning ends in the midst of a step at Ctrl-C, and without a validation at `max_steps`.
-    Several processes also end so at SIGTERM: Lightning asks the first one before every batch
-    whether it got that signal, which waits for the GPU.
+    The signals are Ctrl-C's SIGINT, and SIGTERM and SIGUSR1, by which schedulers end a job and warn
+    of its end. Lightning ends in the midst of a step at Ctrl-C, at SIGTERM with the exit status of
+    success, and without a validation at `max_steps`. It also asks the first of several processes
+    before every batch whether it got SIGTERM, which waits for the GPU.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = 0  # the number of the signal
         self._previous: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Installs the handlers."""
-        signals = [signal.SIGINT]
+        self.requested = signal.SIGTERM if trainer.received_sigterm else 0  # while data were loaded
         if trainer.world_size > 1:
-            signals.append(signal.SIGTERM)
             loop: Any = trainer.fit_loop.epoch_loop
             loop._broadcast_sigterm_tensor = lambda: None
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._request) for number in signals}
+            self._previous = {number: signal.signal(number, self._request) for number in SIGNALS}
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:  # the second time: at once
-            raise KeyboardInterrupt
-        self.requested = True
-        print("\nending after this step; once more ends at once", file=sys.stderr)  # noqa: T201
+        if number == self.requested == signal.SIGINT:  # at once, and nothing of half a step is kept
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.requested = number
+        again = "; once more ends at once" if number == signal.SIGINT else ""
+        name = signal.Signals(number).name
+        print(f"\n{name}: ending after this step{again}", file=sys.stderr)  # noqa: T201
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -66,17 +81,18 @@ class EndAfterStep(L.Callback):
             return
         requested = self.requested
         if trainer.world_size > 1:  # all ranks end after the same step
-            requested = trainer.strategy.reduce_boolean_decision(requested, all=False)
+            mine = torch.tensor(requested, device=trainer.strategy.root_device)
+            requested = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if requested:
-            raise TrainingInterrupted
+            raise TrainingInterrupted(requested)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Requests a validation after the last step."""
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Restores the previous signal handlers."""
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restores the previous signal handlers, before Lightning restores those before its own."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
@@ -84,8 +100,8 @@ class EndAfterStep(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Restores the signal handler: Lightning calls `teardown` only after a good end."""
-        self.teardown(trainer, pl_module, "fit")
+        """Restores the previous signal handlers."""
+        self.on_train_end(trainer, pl_module)
 
 
 class Clock(Timer):

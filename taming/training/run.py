@@ -1,8 +1,10 @@
 """One training run: what it checks first, how it is fitted, and what it leaves."""
 
 import json
+import logging
 import math
 import shutil
+import signal
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,6 +30,8 @@ from taming.training.module import TrainingModule
 from taming.versions import versions
 
 __all__ = ["TrainingResult", "check_resume", "train"]
+
+log = logging.getLogger("taming")
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ def train(
     Raises:
         UserError: if a checkpoint is to be chosen by a number that validation does not report, or
             a checkpoint or the model cannot be written.
+        SystemExit: 128 + its number, if a signal other than Ctrl-C's ended it: whoever sends those
+            leaves little time for more than the checkpoint.
     """
     check_monitors(module, trainer)
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -127,8 +133,11 @@ def train(
         callbacks.insert(0, clock)
     callbacks.insert(0, LambdaCallback(on_train_start=begin))
     try:
-        interrupted = _fit(module, data, trainer, resume_from)
-        path, result = _result(module, trainer, clock, run_dir, export, interrupted)
+        ended_by = _fit(module, data, trainer, resume_from)
+        if ended_by is not None and ended_by != signal.SIGINT:
+            log.info("%s: ended at step %d; resume=%s", ended_by.name, trainer.global_step, run_dir)
+            raise SystemExit(128 + ended_by)
+        path, result = _result(module, trainer, clock, run_dir, export, ended_by is not None)
         if writes:
             _remove_export(run_dir)  # where no step was left, what a killed one has written
             _export(path, module, run_dir, result)
@@ -145,18 +154,18 @@ def _fit(
     data: L.LightningDataModule,
     trainer: L.Trainer,
     resume_from: Path | None,
-) -> bool:
-    """Trains until all checkpoints are written; returns whether the user ended it."""
-    interrupted = False
+) -> signal.Signals | None:
+    """Trains until all checkpoints are written; returns the signal that ended it, if one did."""
+    ended_by = None
     with warnings.catch_warnings():
         # Lightning's advice on data loaders does not fit endless ones
         warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
-        except TrainingInterrupted:
-            interrupted = True
+        except TrainingInterrupted as end:
+            ended_by = end.signal
     trainer.strategy.checkpoint_io.teardown()  # FSDP's strategy leaves this out
-    return interrupted
+    return ended_by
 
 
 def _result(

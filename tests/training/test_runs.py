@@ -201,6 +201,15 @@ class Failure(L.Callback):
 
 def run_until(directory: Path, kind: str, end: str, **changes: Any) -> int:
     """Leaves the directory of a run that ended early; returns the step of its checkpoint."""
+    if end.startswith("SIG"):
+        name, _, step_text = end.split()
+        step, number = int(step_text), signal.Signals[name]
+        with pytest.raises(SystemExit) as ended:
+            run_training(directory, *stage(kind), interrupt_at=step, interrupt_by=number, **changes)
+        assert ended.value.code == 128 + number
+        assert signal.getsignal(number) == signal.SIG_DFL
+        assert not (directory / "model").exists()  # there was no time
+        return step
     if end.startswith("Ctrl-C"):
         before, step = signal.getsignal(signal.SIGINT), int(end.split()[-1])
         run = run_training(directory, *stage(kind), interrupt_at=step, **changes)
@@ -223,7 +232,8 @@ def run_until(directory: Path, kind: str, end: str, **changes: Any) -> int:
     ("kind", "end", "settings", "changes"),
     [
         ("vqgan", "Ctrl-C at 4", "plain", {}),  # between validations, in the midst of an epoch
-        ("vqgan", "Ctrl-C at 3", "accumulated", {}),  # after a validation, between reports
+        ("vqgan", "SIGTERM at 3", "accumulated", {}),  # after a validation, between reports
+        ("transformer", "SIGUSR1 at 5", "plain", {}),
         ("vqgan", "killed", "plain", {"save_every": 2}),
         ("transformer", "failed", "accumulated", {}),
         ("transformer", "killed", "plain", {}),
@@ -315,11 +325,18 @@ def test_what_cannot_be_restored_costs_the_run_nothing(tmp_path: Path, finished:
     load_saved_model(tmp_path / "model")
 
 
-def test_ctrl_c_twice_ends_at_once() -> None:
+def test_ctrl_c_twice_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    handlers: list[object] = []
+    monkeypatch.setattr(signal, "signal", lambda *handler: handlers.append(handler))
+    monkeypatch.setattr(signal, "raise_signal", sent.append)
     end = EndAfterStep()
+    end._request(signal.SIGTERM, None)
+    end._request(signal.SIGTERM, None)  # schedulers and launchers send it to the same process
     end._request(signal.SIGINT, None)
-    with pytest.raises(KeyboardInterrupt):
-        end._request(signal.SIGINT, None)
+    assert (sent, end.requested) == ([], signal.SIGINT)
+    end._request(signal.SIGINT, None)
+    assert (sent, handlers) == ([signal.SIGINT], [(signal.SIGINT, signal.SIG_DFL)])
 
 
 def test_what_cannot_be_resumed(tmp_path: Path, finished: Finished) -> None:

@@ -204,15 +204,15 @@ def backward(
 
 
 class Recorder(Logger):
-    """A logger that keeps everything, and interrupts the run at a report if wanted."""
+    """A logger that keeps everything, and sends the run a signal at a report if wanted."""
 
     name = "recorder"
     version = ""
 
-    def __init__(self, interrupt_at: int | None = None) -> None:
+    def __init__(self, interrupt_at: int | None = None, interrupt_by: int = signal.SIGINT) -> None:
         super().__init__()
         self.rows: list[tuple[int, dict[str, float]]] = []
-        self.interrupt_at = interrupt_at
+        self.interrupt_at, self.interrupt_by = interrupt_at, interrupt_by
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -222,7 +222,7 @@ class Recorder(Logger):
         self.rows.append((int(step), dict(metrics)))
         if step == self.interrupt_at:
             self.interrupt_at = None
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.interrupt_by)
 
     def column(self, name: str) -> list[tuple[int, float]]:
         return [(step, row[name]) for step, row in self.rows if name in row]
@@ -244,6 +244,7 @@ def run_training(
     resume: bool = False,
     export: Any = "last",
     interrupt_at: int | None = None,
+    interrupt_by: int = signal.SIGINT,
     save_every: int = 100,
     monitor: str | None = None,
     ema_decay: float | None = 0.9,
@@ -259,7 +260,7 @@ def run_training(
     monitor = monitor or ("val/reconstruction_loss" if stage_1 else "val/loss")
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
     average = average_weights(ema_decay)
-    recorder = Recorder(interrupt_at)
+    recorder = Recorder(interrupt_at, interrupt_by)
     settings: dict[str, Any] = {
         "max_steps": MAX_STEPS,
         "max_epochs": -1,
