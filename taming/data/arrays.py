@@ -50,7 +50,7 @@ class ImageArray:
     def __len__(self) -> int:
         return len(self._images)
 
-    def load(self, index: int) -> Image.Image:
+    def load(self, index: int, least_side: int | None = None) -> Image.Image:
         """Returns an image, mode `L` or `RGB`."""
         mode = "L" if self.reader.channels == 1 else "RGB"
         return Image.fromarray(self._images[index]).convert(mode)

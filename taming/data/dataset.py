@@ -36,8 +36,11 @@ class ImageList(Protocol):
 
     def __len__(self) -> int: ...
 
-    def load(self, index: int) -> Image.Image:
-        """Decodes an image; raises `BrokenImageError`."""
+    def load(self, index: int, least_side: int | None = None) -> Image.Image:
+        """Decodes an image; raises `BrokenImageError`.
+
+        It may be smaller than in its file, but no side smaller than `least_side`, if that is given.
+        """
 
     def label(self, index: int) -> int | None:
         """Returns the class of an image, without loading it; None without classes."""
@@ -104,7 +107,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         index, draw = key if isinstance(key, tuple) else (key, None)
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
-        image, condition, index = self._load(index)
+        least_side = None if rng is None else self.transform.least_side
+        image, condition, index = self._load(index, least_side)
         item: dict[str, Any] = {}
         with naming(self.name(index)):
             if condition is None or self.conditions is None:
@@ -142,7 +146,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
         digest.update(repr(self.transform).encode())
         return digest.hexdigest()
 
-    def _load(self, index: int) -> tuple[Image.Image, Image.Image | None, int]:
+    def _load(
+        self, index: int, least_side: int | None
+    ) -> tuple[Image.Image, Image.Image | None, int]:
         """Loads an item's image and condition, or another item's if that one is broken."""
         for candidate in self._with_stand_ins(index):
             if self._replaced[candidate]:
@@ -150,7 +156,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
             number = int(self._indices[candidate])
             try:
                 condition = None if self.conditions is None else self.conditions.load(number)
-                return self.images.load(number), condition, candidate
+                return self.images.load(number, least_side), condition, candidate
             except BrokenImageError as error:
                 self._note_broken(candidate, error)
         raise UserError(f"{self.images.description}: none of its {len(self)} images can be loaded.")

@@ -15,16 +15,14 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from taming.data.files import FileEntry, natural_key, open_files
+from taming.data.files import FileEntry, open_files
+from taming.data.labels import find_labels
 from taming.data.readers import BrokenImageError, Reader, decoding, header_size
 from taming.errors import UserError, join_names, replacing
 
-__all__ = ["Check", "ImageFolder", "LabelMode", "folder_labels"]
+__all__ = ["Check", "ImageFolder"]
 
 Check = Literal["auto", "full", "header", "none"]
-LabelMode = Literal["auto", "folders", "none"]
-
-SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 MAX_BYTES = 256 << 20  # of a file, which is read whole
 MANY_FILES = 2_000  # what a check of so many has found is kept
@@ -60,7 +58,7 @@ class ImageFolder:
         path: str | Path,
         reader: Reader,
         *,
-        labels: LabelMode = "none",
+        labels: str = "none",
         known_classes: Sequence[str] | None = None,
         subfolder: str | None = None,
         max_broken_fraction: float = 1.0,
@@ -73,16 +71,14 @@ class ImageFolder:
         self.broken: list[tuple[str, str]] = []
         self.sizes: list[tuple[int, int]] | None = None
         names = [entry.name for entry in self._entries]
-        self.class_names, self._labels = folder_labels(
-            names, labels, self.description, known_classes
-        )
+        self.class_names, self._labels = find_labels(self._files, names, labels, known_classes)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def load(self, index: int) -> Image.Image:
-        """Decodes an image; raises `BrokenImageError`."""
-        return self._decode(self._entries[index])
+    def load(self, index: int, least_side: int | None = None) -> Image.Image:
+        """Decodes an image, see `ImageList.load`; raises `BrokenImageError`."""
+        return self._decode(self._entries[index], least_side)
 
     def label(self, index: int) -> int | None:
         """Returns the class of an image, without reading it."""
@@ -146,6 +142,7 @@ class ImageFolder:
     def _check_files(self, full: bool, first: int | None) -> list[tuple[int, int] | str]:
         """Returns (height, width) of each file, or what is wrong with it."""
         results: list[tuple[int, int] | str] = []
+        known: dict[tuple[int, int] | str, tuple[int, int] | str] = {}  # equal ones once
         num_whole = 0
         # in threads: Pillow decodes outside Python's lock
         with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
@@ -156,7 +153,7 @@ class ImageFolder:
                 unit="image",
                 delay=1,  # seconds: small sets need no bar
             ):
-                results.append(result)
+                results.append(known.setdefault(result, result))
                 num_whole += not isinstance(result, str)
                 if num_whole == first:
                     break
@@ -186,10 +183,10 @@ class ImageFolder:
         return self._files.open(entry.name)
 
     @decoding()
-    def _decode(self, entry: FileEntry) -> Image.Image:
+    def _decode(self, entry: FileEntry, least_side: int | None = None) -> Image.Image:
         with self._open(entry) as file:
             content = io.BytesIO(file.read())
-        return self.reader.read(content, f"{self.description}: {entry.name}")
+        return self.reader.read(content, f"{self.description}: {entry.name}", least_side)
 
 
 def _read_scan(path: Path) -> list[tuple[int, int] | str] | None:
@@ -211,80 +208,6 @@ def _write_scan(path: Path, results: list[tuple[int, int] | str]) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, "wb") as file:
-            np.savez_compressed(file, sizes=np.array(sizes, np.int32), reasons=np.array(reasons, dtype=str))
-
-
-def folder_labels(
-    names: Sequence[str], mode: LabelMode, source: str, known: Sequence[str] | None = None
-) -> tuple[list[str], list[int | None]]:
-    """Derives classes from folder names.
-
-    The folders at the first level where the paths differ are the classes, so that
-    `photos/cat/1.jpg`, `photos/dog/2.jpg` and the same without `photos/` give `cat` and `dog`.
-    Folders inside a class folder belong to it.
-
-    Args:
-        names: paths relative to the data's root, with forward slashes.
-        mode: `auto` takes classes if every image lies in a class folder, and there are two or more;
-            `folders` insists on it (one is enough); `none` takes none.
-        source: the data's root, for messages.
-        known: classes of the training data, which these must be among; None to find them. If
-            empty, there are no classes.
-
-    Returns:
-        Class names in natural order, empty if there are none; the label of each image, or None.
-
-    Raises:
-        UserError: if `folders` finds images outside class folders, if the classes look like `train`
-            and `val`, or if a class is not a known one.
-    """
-    folders = [tuple(name.split("/")[:-1]) for name in names]
-    no_classes: tuple[list[str], list[int | None]] = [], [None] * len(names)
-    if mode == "none" or known == []:
-        return no_classes
-    if known:
-        return list(known), _known_labels(folders, known, source)
-    level = _class_level(folders, one_is_enough=mode == "folders")
-    stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
-    if stray:
-        found = f"{len(stray)} of {len(names)} images lie in no class folder, such as {stray[0]}"
-        if mode == "folders":
-            raise UserError(f"{source}: {found}. Move them, or set labels=none.")
-        if len(stray) < len(names):
-            log.info("note: %s: no classes, for %s: move them away", source, found)
-        return no_classes
-    classes = sorted({parts[level] for parts in folders}, key=natural_key)
-    if {name.lower() for name in classes} <= SPLIT_NAMES:
-        raise UserError(
-            f"{source}: the folders {', '.join(classes)} look like a split, not like classes. "
-            "Give one of them as data.path and another as data.val_path, or set labels=none."
-        )
-    number = {name: i for i, name in enumerate(classes)}
-    return classes, [number[parts[level]] for parts in folders]
-
-
-def _known_labels(
-    folders: Sequence[tuple[str, ...]], known: Sequence[str], source: str
-) -> list[int | None]:
-    number = {name: i for i, name in enumerate(known)}
-    for level in range(min(map(len, folders))):
-        if all(parts[level] in number for parts in folders):
-            return [number[parts[level]] for parts in folders]
-    level = _class_level(folders, one_is_enough=True)
-    found = {parts[level] if len(parts) > level else "no folder" for parts in folders}
-    unknown = join_names(sorted(found - set(known), key=natural_key))
-    raise UserError(
-        f"{source}: {unknown} is not a class of the "
-        f"training data, which has {join_names(list(known))}. Every validation image must lie in a "
-        "folder named like one; or set labels=none."
-    )
-
-
-def _class_level(folders: Sequence[tuple[str, ...]], one_is_enough: bool) -> int:
-    """Counts the leading folders all paths share; one may be left as the only class."""
-    first, last = min(folders), max(folders)
-    level = 0
-    while level < min(len(first), len(last)) and first[level] == last[level]:
-        level += 1
-    everything_in_one = level > 0 and any(len(parts) == level for parts in folders)
-    return level - 1 if one_is_enough and everything_in_one else level
+            np.savez_compressed(
+                file, sizes=np.array(sizes, np.int32), reasons=np.array(reasons, dtype=str)
+            )

@@ -51,8 +51,11 @@ class Reader(Protocol):
     def label_maps(self) -> bool:
         """Whether pixel values are class numbers."""
 
-    def read(self, file: File, name: str) -> Image.Image:
-        """Decodes a file; `name` is what an error calls it. Raises `BrokenImageError`."""
+    def read(self, file: File, name: str, least_side: int | None = None) -> Image.Image:
+        """Decodes a file; `name` is what an error calls it. Raises `BrokenImageError`.
+
+        A picture may be made smaller, but no side smaller than `least_side`, if that is given.
+        """
 
     def tensor(self, image: Image.Image) -> torch.Tensor:
         """Turns an image of this kind into float32 `(c H W)`."""
@@ -108,9 +111,17 @@ class PictureReader:
         return "grey" if self.channels == 1 else "RGB"
 
     @decoding()
-    def read(self, file: File, name: str = "the image") -> Image.Image:
-        """Decodes a file to mode `L` or `RGB`; raises `BrokenImageError`."""
+    def read(
+        self, file: File, name: str = "the image", least_side: int | None = None
+    ) -> Image.Image:
+        """Decodes a file to mode `L` or `RGB`; raises `BrokenImageError`.
+
+        A JPEG of which no side becomes smaller than `least_side` is decoded at a half, a quarter or
+        an eighth of its size, which is several times as fast.
+        """
         with open_image(file) as opened:
+            if least_side is not None:
+                opened.draft(None, (least_side, least_side))
             opened.load()
             image = _to_eight_bit(_upright(opened))
             if image.has_transparency_data:
@@ -162,8 +173,8 @@ class LabelMapReader:
         return self.num_classes
 
     @decoding()
-    def read(self, file: File, name: str) -> Image.Image:
-        """Decodes a file to class numbers, an image of mode `P`.
+    def read(self, file: File, name: str, least_side: int | None = None) -> Image.Image:
+        """Decodes a file to class numbers, an image of mode `P`, always at its own size.
 
         Raises:
             BrokenImageError: if it cannot be decoded completely.

@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Gt, Le, Lt
 
 from taming.data.dataset import Part, naming
-from taming.data.image_folder import Check, ImageFolder, LabelMode
+from taming.data.image_folder import Check, ImageFolder
 from taming.data.readers import Reader
 from taming.data.transforms import check_same_shape
 from taming.errors import UserError, join_names
@@ -49,7 +49,7 @@ class ImageFiles:
         val_path: the same for validation images, which must not be in `path`; None to hold some of
             `path` out.
         val_fraction: share to hold out, see `held_out_split`.
-        labels: whether folders are classes, see `taming.data.image_folder.folder_labels`.
+        labels: where classes come from, see `taming.data.labels.find_labels`.
         subfolder: take only the images below this folder of `path` and `val_path`; None for all.
         check: how files are checked at the start, see `ImageFolder.drop_broken`.
         max_broken_fraction: broken files are left out; a larger share of them is an error.
@@ -60,7 +60,7 @@ class ImageFiles:
     reader: Reader
     val_path: str | Path | None = None
     val_fraction: Fraction = 0.05
-    labels: LabelMode = "auto"
+    labels: str = "auto"
     subfolder: str | None = None
     check: Check = "auto"
     max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
@@ -119,7 +119,7 @@ class PairFiles(ImageFiles):
     """
 
     condition_reader: Reader
-    labels: LabelMode = "none"
+    labels: str = "none"
     subfolder: str | None = "image"
     condition_folder: str = "label"
 

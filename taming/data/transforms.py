@@ -1,5 +1,6 @@
 """Images of any size resized, cropped and augmented to one size."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, cast
 
@@ -17,6 +18,8 @@ Pixels = Annotated[int, Ge(1)]
 Resolution = Pixels | tuple[Pixels, Pixels]
 Share = Annotated[float, Gt(0), Le(1)]
 Window = tuple[float, float, float, float]  # (left, top, right, bottom) in pixels
+
+DRAFT_SCALE = 2  # times the result: the filter then hides how a JPEG was made smaller
 
 
 class View(NamedTuple):
@@ -61,6 +64,8 @@ class ImageTransform:
         random_shift: pixels; for pictures without conditions only, like `pad`.
         pad: pixels.
         condition_resolution: pixels of a condition, of the same shape; None for `resolution`.
+        draft: whether training decodes JPEGs at a half, a quarter or an eighth of their size where
+            every window still has twice the result's pixels along each side.
 
     Raises:
         UserError: for values that make no sense together.
@@ -74,6 +79,7 @@ class ImageTransform:
     random_shift: Annotated[int, Ge(0)] = 0
     pad: Annotated[int, Ge(0)] = 0
     condition_resolution: Resolution | None = None
+    draft: bool = False
 
     def __post_init__(self) -> None:
         # as tuples of two: token caches are found by the repr
@@ -107,6 +113,13 @@ class ImageTransform:
     def condition_size(self) -> tuple[int, int]:
         """(height, width) of a condition in pixels."""
         return cast(tuple[int, int], self.condition_resolution or self.resolution)
+
+    @property
+    def least_side(self) -> int | None:
+        """Pixels that each side of an image must have for `draft`; None if it must be whole."""
+        if not self.draft or self.pad or self.resize not in ("shorter_side", "stretch"):
+            return None
+        return math.ceil(DRAFT_SCALE * max(self.size) / self.crop_scale[0])
 
     @property
     def augments(self) -> bool:

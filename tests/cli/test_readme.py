@@ -22,10 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [
     README,
-    *(
-        ROOT / "docs" / f"{n}.md"
-        for n in ("training", "report", "settings", "sampling", "evaluation", "imports", "speed")
-    ),
+    *(ROOT / "docs" / f"{n}.md" for n in ("training", "report", "data", "settings", "sampling")),
+    *(ROOT / "docs" / f"{n}.md" for n in ("evaluation", "imports", "speed")),
 ]
 # run by .ci/run, tests/benchmarks or test_several_processes.py, or no command of ours
 ELSEWHERE = {
@@ -53,6 +51,9 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
     torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
     write_compvis_checkpoint(tmp_path)
     write_pairs(tmp_path / "my_scenes", 8)
+    names = [path.relative_to(images).as_posix() for path in images.rglob("*.png")]
+    rows = ["file_name,label", *(f"{name},{i % 2}" for i, name in enumerate(names))]
+    (images / "labels.csv").write_text("\n".join(rows))
     seen = set()
     for command in commands():
         python, script, *arguments = shlex.split(command)

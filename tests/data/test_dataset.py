@@ -1,10 +1,13 @@
 import logging
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 from tiny_data import zipped
 from torch.utils.data import DataLoader
 
@@ -117,3 +120,38 @@ def test_sizes_that_do_not_suit_are_an_error_at_once(make_folder: Any) -> None:
         dataset(root, "full", cut)
     assert dataset(root, "full").num_magnified == 3
     assert dataset(make_folder({"": 3}, "large"), "header").num_magnified == 0
+
+
+def test_training_decodes_large_photos_smaller(tmp_path: Path) -> None:
+    wave = np.sin(np.linspace(0, 20, 400))[None] * np.cos(np.linspace(0, 12, 320))[:, None]
+    picture = Image.fromarray(np.uint8(127 + 120 * wave)).convert("RGB")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    picture.save(tmp_path / "a.jpg", exif=exif, quality=95)
+    picture.save(tmp_path / "b.png")
+    source = ImageFolder(tmp_path, PictureReader())
+    whole, draft = source.load(0), source.load(0, 160)
+    assert (whole.size, draft.size) == ((320, 400), (160, 200))
+    assert source.load(0, 161).size == (320, 400)
+    assert source.load(1, 40).size == (400, 320)
+
+    loaded = []
+
+    def load(*arguments: Any) -> Image.Image:
+        loaded.append(ImageFolder.load(source, *arguments))
+        return loaded[-1]
+
+    source.load = load  # type: ignore[method-assign]
+    # the windows of the first are a quarter of the image at least: 2 · 20 pixels of 160
+    for resize, resolution in (("shorter_side", 20), ("shorter_side", 21), ("none", 20)):
+        changes = {"resize": resize, "resolution": resolution, "crop_scale": (0.25, 1.0)}
+        one, other = (
+            ImageDataset(Part(source), replace(AUGMENTED, draft=draft, **changes), seed=0)
+            for draft in (True, False)
+        )
+        for key in (0, (0, 1), (0, 2)):
+            assert (one[key]["images"] - other[key]["images"]).abs().mean() < 0.03
+    small, large = (160, 200), (320, 400)
+    assert [image.size for image in loaded] == [large, large, small, large, small, large] + 12 * [
+        large
+    ]

@@ -11,7 +11,6 @@ from tiny_data import zipped
 
 from taming.data import ImageFolder, PictureReader
 from taming.data.files import natural_key
-from taming.data.image_folder import folder_labels
 from taming.errors import MissingPathError, UserError
 
 
@@ -222,47 +221,6 @@ def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -
     in_zip = opened(zipped(root)).fingerprint()
     Image.new("RGB", (24, 24)).save(root / "dog" / "1.png")
     assert opened(zipped(root)).fingerprint() != in_zip
-
-
-@pytest.mark.parametrize(
-    ("files", "mode", "known", "expected"),
-    [
-        ("10/a.png 9/b.png 9/deeper/c.png", "auto", None, (["9", "10"], [1, 0, 0])),
-        ("photos/cat/1.png photos/dog/1.png", "auto", None, (["cat", "dog"], [0, 1])),
-        ("1.png 2.png", "auto", None, ([], [None, None])),
-        ("a/1.png 2.png", "auto", None, ([], [None, None])),
-        ("a/1.png a/2.png", "auto", None, ([], [None, None])),
-        ("a/1.png a/2.png", "folders", None, (["a"], [0, 0])),
-        ("dog/1.png", "auto", ["cat", "dog"], (["cat", "dog"], [1])),
-        ("v/dog/1.png v/cat/2.png", "auto", ["cat", "dog", "emu"], (["cat", "dog", "emu"], [1, 0])),
-        ("dog/1.png", "auto", [], ([], [None])),
-    ],
-)
-def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) -> None:
-    assert folder_labels(files.split(), mode, "x", known) == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "mode", "known", "message"),
-    [
-        ("a/1.png 2.png", "folders", None, r"x: 1 of 2 .*such as 2\.png"),
-        ("train/cat/1.png val/cat/2.png", "auto", None, "train, val look like a split.*val_path"),
-        ("dog/1.png fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class of the training"),
-        ("fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class"),
-        ("1.png", "auto", ["cat", "dog"], "no folder is not a class"),
-    ],
-)
-def test_folders_that_are_no_classes(files: str, mode: Any, known: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        folder_labels(files.split(), mode, "x", known)
-
-
-def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        folder_labels(["1.png", "2.png"], "auto", "x")
-        folder_labels(["cat/1.png", "dog/2.png", "3.png"], "auto", "x")
-    (message,) = caplog.messages
-    assert "x: no classes, for 1 of 3 images lie in no class folder, such as 3.png" in message
 
 
 def test_what_a_check_of_many_files_found_is_kept(

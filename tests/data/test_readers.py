@@ -158,7 +158,7 @@ def test_the_repr_that_token_caches_are_found_by() -> None:
     whole = ImageTransform(resolution=16, resize="stretch", crop="none")
     assert repr(whole) == (
         "ImageTransform(resolution=(16, 16), resize='stretch', crop='none', crop_scale=(1.0, 1.0), "
-        "horizontal_flip=False, random_shift=0, pad=0, condition_resolution=None)"
+        "horizontal_flip=False, random_shift=0, pad=0, condition_resolution=None, draft=False)"
     )
     crops = ImageTransform(
         resolution=[12, 16], resize="shorter_side", crop="random", crop_scale=[0.5, 1],
@@ -167,7 +167,7 @@ def test_the_repr_that_token_caches_are_found_by() -> None:
     assert repr(crops) == (
         "ImageTransform(resolution=(12, 16), resize='shorter_side', crop='random', "
         "crop_scale=(0.5, 1), horizontal_flip=False, random_shift=0, pad=0, "
-        "condition_resolution=(6, 8))"
+        "condition_resolution=(6, 8), draft=False)"
     )
 
 

@@ -1,0 +1,175 @@
+"""The classes of images in files, by their folders or by a table."""
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from taming.data.files import FileList, natural_key
+from taming.errors import MissingPathError, UserError, join_names
+
+__all__ = ["find_labels", "folder_labels"]
+
+SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
+Labels = tuple[list[str], list[int | None]]  # class names; the number of each image's class
+
+log = logging.getLogger(__name__)
+
+
+def find_labels(
+    files: FileList, names: Sequence[str], labels: str, known: Sequence[str] | None = None
+) -> Labels:
+    """Returns the class names and the label of each image.
+
+    Args:
+        files: what the images are part of.
+        names: the images' names among them.
+        labels: `auto`, `folders` or `none`, see `folder_labels`, or a table: a `.csv` with columns
+            `file_name` and `label`, or a `.json`, `{"a/1.png": "cat", ...}` or, as StyleGAN writes
+            it, `{"labels": [["a/1.png", 0], ...]}`. It is looked for beside the images first, then
+            from the working directory.
+        known: classes of the training data, which these must be among; None to find them.
+
+    Raises:
+        MissingPathError: if there is no such table.
+        UserError: if it cannot be read or lacks an image, or a class is not a known one.
+    """
+    source = str(files.path)
+    if labels in ("auto", "folders", "none"):
+        return folder_labels(names, labels, source, known)
+    with _open_table(files, labels) as file:
+        table = _read_table(file.read(), labels)
+    missing = [name for name in names if name not in table]
+    if missing:
+        example = next(iter(table), "nothing")
+        raise UserError(
+            f"{source}: {len(missing)} of {len(names)} images are not in {labels}, such as "
+            f"{missing[0]}: add them (it names images from {source} on, and has {example})."
+        )
+    found = [table[name] for name in names]
+    classes = sorted(set(found), key=natural_key) if known is None else list(known)
+    if unknown := sorted(set(found) - set(classes), key=natural_key):
+        raise UserError(
+            f"{source}: {join_names(unknown)} in {labels} is not a class of the training data, "
+            f"which has {join_names(classes)}."
+        )
+    number = {name: i for i, name in enumerate(classes)}
+    return classes, [number[label] for label in found]
+
+
+def _open_table(files: FileList, path: str) -> IO[bytes]:
+    try:
+        return files.open(path)
+    except (OSError, KeyError):  # not beside the images
+        pass
+    try:
+        return Path(path).expanduser().open("rb")
+    except OSError as error:
+        raise MissingPathError(
+            f"labels={path} is no file in {files.path} or {Path.cwd()}. Give auto, folders, none, "
+            "or a .csv or .json file."
+        ) from error
+
+
+def _read_table(content: bytes, path: str) -> dict[str, str]:
+    """Returns the label of each file name."""
+    try:
+        text = content.decode("utf-8-sig")  # Excel writes a mark first
+        if path.lower().endswith(".json"):
+            table = json.loads(text)
+            table = table.get("labels", table) if isinstance(table, dict) else table
+            pairs = list(table.items()) if isinstance(table, dict) else table
+        else:
+            rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            pairs = [(row["file_name"], row["label"]) for row in rows]
+        return {
+            PurePosixPath(name.replace("\\", "/")).as_posix(): str(label)
+            for name, label in pairs
+            if label not in (None, "")
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
+        raise UserError(
+            f"{path} is not a table of labels ({type(error).__name__}: {error}). A .csv has the "
+            'columns file_name and label; a .json is {"a/1.png": "cat", ...} or '
+            '{"labels": [["a/1.png", 0], ...]}.'
+        ) from error
+
+
+def folder_labels(
+    names: Sequence[str], mode: str, source: str, known: Sequence[str] | None = None
+) -> Labels:
+    """Derives classes from folder names.
+
+    The folders at the first level where the paths differ are the classes, so that
+    `photos/cat/1.jpg`, `photos/dog/2.jpg` and the same without `photos/` give `cat` and `dog`.
+    Folders inside a class folder belong to it.
+
+    Args:
+        names: paths relative to the data's root, with forward slashes.
+        mode: `auto` takes classes if every image lies in a class folder, and there are two or more;
+            `folders` insists on it (one is enough); `none` takes none.
+        source: the data's root, for messages.
+        known: classes of the training data, which these must be among; None to find them. If
+            empty, there are no classes.
+
+    Returns:
+        Class names in natural order, empty if there are none; the label of each image, or None.
+
+    Raises:
+        UserError: if `folders` finds images outside class folders, if the classes look like `train`
+            and `val`, or if a class is not a known one.
+    """
+    folders = [tuple(name.split("/")[:-1]) for name in names]
+    no_classes: Labels = [], [None] * len(names)
+    if mode == "none" or known == []:
+        return no_classes
+    if known:
+        return list(known), _known_labels(folders, known, source)
+    level = _class_level(folders, one_is_enough=mode == "folders")
+    stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
+    if stray:
+        found = f"{len(stray)} of {len(names)} images lie in no class folder, such as {stray[0]}"
+        if mode == "folders":
+            raise UserError(f"{source}: {found}. Move them, or set labels=none.")
+        if len(stray) < len(names):
+            log.info("note: %s: no classes, for %s: move them away", source, found)
+        return no_classes
+    classes = sorted({parts[level] for parts in folders}, key=natural_key)
+    if {name.lower() for name in classes} <= SPLIT_NAMES:
+        raise UserError(
+            f"{source}: the folders {', '.join(classes)} look like a split, not like classes. "
+            "Give one of them as data.path and another as data.val_path, or set labels=none."
+        )
+    number = {name: i for i, name in enumerate(classes)}
+    return classes, [number[parts[level]] for parts in folders]
+
+
+def _known_labels(
+    folders: Sequence[tuple[str, ...]], known: Sequence[str], source: str
+) -> list[int | None]:
+    number = {name: i for i, name in enumerate(known)}
+    for level in range(min(map(len, folders))):
+        if all(parts[level] in number for parts in folders):
+            return [number[parts[level]] for parts in folders]
+    level = _class_level(folders, one_is_enough=True)
+    found = {parts[level] if len(parts) > level else "no folder" for parts in folders}
+    unknown = join_names(sorted(found - set(known), key=natural_key))
+    raise UserError(
+        f"{source}: {unknown} is not a class of the "
+        f"training data, which has {join_names(list(known))}. Every validation image must lie in a "
+        "folder named like one; or set labels=none."
+    )
+
+
+def _class_level(folders: Sequence[tuple[str, ...]], one_is_enough: bool) -> int:
+    """Counts the leading folders all paths share; one may be left as the only class."""
+    first, last = min(folders), max(folders)
+    level = 0
+    while level < min(len(first), len(last)) and first[level] == last[level]:
+        level += 1
+    everything_in_one = level > 0 and any(len(parts) == level for parts in folders)
+    return level - 1 if one_is_enough and everything_in_one else level

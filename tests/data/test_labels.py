@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_data import zipped
+
+from taming.data import ImageFolder, PictureReader
+from taming.data.labels import folder_labels
+from taming.errors import MissingPathError, UserError
+
+
+@pytest.mark.parametrize(
+    ("files", "mode", "known", "expected"),
+    [
+        ("10/a.png 9/b.png 9/deeper/c.png", "auto", None, (["9", "10"], [1, 0, 0])),
+        ("photos/cat/1.png photos/dog/1.png", "auto", None, (["cat", "dog"], [0, 1])),
+        ("1.png 2.png", "auto", None, ([], [None, None])),
+        ("a/1.png 2.png", "auto", None, ([], [None, None])),
+        ("a/1.png a/2.png", "auto", None, ([], [None, None])),
+        ("a/1.png a/2.png", "folders", None, (["a"], [0, 0])),
+        ("dog/1.png", "auto", ["cat", "dog"], (["cat", "dog"], [1])),
+        ("v/dog/1.png v/cat/2.png", "auto", ["cat", "dog", "emu"], (["cat", "dog", "emu"], [1, 0])),
+        ("dog/1.png", "auto", [], ([], [None])),
+    ],
+)
+def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) -> None:
+    assert folder_labels(files.split(), mode, "x", known) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "mode", "known", "message"),
+    [
+        ("a/1.png 2.png", "folders", None, r"x: 1 of 2 .*such as 2\.png"),
+        ("train/cat/1.png val/cat/2.png", "auto", None, "train, val look like a split.*val_path"),
+        ("dog/1.png fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class of the training"),
+        ("fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class"),
+        ("1.png", "auto", ["cat", "dog"], "no folder is not a class"),
+    ],
+)
+def test_folders_that_are_no_classes(files: str, mode: Any, known: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        folder_labels(files.split(), mode, "x", known)
+
+
+def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        folder_labels(["1.png", "2.png"], "auto", "x")
+        folder_labels(["cat/1.png", "dog/2.png", "3.png"], "auto", "x")
+    (message,) = caplog.messages
+    assert "x: no classes, for 1 of 3 images lie in no class folder, such as 3.png" in message
+
+
+def labelled(path: Path, labels: str, **settings: Any) -> tuple[list[str], list[int | None]]:
+    images = ImageFolder(path, PictureReader(), labels=labels, **settings)
+    return images.class_names, [images.label(i) for i in range(len(images))]
+
+
+TABLES = {  # of a/0.png, a/1.png, b/0.png
+    "csv": "\ufefflabel,file_name,size\ncat,a/0.png,1\n10,./b/0.png,2\n9,a\\1.png,3\nfox,z.png,4\n",
+    "json": json.dumps({"a/0.png": "cat", "b/0.png": 10, "a/1.png": 9, "z.png": "fox"}),
+    "style.json": json.dumps({"labels": [["a/0.png", "cat"], ["b/0.png", 10], ["a/1.png", 9]]}),
+}
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+@pytest.mark.parametrize("place", ["folder", "zip", "elsewhere"])
+def test_labels_of_a_table(suffix: str, place: str, make_folder: Any, tmp_path: Path) -> None:
+    root = make_folder({"a": 2, "b": 1})
+    table = (tmp_path if place == "elsewhere" else root) / f"labels.{suffix}"
+    table.write_text(TABLES[suffix], encoding="utf-8")
+    path = zipped(root) if place == "zip" else root
+    name = str(table) if place == "elsewhere" else table.name
+    assert labelled(path, name) == (["9", "10", "cat"], [2, 0, 1])
+    assert labelled(path, name, known_classes=["cat", "10", "9"])[1] == [0, 2, 1]
+    with pytest.raises(UserError, match=r"9, 10 in .* is not a class .* has cat\."):
+        labelled(path, name, known_classes=["cat"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "l.csv",
+            "file_name,label\na/0.png,cat\n",
+            r"1 of 2 images are not in .*a/1\.png.*has a/0",
+        ),
+        ("l.csv", "file_name,label\na/0.png,cat\na/1.png\n", r"1 of 2 images are not in"),
+        ("l.csv", "name,label\na/0.png,cat\n", "not a table of labels .*file_name.*columns"),
+        ("l.csv", "", "2 of 2 images are not in .*has nothing"),
+        ("l.csv", b"\xff\xfe", "not a table of labels"),
+        ("l.json", "{", "not a table of labels .*JSONDecodeError"),
+        ("l.json", "3", "not a table of labels"),
+        ("l.json", '{"labels": null}', "not a table of labels"),
+        ("l.json", '[["a/0.png", 1, 2]]', "not a table of labels"),
+        ("l.json", "[[0, 1]]", "not a table of labels"),
+    ],
+)
+def test_tables_that_do_not_fit(name: str, content: Any, message: str, make_folder: Any) -> None:
+    root = make_folder({"a": 2})
+    (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=message):
+        labelled(root, name)
+
+
+def test_a_table_that_is_nowhere(make_folder: Any) -> None:
+    with pytest.raises(MissingPathError, match=r"labels=folder is no file .*Give auto, folders"):
+        labelled(make_folder({"a": 2}), "folder")
