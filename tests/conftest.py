@@ -14,7 +14,7 @@ for variable in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[variable]
 always = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("short", max_examples=60, derandomize=True, database=None, **always)
-settings.register_profile("long", max_examples=20_000, **always)  # hours
+settings.register_profile("long", max_examples=12_000, **always)  # an hour or two
 settings.load_profile("short")
 
 

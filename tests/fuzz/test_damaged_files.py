@@ -1,8 +1,13 @@
-"""Damaged files are read or refused in a sentence; hours of it: `--hypothesis-profile=long`."""
+"""Damaged files are read or refused in a sentence.
+
+An hour of it, with a count of what came out: `pytest tests/fuzz --hypothesis-profile=long -s`.
+"""
 
 import json
+import resource
 import signal
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +21,10 @@ from readers import READERS
 from taming.errors import UserError
 
 MOST_SECONDS = 20  # a busy machine is slow
+MOST_MEMORY = 1 << 20  # KiB more than before
 ODD = [None, -1, 0, 1.5, "", "x\x1b[2J", [], {}, [1, 2], [[]], True, 10**5, 10**20, float("nan")]
 
+OUTCOMES: Counter[str] = Counter()  # of one reader
 Edit = tuple[Any, ...]
 PLACE = st.floats(0, 1, exclude_max=True)
 EDITS = st.one_of(
@@ -53,7 +60,10 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp(request.param)
     READERS[request.param].make(directory)
     READERS[request.param].read(directory)
-    return request.param, directory
+    OUTCOMES.clear()
+    yield request.param, directory
+    counted = ", ".join(f"{number:,} {what}" for what, number in OUTCOMES.most_common())
+    print(f"\n{request.param}: {OUTCOMES.total():,} damaged: {counted}")  # noqa: T201
 
 
 @given(data=st.data())
@@ -79,11 +89,13 @@ def refused_or_read(name: str, directory: Path, path: Path, edits: list[Edit]) -
         for edit in edits:
             damaged = apply(edit, damaged)
         path.write_bytes(damaged)
-        with warnings.catch_warnings(action="ignore"), in_time():
+        with warnings.catch_warnings(action="ignore"), in_bounds():
             READERS[name].read(directory)
+        OUTCOMES["read"] += 1
         return False
     except UserError as error:
         assert 10 < len(str(error)) < 2000
+        OUTCOMES[f"refused ({type(error.__cause__ or error).__name__})"] += 1
         return True
     finally:
         path.write_bytes(content)
@@ -127,10 +139,13 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def in_time() -> Iterator[None]:
+def in_bounds() -> Iterator[None]:
+    """Fails after too many seconds, or if more memory was used than ever before, and much more."""
+
     def over(*_: object) -> None:
         pytest.fail(f"not done after {MOST_SECONDS} s")
 
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     previous = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
     try:
@@ -138,3 +153,4 @@ def in_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < MOST_MEMORY
