@@ -32,16 +32,16 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
     """Yields batches of `(index, draw)` for ever, a pure function of the seed and the batch number.
 
     The stream is one seeded permutation of the data after the other, so each pass holds every item
-    once and no item is dropped. With b items per batch and W ranks, global batch k covers the
-    stream's positions k·b·W to (k+1)·b·W, and rank r takes the r-th run of b of them. `draw` is the
-    position: unique in a training, it seeds the item's augmentation. There is no length.
+    once and no item is dropped. With b items per batch and W ranks, global batch k covers b·W of
+    the stream's positions, and rank r takes the r-th run of b of them. `draw` is the position:
+    unique in a training, it seeds the item's augmentation. There is no length.
 
     Args:
         num_items: number of items in the data set.
         batch_size: b, items per batch and rank.
         seed: seed of the permutations, not negative.
         rank, world_size: r, this process's rank, and W.
-        start_batch: number of the first batch, where a resumed training goes on.
+        start_item: position in the stream where a resumed training goes on.
     """
 
     def __init__(
@@ -52,16 +52,17 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        start_batch: int = 0,
+        start_item: int = 0,
     ) -> None:
         self.num_items, self.batch_size, self.seed = num_items, batch_size, seed
-        self.rank, self.world_size, self.start_batch = rank, world_size, start_batch
+        self.rank, self.world_size, self.start_item = rank, world_size, start_item
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        batch = self.start_batch
+        batch = 0
         pass_number, order = -1, np.empty(0, dtype=np.int64)
         while True:
-            start = (batch * self.world_size + self.rank) * self.batch_size
+            before = (batch * self.world_size + self.rank) * self.batch_size
+            start = self.start_item + before
             items = []
             for position in range(start, start + self.batch_size):
                 if position // self.num_items != pass_number:

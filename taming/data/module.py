@@ -42,7 +42,7 @@ class EndlessDataModule(L.LightningDataModule):
         seed: seed of order and augmentation, not negative.
 
     Attributes:
-        start_batch: number of the first training batch.
+        start_item: position of the first training item in the order of `EndlessBatches`.
     """
 
     train_dataset: Any
@@ -53,19 +53,42 @@ class EndlessDataModule(L.LightningDataModule):
         self.loader = loader
         self.batch_size = loader.batch_size
         self.seed = seed
-        self.start_batch = 0
+        self.start_item = self._start_step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of the next training batch."""
+        """Returns the position of the next training item, and by how many they are dealt out."""
         assert self.trainer is not None
-        return {"next_batch": self.trainer.global_step * self.trainer.accumulate_grad_batches}
+        step, images = self.trainer.global_step, self._images_per_step
+        return {
+            "next_item": self.start_item + (step - self._start_step) * images,
+            "step": step,
+            "images_per_step": images,
+            "processes": self.trainer.world_size,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues training with the batch that `state_dict` recorded."""
-        self.start_batch = state_dict["next_batch"]
+        """Continues with the item that `state_dict` recorded; other processes change the rest."""
+        self.start_item, self._start_step = state_dict["next_item"], state_dict["step"]
+        before, images = state_dict["processes"], state_dict["images_per_step"]
+        if (processes := self._ranks[1]) != before:
+            log.warning(
+                "note: the run goes on in %d processes instead of %d. The order of the images "
+                "stays, and a step takes %d of them instead of %d. No longer identical are random "
+                "numbers (dropout, noise, the choice of new codes), the rounding of sums, and what "
+                "is normalised over the batch of a process.",
+                processes,
+                before,
+                self._images_per_step,
+                images,
+            )
+
+    @property
+    def _images_per_step(self) -> int:
+        batches = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+        return self.batch_size * self._ranks[1] * batches
 
     def train_dataloader(self) -> Batches:
-        """Returns a loader of this rank's endless augmented batches, from `start_batch` on."""
+        """Returns a loader of this rank's endless augmented batches, from `start_item` on."""
         rank, world_size = self._ranks
         batches = EndlessBatches(
             len(self.train_dataset),
@@ -73,7 +96,7 @@ class EndlessDataModule(L.LightningDataModule):
             seed=self.seed,
             rank=rank,
             world_size=world_size,
-            start_batch=self.start_batch,
+            start_item=self.start_item,
         )
         num_workers = self.num_workers_for(self.train_dataset)
         return self._loader(self.train_dataset, num_workers, batch_sampler=batches)

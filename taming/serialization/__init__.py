@@ -17,8 +17,14 @@ from taming.serialization.saved_model import (
     read_training_checkpoint,
     save_model_directory,
 )
+from taming.serialization.sharded import (
+    is_checkpoint,
+    load_sharded_checkpoint,
+    save_sharded_checkpoint,
+)
 
 __all__ = ["FORMAT_VERSION", "PretrainedModel", "SavedModel",
-    "checkpoint_entry", "find_model", "load_model_directory", "load_saved_model",
-    "load_training_checkpoint", "read_foreign_checkpoint", "read_training_checkpoint",
-    "rebuilding", "save_model_directory", "upload"]  # fmt: skip
+    "checkpoint_entry", "find_model", "is_checkpoint", "load_model_directory", "load_saved_model",
+    "load_sharded_checkpoint", "load_training_checkpoint", "read_foreign_checkpoint",
+    "read_training_checkpoint", "rebuilding", "save_model_directory", "save_sharded_checkpoint",
+    "upload"]  # fmt: skip

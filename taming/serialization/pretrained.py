@@ -25,6 +25,7 @@ from taming.serialization.saved_model import (
     load_training_checkpoint,
     save_model_directory,
 )
+from taming.serialization.sharded import is_checkpoint
 
 __all__ = ["PretrainedModel", "find_model", "load_saved_model", "rebuilding"]
 
@@ -156,10 +157,11 @@ def at_most_about(state: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def find_model(path: str | Path) -> Path:
-    """Returns the model directory or checkpoint file that `path` refers to.
+    """Returns the model directory or checkpoint that `path` refers to.
 
-    In order: a `.ckpt` file; a model directory; a run directory, of which its `model/` is taken,
-    or, while the run has not ended, `checkpoints/last.ckpt`, else `best.ckpt`; `"hf:owner/name"` or
+    In order: a `.ckpt`, which is a directory where several processes have split the weights; a
+    model directory; a run directory, of which its `model/` is taken, or, while the run has not
+    ended, `checkpoints/last.ckpt`, else `best.ckpt`; `"hf:owner/name"` or
     `"hf:owner/name@revision"` for the Hugging Face hub. A path that does not exist is never taken
     for a hub name.
 
@@ -175,11 +177,11 @@ def find_model(path: str | Path) -> Path:
             f"{path} does not exist (looked from {Path.cwd()}). Give a run directory, a model "
             "directory, a .ckpt file, or hf:owner/name for a model on the Hugging Face hub."
         )
-    if path.is_file():
+    if is_checkpoint(path):
         return path
     checkpoints = path / "checkpoints"
     for found in (path, path / "model", checkpoints / "last.ckpt", checkpoints / "best.ckpt"):
-        if found.is_file() or (found / CONFIG_FILE).is_file():
+        if is_checkpoint(found) or (found / CONFIG_FILE).is_file():
             return found
     raise UserError(
         f"{path} is neither a model directory (no config.json) nor a run directory (no model/, "
@@ -190,4 +192,4 @@ def find_model(path: str | Path) -> Path:
 def load_saved_model(path: str | Path) -> SavedModel:
     """Reads the model that `path` refers to (see `find_model`), weights on the CPU."""
     found = find_model(path)
-    return load_training_checkpoint(found) if found.is_file() else load_model_directory(found)
+    return load_training_checkpoint(found) if is_checkpoint(found) else load_model_directory(found)

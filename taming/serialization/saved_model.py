@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
+from taming.serialization.sharded import load_unsharded
 
 __all__ = ["CONFIG_FILE", "FORMAT_VERSION", "SavedModel", "checkpoint_entry",
     "load_model_directory", "load_training_checkpoint", "read_training_checkpoint",
@@ -171,11 +172,16 @@ def _saved_model(entry: dict[str, Any], source: str) -> SavedModel:
 def read_training_checkpoint(path: Path) -> dict[str, Any]:
     """Loads a `.ckpt` lazily on the CPU with `weights_only=True`, so that no code of it runs.
 
+    One of several processes is a directory: see `taming.serialization.sharded`.
+
     Raises:
         UserError: if the file is damaged, holds anything but plain data, or is not this project's.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if path.is_dir():
+            checkpoint = load_unsharded(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
         raise _unreadable(path) from error
     entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None

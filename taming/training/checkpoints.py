@@ -2,6 +2,7 @@
 
 import io
 import logging
+import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -15,6 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from taming.errors import replacing
+from taming.serialization import read_training_checkpoint
 from taming.training.callbacks import is_asked_after
 from taming.training.module import TrainingModule
 
@@ -61,10 +63,12 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         """Removes a file once the checkpoints saved before are written."""
         self._waiting.append(self._thread.submit(super().remove_checkpoint, path))
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads a file once the checkpoints saved before are written."""
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads a checkpoint, of several processes too, once those saved before are written."""
         self._wait()
-        return super().load_checkpoint(*args, **kwargs)
+        if Path(path).is_dir():
+            return read_training_checkpoint(Path(path))
+        return super().load_checkpoint(path, *args, **kwargs)
 
     def teardown(self) -> None:
         """Waits until everything is written: Lightning calls it at each end of a training."""
@@ -78,17 +82,34 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
     def _write(self, content: io.BytesIO, path: Path) -> None:
         """Writes a checkpoint to `path`, or warns why it cannot."""
         self.failures.pop(path, None)
+        old = path.with_suffix(".old")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path, "wb") as file:
                 file.write(content.getbuffer())
+                if path.is_dir():  # that of several processes, which no file replaces
+                    remove(old)
+                    path.rename(old)
+            remove(old)
         except OSError as error:
-            kept = f" The earlier {path.name} is intact." if path.exists() else ""
-            self.failures[path] = (
-                f"the checkpoint {path} could not be written ({error}).{kept} Is the disk full? "
-                "Free some space."
-            )
-            log.warning("%s Training goes on.", self.failures[path])
+            self.report_failure(path, error)
+
+    def report_failure(self, path: Path, error: BaseException) -> None:
+        """Warns why a checkpoint is not on the disk."""
+        kept = f" The earlier {path.name} is intact." if path.exists() else ""
+        self.failures[path] = (
+            f"the checkpoint {path} could not be written ({error}).{kept} Is the disk full? "
+            "Free some space."
+        )
+        log.warning("%s Training goes on.", self.failures[path])
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint, a file or a directory, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class IntervalCheckpoint(ModelCheckpoint):

@@ -20,6 +20,7 @@ from taming.errors import MissingPathError, UserError, replacing
 from taming.hardware import device_name
 from taming.serialization import (
     FORMAT_VERSION,
+    is_checkpoint,
     load_training_checkpoint,
     read_training_checkpoint,
     save_model_directory,
@@ -75,7 +76,7 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
         UserError: if the checkpoint is damaged, another stage's, or of an older version.
     """
     path = run_dir / "checkpoints" / "last.ckpt"
-    if not path.is_file():
+    if not is_checkpoint(path):
         raise MissingPathError(
             f"nothing to resume: {path} does not exist. Give the directory of a run that has saved "
             "a checkpoint."
@@ -160,6 +161,8 @@ def _fit(
     with warnings.catch_warnings():
         # Lightning's advice on data loaders does not fit endless ones
         warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
+        # where a sharded checkpoint is saved, PyTorch warns of functions of its own
+        warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
         except TrainingInterrupted as end:
@@ -184,7 +187,7 @@ def _result(
     seconds = clock.time_elapsed()
     best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
     path = Path(getattr(best, "best_model_path", ""))
-    best_is_there = export == "best" and path.is_file()
+    best_is_there = export == "best" and is_checkpoint(path)
     if not best_is_there:  # resolved as ModelCheckpoint does
         path = (run_dir / "checkpoints" / "last.ckpt").resolve()
     checkpoints = trainer.strategy.checkpoint_io
@@ -249,7 +252,7 @@ def _remove_export(run_dir: Path) -> None:
 def _export(checkpoint: Path, module: Any, run_dir: Path, result: TrainingResult) -> None:
     """Writes `model/`, and how the run ended into `result.json`."""
     try:
-        if checkpoint.is_file():
+        if is_checkpoint(checkpoint):
             saved = load_training_checkpoint(checkpoint)
         else:  # the user's callbacks save none
             saved = module.saved_from(module.state_dict())

@@ -156,13 +156,26 @@ def test_each_pass_holds_every_item_once_and_differs() -> None:
     assert len({tuple(one) for one in passes}) == 4
 
 
-def test_the_order_is_a_function_of_seed_and_step(make_folder: Any) -> None:
-    assert first(5, start_batch=7) == first(12)[7:]
-    root = make_folder({"": 20})
-    resumed = module(root)
-    resumed.load_state_dict({"next_batch": 3})  # in the middle of a pass
-    assert equal(train_batches(resumed, 4), train_batches(module(root), 7)[3:])
+def test_the_order_is_a_function_of_seed_and_step() -> None:
+    assert first(5, start_item=28) == first(12)[7:]
     assert first(3) != first(3, seed=1)
+
+
+def test_other_processes_go_on_with_the_same_images(
+    make_folder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_folder({"": 20})
+    begun, resumed = module(root, batch_size=2), module(root)
+    step = {"global_step": 3, "accumulate_grad_batches": 1}  # in the middle of a pass
+    begun.trainer = SimpleNamespace(**step, global_rank=0, world_size=2)  # type: ignore[assignment]
+    resumed.load_state_dict(begun.state_dict())
+    (note,) = caplog.messages
+    assert "goes on in 1 processes instead of 2" in note
+    assert "a step takes 4 of them instead of 4" in note
+    assert equal(train_batches(resumed, 4), train_batches(module(root), 7)[3:])
+    step["global_step"] += 2
+    resumed.trainer = SimpleNamespace(**step, global_rank=0, world_size=1)  # type: ignore[assignment]
+    assert resumed.state_dict()["next_item"] == 5 * 4
 
 
 def test_ranks_share_out_the_stream_of_one() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
 from tiny_training import (
     STAGES,
     TinyData,
@@ -33,6 +32,8 @@ from torch.distributed import fsdp
 from taming.conditioning import ClassLabel
 from taming.serialization import load_saved_model
 from taming.training import Clock, data_parallel
+from taming.training.sharding import ShardedStrategy
+from taming.transformer import GPT
 
 
 def exact(kind: str, batch_size: int) -> tuple[Any, TinyData]:
@@ -107,8 +108,7 @@ class OnCPU(fsdp.FullyShardedDataParallel):
         super().__init__(*args, device_id=torch.device("cpu"), **settings)
 
 
-class CPUStrategy(FSDPStrategy):
-    """Lightning's Trainer refuses the class itself on a CPU."""
+SPLIT: dict[str, Any] = {"ema_decay": None, "val_check_interval": 1}
 
 
 def on_rank(rank: int, folder: str, port: int) -> None:
@@ -153,11 +153,12 @@ def on_rank(rank: int, folder: str, port: int) -> None:
             )
         results[f"{kind}_counted"] = (counting.batches, module.global_step, ended.value.code)
     fsdp.FullyShardedDataParallel = OnCPU
-    changes = {"ema_decay": None, "max_steps": 5, "devices": 2}
-    strategy = CPUStrategy(process_group_backend="gloo", state_dict_type="full")
-    directory = Path(folder, "fsdp")
-    run = run_training(directory, *exact("transformer", 2), strategy=strategy, **changes)
-    results["fsdp"] = (run.recorder.rows, None)
+    results["fsdp"] = []
+    for steps in (3, 4):  # from the file of one process, and from a directory
+        strategy = ShardedStrategy(process_group_backend="gloo")
+        split = {**SPLIT, "devices": 2, "strategy": strategy, "max_steps": steps}
+        run = run_training(Path(folder, "fsdp"), *exact("transformer", 2), resume=True, **split)
+        results["fsdp"] += run.recorder.column("train/loss")
     torch.save(results, f"{folder}/{rank}.pt")
 
 
@@ -165,6 +166,7 @@ def on_rank(rank: int, folder: str, port: int) -> None:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """What two ranks have done, and where."""
     folder = tmp_path_factory.mktemp("both")
+    run_training(folder / "fsdp", *exact("transformer", 4), max_steps=2, **SPLIT)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -173,16 +175,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*STAGES, "fsdp"])
+@pytest.mark.parametrize("kind", STAGES)
 def test_two_processes_train_as_one(
-    both: tuple[Path, list[dict[str, Any]]], tmp_path: Path, name: str
+    both: tuple[Path, list[dict[str, Any]]], tmp_path: Path, kind: str
 ) -> None:
-    """To 1e-6: a part of each batch, accumulation, and weights split and put together."""
+    """To 1e-6: a part of each batch, and accumulation."""
     folder, ranks = both
-    kind = "transformer" if name == "fsdp" else name
-    changes = {"max_steps": 5, "ema_decay": None if name == "fsdp" else 0.9}
-    recorder = run_training(tmp_path / "alone", *exact(kind, 4), **changes).recorder
-    rows, _ = ranks[0][name]
+    recorder = run_training(tmp_path / "alone", *exact(kind, 4), max_steps=5).recorder
+    rows, _ = ranks[0][kind]
     assert [step for step, _ in rows] == [step for step, _ in recorder.rows]
     for (_, found), (_, expected) in zip(rows, recorder.rows, strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -190,13 +190,44 @@ def test_two_processes_train_as_one(
         assert {key: found[key] for key in losses} == pytest.approx(
             {key: expected[key] for key in losses}, rel=1e-6, abs=1e-6
         )
-    one, two = (load_saved_model(path / "model") for path in (tmp_path / "alone", folder / name))
-    part = "transformer" if name != "vqgan" else None
-    states = [(saved.parts[part] if part else saved).state for saved in (one, two)]
+    same_weights(tmp_path / "alone", folder / kind)
+
+
+def same_weights(one: Path, other: Path) -> None:
+    saved = [load_saved_model(path / "model") for path in (one, other)]
+    states = [model.parts.get("transformer", model).state for model in saved]
+    assert states[0].keys() == states[1].keys()
     for weight, value in states[0].items():
         if value.ndim < 2:  # where the gradient is all but zero, Adam's steps are rounding
             continue
         torch.testing.assert_close(states[1][weight], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_are_split_among_processes_and_put_together(
+    both: tuple[Path, list[dict[str, Any]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process, two with half of the weights each, and one again; the moments come along."""
+    folder, ranks = both
+    shards = sorted(path.name for path in (folder / "fsdp" / "checkpoints" / "last.ckpt").iterdir())
+    assert [name[:11] for name in shards] == ["rest.pt", "shard-00001", "shard-00002"]
+    split, whole = (
+        GPT.load_saved(folder / "fsdp" / place).fingerprint()
+        for place in ("checkpoints/last.ckpt", "model")
+    )
+    assert split == whole
+    alone = run_training(tmp_path / "alone", *exact("transformer", 4), max_steps=6, **SPLIT)
+    after = run_training(
+        folder / "fsdp", *exact("transformer", 4), max_steps=6, resume=True, **SPLIT
+    )
+    assert "goes on in 1 processes instead of 2" in caplog.text
+    assert (folder / "fsdp" / "checkpoints" / "last.ckpt").is_file()
+    expected, found = (run.recorder.column("train/loss") for run in (alone, after))
+    for column in (ranks[0]["fsdp"], found):
+        steps = {step for step, _ in column}
+        assert column == [(s, pytest.approx(x, abs=1e-6)) for s, x in expected if s in steps]
+    assert [step for step, _ in [*ranks[0]["fsdp"], *found]] == [3, 4, 5, 6]
+    same_weights(tmp_path / "alone", folder / "fsdp")
 
 
 # a step's exchanges beside that of the gradients: in stage 1 of the codebook's statistics, of both
