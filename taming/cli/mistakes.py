@@ -70,6 +70,8 @@ def check_config(config: DictConfig) -> None:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
         if not isinstance(value, str) or value.startswith("hf:"):
             continue
+        if set(value) & set("*?[{"):  # a pattern, which its reader knows
+            continue
         if not os.path.exists(os.path.expanduser(value)):  # noqa: PTH110, PTH111 (never raises)
             raise MissingPathError(f"{name}={value} does not exist (looked from {Path.cwd()}).")
 

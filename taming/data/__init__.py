@@ -6,6 +6,7 @@ Lightning's data modules are in `taming.data.module`, so that the rest does with
 from taming.data.arrays import CIFAR10, Digits, FashionMNIST, ImageArray
 from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.dataset import ImageDataset, ImageList, Part
+from taming.data.huggingface import HuggingFaceImages
 from taming.data.image_folder import ImageFolder
 from taming.data.inspection import InspectionImages
 from taming.data.readers import BrokenImageError, LabelMapReader, PictureReader, Reader
@@ -22,6 +23,7 @@ __all__ = [
     "Digits",
     "EndlessBatches",
     "FashionMNIST",
+    "HuggingFaceImages",
     "ImageArray",
     "ImageDataset",
     "ImageFiles",

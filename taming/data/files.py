@@ -109,6 +109,15 @@ class FileList:
         """Opens one of the files for reading."""
         return (self.path / name if self.path.is_dir() else self.path).open("rb")
 
+    def folders(self) -> set[str]:
+        """Returns the real paths of the folders that hold the files."""
+        names = {entry.name.rpartition("/")[0] for entry in self.entries}
+        return {os.path.realpath(self.path / name) for name in names}
+
+    def class_paths(self) -> list[str]:
+        """Returns a path for each file whose folders may be its class."""
+        return [entry.name for entry in self.entries]
+
     def _is_image(self, name: str) -> bool:
         parts = name.split("/")  # a hundred thousand names: as paths they take much longer
         if any(map(_is_hidden, parts)):
@@ -154,23 +163,32 @@ class ZipFiles(FileList):
 
 
 def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
-    """Lists the images in a folder or `.zip` file; any other file is taken for an image.
+    """Lists the images in a folder, `.zip` file or shards; any other file is taken for an image.
 
+    Shards are `.tar` archives: one, a folder that holds nothing else, or a pattern (`find_shards`).
     With `subfolder`, only the images below this folder of it are listed.
 
     Raises:
         MissingPathError: if nothing is there.
         UserError: if there are no image files.
     """
+    from taming.data.shards import TarFiles, find_shards  # made of what is above
+
     path = Path(path).expanduser()
-    if not path.exists():
+    shards = find_shards(path)
+    if not shards and not path.exists():
         raise MissingPathError(
             f"{path} does not exist (looked from {Path.cwd()}). Give a folder of images, a .zip "
-            "file or an image."
+            "file, .tar shards or an image."
         )
     is_zip = path.is_file() and path.suffix.lower() == ".zip"
     try:
-        files = ZipFiles(path) if is_zip else FileList(path)
+        if shards and not path.is_dir():
+            files: FileList = TarFiles(path, shards)
+        else:
+            files = ZipFiles(path) if is_zip else FileList(path)
+        if shards and not files.entries:
+            files = TarFiles(path, shards)
     except PermissionError as error:
         raise UserError(f"{error.filename} may not be read: check its permissions.") from error
     ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])

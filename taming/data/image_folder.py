@@ -88,6 +88,10 @@ class ImageFolder:
         """Returns the path below the folder or in the archive."""
         return self._entries[index].name
 
+    def folders(self) -> set[str]:
+        """Returns the real paths of the folders or archives that hold the images."""
+        return self._files.folders()
+
     def fingerprint(self) -> str:
         """Returns a digest of the files' names, sizes, stamps and labels, and of their reader."""
         digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())

@@ -40,7 +40,8 @@ def find_labels(
     """
     source = str(files.path)
     if labels in ("auto", "folders", "none"):
-        return folder_labels(names, labels, source, known)
+        paths = names if labels == "none" else files.class_paths()
+        return folder_labels(paths, labels, source, known)
     with _open_table(files, labels) as file:
         table = _read_table(file.read(), labels)
     missing = [name for name in names if name not in table]

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -78,7 +77,7 @@ class ImageFiles:
             self._drop_broken(*train)
             return hold_out(Part(*train), self.val_fraction)
         val = self._find(self.val_path, train[0].class_names)
-        if shared := _folders(train[0], self.path) & _folders(val[0], self.val_path):
+        if shared := train[0].folders() & val[0].folders():
             raise UserError(
                 f"images of data.val_path={self.val_path} are also in data.path={self.path}, such "
                 f"as those in {min(shared)}: move them out of there, or leave data.val_path out, "
@@ -190,12 +189,6 @@ def _by_stem(side: ImageFolder, folder: str | None) -> dict[PurePosixPath, int]:
             )
         found[stem] = index
     return found
-
-
-def _folders(images: ImageFolder, path: str | Path) -> set[str]:
-    """Returns the real paths of the folders that hold the images."""
-    names = {images.name(i).rpartition("/")[0] for i in range(len(images))}
-    return {os.path.realpath(Path(path).expanduser() / name) for name in names}
 
 
 def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:

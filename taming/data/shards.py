@@ -1,0 +1,182 @@
+"""Image files in tar archives, such as WebDataset's shards, read in any order."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+from typing import IO
+
+from taming.data.files import FileEntry, FileList
+from taming.errors import MissingPathError, UserError, join_names
+
+__all__ = ["TarFiles", "find_shards"]
+
+LABEL_SUFFIXES = (".cls", ".json")
+MAX_LABEL = 1 << 20  # bytes read of a label file
+END = bytes(tarfile.BLOCKSIZE)
+
+
+def find_shards(path: Path) -> list[Path]:
+    """Lists the tar archives that a path names: one, those in a folder, or a pattern's.
+
+    A pattern is `shards/*.tar`, or `shards/{000..009}.tar`, of which none may be missing.
+
+    Returns:
+        The archives; none if the path names something else.
+    """
+    if path.is_dir():
+        return sorted(path.glob("*.tar"))
+    if path.suffix != ".tar" or path.is_file():
+        return [path] if path.suffix == ".tar" else []
+    if "{" not in str(path):
+        return [Path(name) for name in sorted(glob(str(path)))]  # noqa: PTH207 (any folder)
+    try:
+        from braceexpand import braceexpand
+    except ImportError as error:
+        raise UserError(
+            f"{path} needs webdataset: pip install 'taming[datasets]'. Or write * for the numbers."
+        ) from error
+    shards = [Path(name) for name in braceexpand(str(path))]
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise MissingPathError(
+            f"{path}: {len(missing)} of {len(shards)} shards are missing ({join_names(missing)}). "
+            "Fetch them, or name those that are there."
+        )
+    return shards
+
+
+class TarFiles(FileList):
+    """The image files in tar archives; their order in them does not matter.
+
+    A sample is one image and, with the same name up to the first dot, perhaps its class: a number
+    or name in a `.cls` file, or the `label` of a `.json` file.
+
+    Args:
+        path: what the user gave, for messages.
+        shards: the archives, not compressed.
+
+    Raises:
+        UserError: if an archive is damaged or two files have one name.
+    """
+
+    def __init__(self, path: Path, shards: list[Path]) -> None:
+        self.shards = shards
+        self._places: dict[str, tuple[int, int, int]] = {}  # shard, offset, size
+        super().__init__(path)
+
+    def _find(self) -> Iterator[FileEntry]:
+        images: dict[str, str] = {}  # by key
+        for number, shard in enumerate(self.shards):
+            stamp = shard.stat().st_mtime_ns
+            for name, offset, size in _members(shard):
+                is_label = name.endswith(LABEL_SUFFIXES)
+                if not is_label and not self._is_image(name):
+                    continue
+                if name in self._places:
+                    other = self.shards[self._places[name][0]]
+                    raise UserError(
+                        f"{shard} and {other} both hold {name}: names must differ, to tell "
+                        "images apart."
+                    )
+                self._places[name] = number, offset, size
+                if is_label:
+                    continue
+                first = images.setdefault(_key(name), name)
+                if first != name:
+                    raise UserError(
+                        f"{shard}: {first} and {name} are one sample, and its images cannot be "
+                        "told apart. Make shards with one image to a sample."
+                    )
+                yield FileEntry(name, size, stamp)
+
+    def open(self, name: str) -> IO[bytes]:
+        """Opens one of the files for reading."""
+        shard, offset, size = self._places[name]
+        return io.BufferedReader(_Section(self.shards[shard], offset, size))
+
+    def folders(self) -> set[str]:
+        """Returns the real paths of the archives."""
+        return {str(shard.resolve()) for shard in self.shards}
+
+    def class_paths(self) -> list[str]:
+        """Returns paths whose folders are the classes; folders that agree with them name them."""
+        names = [entry.name for entry in self.entries]
+        classes = [self._class(name) for name in names]
+        if None in classes:
+            return names
+        folders = [name.rpartition("/")[0] for name in names]
+        pairs = set(zip(folders, classes, strict=True))
+        if len(pairs) == len(set(folders)) == len(set(classes)):
+            return names
+        return [f"{label}/{name}" for label, name in zip(classes, names, strict=True)]
+
+    def _class(self, name: str) -> str | None:
+        """Returns what the label file of an image says; None without one."""
+        for suffix in LABEL_SUFFIXES:
+            label_file = _key(name) + suffix
+            if label_file not in self._places:
+                continue
+            with self.open(label_file) as file:
+                text = file.read(MAX_LABEL).decode(errors="replace").strip()
+            if suffix == ".cls":
+                return text
+            try:
+                return str(json.loads(text)["label"])
+            except (ValueError, KeyError, TypeError):
+                return None
+        return None
+
+
+class _Section(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, path: Path, start: int, size: int) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._start, self._size = start, size
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = (self._start, self._file.tell(), self._start + self._size)[whence]
+        return self._file.seek(max(self._start, base + offset)) - self._start
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        left = max(0, self._start + self._size - self._file.tell())
+        return self._file.readinto(memoryview(buffer)[:left]) or 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _key(name: str) -> str:
+    """Returns what the files of one sample have in common: the path up to the name's first dot."""
+    folder, slash, file = name.rpartition("/")
+    return folder + slash + file.partition(".")[0]
+
+
+def _members(shard: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields the name of each file in an archive, where it begins, and its size."""
+    try:
+        with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # it keeps them all
+                if member.size < 0:
+                    raise tarfile.ReadError(f"{member.name} has no size")
+                if member.isreg():
+                    yield member.name.removeprefix("./"), member.offset_data, member.size
+            file.seek(archive.offset)
+            if file.read(len(END)) not in (END, b""):  # for tarfile the end, too
+                raise tarfile.ReadError(f"no header at byte {archive.offset:,}")
+    except Exception as error:  # a damaged archive makes tarfile raise nearly anything
+        raise UserError(
+            f"the shard {shard} cannot be read ({error}): fetch or make it anew. Compressed ones "
+            "must be unpacked first."
+        ) from error

@@ -1,0 +1,126 @@
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_data import data_module
+
+from taming.data import HuggingFaceImages, ImageTransform, PictureReader
+from taming.data.dataset import ImageDataset
+from taming.errors import UserError
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes a dataset with `count` pictures and columns of these values or classes."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+    def make(count: int = 8, **columns: Any) -> Any:
+        pixels = np.random.default_rng(0).integers(0, 256, (count, 24, 24, 3), dtype=np.uint8)
+        found = {"picture": [Image.fromarray(one) for one in pixels], **columns}
+        rows = datasets.Dataset.from_dict(found).cast_column("picture", datasets.Image())
+        if "label" in columns:
+            classes = datasets.ClassLabel(names=["cat", "dog", "eel"])
+            rows = rows.cast_column("label", classes)
+        return rows
+
+    return make
+
+
+def source(path: Path | str, **settings: Any) -> HuggingFaceImages:
+    return HuggingFaceImages(path=str(path), reader=PictureReader(), **settings)
+
+
+@pytest.mark.parametrize("kind", ["file", "pattern", "folder", "saved", "saved splits"])
+def test_files_of_all_kinds(table: Any, tmp_path: Path, kind: str) -> None:
+    rows = table(label=[0, 1] * 4)
+    place = tmp_path / "x"
+    place.mkdir()
+    if kind == "saved":
+        rows.save_to_disk(place)
+    elif kind == "saved splits":
+        datasets.DatasetDict(train=rows, test=rows).save_to_disk(place)
+    else:
+        rows.to_parquet(place / "train-0.parquet")
+    at = {"file": "train-0.parquet", "pattern": "*.parquet"}.get(kind, "")
+    train, val = source(place / at, val_fraction=0.25).open()
+    assert train.images.class_names == ["cat", "dog", "eel"]
+    assert [train.images.label(i) for i in range(8)] == [0, 1] * 4
+    assert len(train.indices or []) == 6
+    assert len(val.indices or []) == 2
+    loaded = np.asarray(train.images.load(5))
+    assert np.array_equal(loaded, np.asarray(rows[5]["picture"]))
+    again = source(place / at).open()[0].images
+    assert again.fingerprint() == train.images.fingerprint()
+
+
+def test_batches_with_workers(table: Any, tmp_path: Path) -> None:
+    table(label=[0, 1, 1, 0] * 2).to_parquet(tmp_path / "x.parquet")
+    batches = [
+        [*islice(data.train_dataloader(), 4), *data.val_dataloader()]
+        for workers in (0, 2)
+        for data in [data_module(source(tmp_path / "x.parquet"), num_workers=workers)]
+    ]
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(*batches, strict=True) for key in a)
+    assert batches[0][0].keys() == {"images", "labels"}
+
+
+def test_classes_by_name_and_a_validation_split(table: Any, tmp_path: Path) -> None:
+    rows = table(kind=["b", "a", "b", "a"] * 2)
+    path = tmp_path / "x"
+    datasets.DatasetDict(train=rows, val=rows.select([1, 3])).save_to_disk(path)
+    train, val = source(path, val_split="val", label_column="kind").open()
+    assert train.images.class_names == val.images.class_names == ["a", "b"]
+    assert (len(val.images), val.images.label(0), train.images.label(0)) == (2, 0, 1)
+    other = table(2, kind=["a", "z"])
+    datasets.DatasetDict(train=rows, val=other).save_to_disk(tmp_path / "y")
+    with pytest.raises(UserError, match="z in kind is not a class of the training data, which"):
+        source(tmp_path / "y", val_split="val", label_column="kind").open()
+
+
+def test_rows_without_class_or_image(table: Any, tmp_path: Path) -> None:
+    rows = table(label=[0, -1] * 4).add_column("number", range(8))
+    broken = [{"bytes": b"x", "path": None}, None, *[rows[0]["picture"]] * 6]
+    rows = rows.remove_columns("picture").add_column("picture", broken, feature=datasets.Image())
+    rows.save_to_disk(tmp_path / "x")
+    train, _ = source(tmp_path / "x", max_broken_fraction=0.5).open()
+    assert train.images.class_names == []
+    transform = ImageTransform(resolution=16, resize="shorter_side", crop="center")
+    dataset = ImageDataset(train._replace(indices=None), transform, seed=0)
+    assert torch.equal(dataset[0]["images"], dataset[2]["images"])
+    assert dataset.replaced_names == ["00000000", "00000001"]
+
+
+def test_columns_that_are_not_there(table: Any, tmp_path: Path) -> None:
+    table(8).to_parquet(tmp_path / "x.parquet")
+    path = tmp_path / "x.parquet"
+    with pytest.raises(UserError, match=r"x\.parquet train has no column image; it has picture:"):
+        source(path, image_column="image").open()
+    with pytest.raises(UserError, match=r"has no column kind; it has picture: set data\.sou"):
+        source(path, label_column="kind").open()
+    datasets.Dataset.from_dict({"x": [1]}).to_parquet(path)
+    with pytest.raises(UserError, match="has no columns of the type Image; it has x: set data"):
+        source(path).open()
+
+
+def test_what_cannot_be_loaded(table: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "x.parquet"
+    table(8).to_parquet(path)
+    with pytest.raises(UserError, match="split test, cannot be loaded: Unknown split"):
+        source(path, split="test").open()
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"x\.parquet, split train, cannot be loaded: .*Parquet"):
+        source(path).open()
+    with pytest.raises(UserError, match=r"cannot be loaded: .*nowhere"):
+        source(tmp_path / "nowhere.parquet").open()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"needs datasets: pip install 'taming\[datasets\]'"):
+        source(path).open()

@@ -1,0 +1,159 @@
+import io
+import tarfile
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_data import data_module, files, pair_files, write_pairs
+
+from taming.data import ImageFolder, PictureReader
+from taming.errors import UserError
+from taming.workflows.make_shards import make_shards
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def folder(make_folder: Any) -> Path:
+    return make_folder({"cat": 6, "dog": 5})
+
+
+@pytest.fixture
+def shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four shards of three images, the last of two."""
+    monkeypatch.setattr("taming.workflows.make_shards.MEBI", 7500)
+    made = make_shards(folder, tmp_path / "shards", shard_size=1)
+    assert made[:3] == (11, 2, 4)
+    return tmp_path / "shards"
+
+
+def opened(path: Path, **settings: Any) -> ImageFolder:
+    return ImageFolder(path, PictureReader(), labels="auto", **settings)
+
+
+def labels(images: ImageFolder) -> list[int | None]:
+    return [images.label(i) for i in range(len(images))]
+
+
+@pytest.mark.parametrize("pattern", ["", "*.tar", "{000000..000003}.tar"])
+def test_shards_train_like_their_folder(folder: Path, shards: Path, pattern: str) -> None:
+    def batches(path: Path, num_workers: int) -> list[dict[str, torch.Tensor]]:
+        data = data_module(
+            files(path, check="header"), batch_size=4, crop="random", num_workers=num_workers
+        )
+        assert data.class_names == ["cat", "dog"]
+        return [*islice(data.train_dataloader(), 4), *data.val_dataloader()]
+
+    workers = 2 if pattern == "" else 0
+    pairs = zip(batches(folder, 0), batches(shards / pattern, workers), strict=True)
+    assert all(torch.equal(a[key], b[key]) for a, b in pairs for key in a)
+
+
+def test_shards_hold_the_bytes_mixed(folder: Path, shards: Path) -> None:
+    with tarfile.open(shards / "000000.tar") as archive:
+        names = archive.getnames()
+        assert len({name.split("/")[0] for name in names}) == 2
+        for name in names:
+            content = archive.extractfile(name).read()  # type: ignore[union-attr]
+            if name.endswith(".cls"):
+                assert content == (b"0" if name.startswith("cat") else b"1")
+            else:
+                assert content == (folder / name).read_bytes()
+
+
+def test_names_with_dots_and_of_several_kinds(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "cat" / "0.png").read_bytes()
+    for name in ("a.b.png", "a_b.png", "a.b.JPG"):
+        (folder / "cat" / name).write_bytes(whole)
+    make_shards(folder, tmp_path / "x", shard_size=1)
+    found = opened(tmp_path / "x")
+    assert len(found) == 14
+    assert {found.name(i) for i in range(len(found))} >= {"cat/a_b.jpg", "cat/a_b_again2.png"}
+    with pytest.raises(UserError, match="holds shards already"):
+        make_shards(folder, tmp_path / "x", shard_size=1)
+
+
+def test_classes_of_other_shards(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "cat" / "0.png").read_bytes()
+    write_tar(tmp_path / "a.tar", {"1.png": whole, "1.cls": b"10\n", "2.cls": b"9", "2.png": whole})
+    write_tar(tmp_path / "b.tar", {"x/3.png": whole, "x/3.json": b'{"label": 9}', "3.txt": b"?"})
+    found = opened(tmp_path / "*.tar")
+    assert (found.class_names, labels(found)) == (["9", "10"], [1, 0, 0])
+    known = opened(tmp_path / "b.tar", known_classes=found.class_names)
+    assert labels(known) == [0]
+    write_tar(tmp_path / "b.tar", {"x/3.png": whole})
+    assert opened(tmp_path / "*.tar").class_names == []
+
+
+def test_pairs_in_shards(tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs", count=4)
+    with tarfile.open(tmp_path / "pairs.tar", "w") as archive:
+        archive.add(pairs, ".")
+    train, _ = pair_files(tmp_path / "pairs.tar").open()
+    assert train.conditions is not None
+    assert len(train.images) == len(train.conditions) == 4
+
+
+def test_validation_shards_that_are_training_shards_too(shards: Path) -> None:
+    with pytest.raises(UserError, match=r"are also in data\.path"):
+        files(shards, val_path=shards / "00000[2-3].tar").open()
+    files(shards / "00000[0-1].tar", val_path=shards / "00000[2-3].tar").open()
+
+
+def test_missing_shards(shards: Path) -> None:
+    (shards / "000002.tar").unlink()
+    with pytest.raises(UserError, match=r"1 of 4 shards are missing \(000002\.tar\)\. Fetch them"):
+        opened(shards / "{000000..000003}.tar")
+    with pytest.raises(UserError, match="does not exist"):
+        opened(shards / "x*.tar")
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a header", "compressed", "empty"])
+def test_a_corrupt_shard(shards: Path, damage: str) -> None:
+    path = shards / "000001.tar"
+    content = path.read_bytes()
+    with tarfile.open(path) as archive:
+        second = archive.getmembers()[2].offset
+    path.write_bytes(
+        {
+            "cut off": content[: second + 600],
+            "a header": content[:second] + b"x" * 512 + content[second + 512 :],
+            "compressed": b"\x1f\x8b" + content,
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(UserError, match=r"the shard .*000001\.tar cannot be read \(.*fetch or"):
+        opened(shards)
+
+
+def test_a_damaged_image_and_a_vanished_shard(shards: Path) -> None:
+    with tarfile.open(shards / "000001.tar") as archive:
+        first = archive.getmembers()[0]
+    with (shards / "000001.tar").open("r+b") as file:
+        file.seek(first.offset_data)
+        file.write(b"x" * 100)
+    found = opened(shards)
+    found.drop_broken("full")
+    assert (len(found), found.broken) == (10, [(first.name, "not an image of a known format")])
+    (shards / "000003.tar").unlink()
+    data = data_module(files(shards))
+    assert len(data.train_dataset) + len(data.val_dataset) == 8
+
+
+def test_one_sample_with_two_images(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "cat" / "0.png").read_bytes()
+    write_tar(tmp_path / "a.tar", {"1.png": whole, "1.seg.png": whole})
+    with pytest.raises(UserError, match=r"1\.png and 1\.seg\.png are one sample"):
+        opened(tmp_path / "a.tar")
+    write_tar(tmp_path / "a.tar", {"1.png": whole})
+    write_tar(tmp_path / "b.tar", {"1.png": whole})
+    with pytest.raises(UserError, match=r"b\.tar and .*a\.tar both hold 1\.png"):
+        opened(tmp_path / "*.tar")
