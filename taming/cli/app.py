@@ -29,7 +29,7 @@ from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
     "foreign_target", "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
-    "resume_config", "write_config"]  # fmt: skip
+    "resume_config", "shell_command", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -139,6 +139,13 @@ def resume_config(config: DictConfig) -> DictConfig:
             f"{path} names {stranger}, which is none of this program's: it is not run. "
             f"If you trust it, add {shlex.quote(f'+{stranger}')} to the command."
         )
+    command = shell_command(saved)
+    if command is not None and command != OmegaConf.select(config, "data.path"):
+        override = shlex.quote(f'data.path="{command}"')
+        raise UserError(
+            f"{path} has the shell run {command}: it is not run. If you trust it, add {override} "
+            "to the command."
+        )
     max_time = OmegaConf.select(saved, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s was for one session", max_time)
@@ -197,6 +204,14 @@ def foreign_target(config: DictConfig, trusted: Collection[str] = ()) -> str | N
         if "$" in target or target not in {*_packaged_targets(), *trusted}:
             return f"{key}={target}"
     return None
+
+
+def shell_command(config: DictConfig) -> str | None:
+    """Returns the `pipe:COMMAND` that sends a configuration's data; None if there is none."""
+    data = config.get("data")
+    plain = OmegaConf.to_container(data, resolve=True) if isinstance(data, DictConfig) else {}
+    commands = (str(value) for _, value in leaves(plain) if str(value).startswith("pipe:"))
+    return next(commands, None)
 
 
 @cache

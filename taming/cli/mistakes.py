@@ -68,7 +68,7 @@ def check_config(config: DictConfig) -> None:
         )
     for name in PATHS:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
-        if not isinstance(value, str) or value.startswith("hf:"):
+        if not isinstance(value, str) or re.match(r"hf:|pipe:|\w+://", value):
             continue
         if set(value) & set("*?[{"):  # a pattern, which its reader knows
             continue

@@ -4,7 +4,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import RESOLVED_FILE, find_device, foreign_target, load_saved_config, resolved
+from taming.cli.app import (
+    RESOLVED_FILE,
+    find_device,
+    foreign_target,
+    load_saved_config,
+    resolved,
+    shell_command,
+)
 from taming.cli.data import build_data, set_up
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
@@ -34,6 +41,8 @@ def open_data(run: Path) -> ImageDataModule:
     config = load_saved_config(path)
     if (stranger := foreign_target(config.data)) is not None:
         raise UserError(f"{path} names data.{stranger}, which is none of this program's.")
+    if (command := shell_command(config)) is not None:
+        raise UserError(f"{path} has the shell run {command}: it is not run.")
     data = build_data(config)
     set_up(data)
     return data

@@ -12,6 +12,7 @@ from taming.data.inspection import InspectionImages
 from taming.data.readers import BrokenImageError, LabelMapReader, PictureReader, Reader
 from taming.data.samples import open_samples
 from taming.data.sources import DataSource, ImageFiles, PairFiles, held_out_split
+from taming.data.streams import ImageStream
 from taming.data.tokens import CacheDescription, TokenDataset, TokenGrid, TokenWriter
 from taming.data.transforms import ImageTransform
 
@@ -29,6 +30,7 @@ __all__ = [
     "ImageFiles",
     "ImageFolder",
     "ImageList",
+    "ImageStream",
     "ImageTransform",
     "InspectionImages",
     "LabelMapReader",

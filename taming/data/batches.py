@@ -42,6 +42,7 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
         seed: seed of the permutations, not negative.
         rank, world_size: r, this process's rank, and W.
         start_item: position in the stream where a resumed training goes on.
+        block: items are permuted within blocks of so many neighbours; None: among all.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
         rank: int = 0,
         world_size: int = 1,
         start_item: int = 0,
+        block: int | None = None,
     ) -> None:
         self.num_items, self.batch_size, self.seed = num_items, batch_size, seed
         self.rank, self.world_size, self.start_item = rank, world_size, start_item
+        self.block = block
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         batch = 0
@@ -71,6 +74,8 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
                     # (seed, draw)
                     rng = np.random.default_rng((self.seed, pass_number, 1))
                     order = rng.permutation(self.num_items)
+                    if self.block is not None:
+                        order = order[np.argsort(order // self.block, kind="stable")]
                 items.append((int(order[position % self.num_items]), position))
             yield items
             batch += 1
@@ -82,4 +87,6 @@ def make_loader(dataset: Dataset[Any], num_workers: int, **batching: Any) -> Dat
     Starting an iterator then draws nothing from PyTorch's global one, so a run that finds its token
     cache draws the same numbers as one that makes it.
     """
+    if num_workers and getattr(dataset, "block", None) is not None:
+        batching["multiprocessing_context"] = "spawn"  # a fork would copy a thread's locks
     return DataLoader(dataset, num_workers=num_workers, generator=torch.Generator(), **batching)

@@ -96,6 +96,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.transform = transform
         self.seed = seed
         self.in_memory = self.images.in_memory
+        self.block: int | None = getattr(self.images, "block", None)  # of what is read in order
         self._indices = np.arange(len(self.images)) if indices is None else np.asarray(indices)
         # in shared memory, so that what a loader's worker finds broken is known to all of them
         self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()

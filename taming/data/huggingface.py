@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -18,17 +18,31 @@ from taming.data.readers import BrokenImageError, Reader, decoding
 from taming.data.sources import Fraction, hold_out
 from taming.errors import UserError, join_names
 
-if TYPE_CHECKING:  # slow to import, and an extra
-    from datasets import Dataset
-
-__all__ = ["HuggingFaceImages", "ImageTable"]
+__all__ = ["HuggingFaceImages", "Rows", "TableSource"]
 
 log = logging.getLogger(__name__)
 
 
+class Rows(NamedTuple):
+    """A dataset's images, as files that are not decoded, and their classes."""
+
+    table: Any  # `datasets.Dataset` or `IterableDataset`
+    description: str  # for messages
+    image: str  # name of the column
+    label: str | None
+    class_names: list[str] | None  # None if the type of the column does not say
+
+    def class_of(self, row: dict[str, Any]) -> str | None:
+        """Returns the name of a row's class; None without one."""
+        value = None if self.label is None else row[self.label]
+        if value is None or self.class_names is None:
+            return None if value is None else str(value)
+        return self.class_names[value] if value >= 0 else None
+
+
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceImages:
-    """Images of a dataset that Hugging Face's `datasets` can load.
+class TableSource:
+    """A dataset that Hugging Face's `datasets` can load.
 
     Args:
         path: `hf:owner/name` of the hub; a folder of Parquet or image files, or one that
@@ -36,8 +50,6 @@ class HuggingFaceImages:
         reader: reads the images as pictures (`PictureReader`) or label maps (`LabelMapReader`).
         name: which configuration of the dataset; None for its default.
         split: which part to train on, such as `train` or `train[:90%]`.
-        val_split: which part to validate on; None to hold some of `split` out.
-        val_fraction: share to hold out, see `held_out_split`.
         image_column: None for the only column of images.
         label_column: column of classes, numbers or names; None for the only one of the type
             `ClassLabel`, if there is one.
@@ -49,56 +61,90 @@ class HuggingFaceImages:
     reader: Reader
     name: str | None = None
     split: str = "train"
-    val_split: str | None = None
-    val_fraction: Fraction = 0.05
     image_column: str | None = None
     label_column: str | None = None
     max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
 
-    def open(self) -> tuple[Part, Part]:
-        """Opens the dataset; one of the hub is downloaded first, unless it has been.
+    def open_rows(self, split: str, *, streaming: bool = False) -> Rows:
+        """Opens a part of the dataset; one of the hub is downloaded first, unless it streams.
 
         Raises:
-            UserError: if it cannot be opened, or has other columns or classes.
+            UserError: if it cannot be opened, or a column is missing.
         """
-        train = self._open(self.split)
-        if self.val_split is None:
-            return hold_out(Part(train), self.val_fraction)
-        return Part(train), Part(self._open(self.val_split, train.class_names))
-
-    def _open(self, split: str, known_classes: Sequence[str] | None = None) -> "ImageTable":
+        description = f"{self.path} {split}"
         try:
-            rows = _load(self.path, self.name, split)
+            import datasets
+
+            table = self._load(split, streaming)
+            features = table.features or table._resolve_features().features
         except ImportError as error:
             raise UserError(
-                f"data=huggingface needs {error.name}: pip install 'taming[datasets]'."
+                f"data.path={self.path} needs {error.name}: pip install 'taming[datasets]'."
             ) from error
         except Exception as error:  # damaged files make pyarrow raise nearly anything
             why = " ".join(str(error.__cause__ or error).split())
             raise UserError(f"{self.path}, split {split}, cannot be loaded: {why}") from error
-        return ImageTable(
-            rows,
-            f"{self.path} {split}",
-            self.reader,
-            image_column=self.image_column,
-            label_column=self.label_column,
-            known_classes=known_classes,
-            max_broken_fraction=self.max_broken_fraction,
+        for role, column in (("image", self.image_column), ("label", self.label_column)):
+            if column is not None and column not in features:
+                raise UserError(
+                    f"{description} has no column {column}; it has {join_names(list(features))}: "
+                    f"set data.source.{role}_column."
+                )
+        images, labels = (
+            [name for name, feature in features.items() if isinstance(feature, kind)]
+            for kind in (datasets.Image, datasets.ClassLabel)
+        )
+        if self.image_column is None and len(images) != 1:
+            raise UserError(
+                f"{description} has {len(images) or 'no'} columns of the type Image; it has "
+                f"{join_names(list(features))}: set data.source.image_column."
+            )
+        image = self.image_column or images[0]
+        label = self.label_column or (labels[0] if len(labels) == 1 else None)
+        table = table.select_columns([image, *filter(None, [label])])
+        table = table.cast_column(image, datasets.Image(decode=False))
+        names = None if label is None else getattr(features[label], "names", None)
+        return Rows(table, description, image, label, names)
+
+    def _load(self, split: str, streaming: bool) -> Any:
+        import datasets
+
+        place = Path(self.path).expanduser()
+        if any((place / f"dataset_{kind}.json").is_file() for kind in ("info", "dict")):
+            saved = datasets.load_from_disk(place)
+            return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        path, files = str(place), None
+        if self.path.startswith("hf:"):
+            path = self.path.removeprefix("hf:")
+        elif not place.is_dir():
+            path, files = place.suffix[1:], self.path
+        return datasets.load_dataset(
+            path, self.name, data_files=files, split=split, streaming=streaming
         )
 
 
-def _load(path: str, name: str | None, split: str) -> "Dataset":
-    import datasets
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceImages(TableSource):
+    """Images of a dataset that lies on the disk, or is downloaded; see `TableSource`.
 
-    if path.startswith("hf:"):
-        return datasets.load_dataset(path.removeprefix("hf:"), name, split=split)
-    place = Path(path).expanduser()
-    if any((place / f"dataset_{kind}.json").is_file() for kind in ("info", "dict")):
-        saved = datasets.load_from_disk(place)
-        return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-    if place.is_dir():
-        return datasets.load_dataset(str(place), name, split=split)
-    return datasets.load_dataset(place.suffix[1:], name, data_files=str(place), split=split)
+    Args:
+        val_split: which part to validate on; None to hold some of `split` out.
+        val_fraction: share to hold out, see `held_out_split`.
+    """
+
+    val_split: str | None = None
+    val_fraction: Fraction = 0.05
+
+    def open(self) -> tuple[Part, Part]:
+        """Opens the dataset.
+
+        Raises:
+            UserError: if it cannot be opened, or has other columns or classes.
+        """
+        train = ImageTable(self.open_rows(self.split), self)
+        if self.val_split is None:
+            return hold_out(Part(train), self.val_fraction)
+        return Part(train), Part(ImageTable(self.open_rows(self.val_split), self, train))
 
 
 class ImageTable:
@@ -106,49 +152,36 @@ class ImageTable:
 
     Args:
         rows: the dataset.
-        description: name for messages.
-        known_classes: for validation data: the training data's class names.
-        reader, image_column, label_column, max_broken_fraction: see `HuggingFaceImages`.
+        source: its settings.
+        train: for validation data: the training data, whose classes these have.
 
     Raises:
-        UserError: if a column is missing, or a class is not a known one.
+        UserError: if a class is not one of the training data.
     """
 
     in_memory = False
-    sizes = None
+    sizes: list[tuple[int, int]] | None = None
 
-    def __init__(
-        self,
-        rows: "Dataset",
-        description: str,
-        reader: Reader,
-        *,
-        image_column: str | None = None,
-        label_column: str | None = None,
-        known_classes: Sequence[str] | None = None,
-        max_broken_fraction: float = 1.0,
-    ) -> None:
-        from datasets import Image as ImageFeature
+    class_names: list[str]
 
-        self.description, self.reader = description, reader
-        self.max_broken_fraction = max_broken_fraction
-        self._column = _column(rows, "image", image_column, description)
-        label_column = _column(rows, "label", label_column, description)
-        self.class_names, self._labels = _labels(rows, label_column, description, known_classes)
-        self._rows = rows.select_columns([self._column])
-        self._rows = self._rows.cast_column(self._column, ImageFeature(decode=False))
+    def __init__(self, rows: Rows, source: TableSource, train: "ImageTable | None" = None) -> None:
+        self.description, self.reader = rows.description, source.reader
+        self.max_broken_fraction = source.max_broken_fraction
+        self._table, self._image = rows.table, rows.image
+        known = None if train is None else train.class_names
+        self.class_names, self._labels = _labels(rows, known)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table)
 
     @decoding()
-    def load(self, index: int) -> Image.Image:
+    def load(self, index: int, least_side: int | None = None) -> Image.Image:
         """Decodes an image; raises `BrokenImageError`."""
-        image = self._rows[index][self._column]
+        image = self._table[index][self._image]
         if image is None:
             raise BrokenImageError("no image")
         file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
-        return self.reader.read(file, f"{self.description}: {self.name(index)}")
+        return self.reader.read(file, f"{self.description}: {self.name(index)}", least_side)
 
     def label(self, index: int) -> int | None:
         """Returns the class of an image; None without classes."""
@@ -160,52 +193,25 @@ class ImageTable:
 
     def fingerprint(self) -> str:
         """Returns a digest of the rows, as the library tells them apart, labels and reader."""
-        parts = self._rows._fingerprint, self.reader, self.class_names
+        parts = self._table._fingerprint, self.reader, self.class_names
         return hashlib.sha256(repr(parts).encode() + self._labels.tobytes()).hexdigest()
 
 
-def _column(rows: "Dataset", role: str, name: str | None, source: str) -> str | None:
-    """Chooses the column of images or classes."""
-    import datasets
-
-    if name is not None and name in rows.column_names:
-        return name
-    columns = join_names(rows.column_names)
-    if name is not None:
+def _labels(rows: Rows, known: Sequence[str] | None) -> tuple[list[str], np.ndarray]:
+    """Returns the names of the classes and the class number of each row; empty without classes."""
+    no_classes: tuple[list[str], np.ndarray] = [], np.empty(0, np.int64)
+    if rows.label is None or known == []:
+        return no_classes
+    found = [rows.class_of(row) for row in rows.table.select_columns([rows.label])]
+    classes = {label for label in found if label is not None}
+    if None in found:
+        log.info("note: %s: no classes, for rows have none in %s", rows.description, rows.label)
+        return no_classes
+    names = list(known or rows.class_names or sorted(classes, key=natural_key))
+    if unknown := sorted(classes - set(names), key=natural_key):
         raise UserError(
-            f"{source} has no column {name}; it has {columns}: set data.source.{role}_column."
+            f"{rows.description}: {join_names(unknown)} in {rows.label} is not a class of the "
+            f"training data, which has {join_names(names)}."
         )
-    kind = datasets.Image if role == "image" else datasets.ClassLabel
-    found = [column for column, feature in rows.features.items() if isinstance(feature, kind)]
-    if len(found) == 1:
-        return found[0]
-    if role == "image":
-        raise UserError(
-            f"{source} has {len(found) or 'no'} columns of the type Image; it has {columns}: set "
-            "data.source.image_column."
-        )
-    return None
-
-
-def _labels(
-    rows: "Dataset", column: str | None, source: str, known: Sequence[str] | None
-) -> tuple[list[str], np.ndarray]:
-    """Returns the names of the classes and the class number of each row; both may be empty."""
-    none: tuple[list[str], np.ndarray] = [], np.empty(0, np.int64)
-    if column is None or known == []:
-        return none
-    values: list[Any] = list(rows[column])
-    names: list[str] | None = getattr(rows.features[column], "names", None)
-    if names is not None:
-        values = [None if v is None or v < 0 else names[v] for v in values]
-    if None in values:
-        log.info("note: %s: no classes, for some rows have none in %s", source, column)
-        return none
-    names = list(known or names or sorted({str(v) for v in values}, key=natural_key))
     number = {name: i for i, name in enumerate(names)}
-    if unknown := sorted({str(v) for v in values} - number.keys(), key=natural_key):
-        raise UserError(
-            f"{source}: {join_names(unknown)} in {column} is not a class of the training data, "
-            f"which has {join_names(names)}."
-        )
-    return names, np.array([number[str(v)] for v in values], np.int64)
+    return names, np.array([number[str(label)] for label in found], np.int64)

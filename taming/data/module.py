@@ -97,6 +97,7 @@ class EndlessDataModule(L.LightningDataModule):
             rank=rank,
             world_size=world_size,
             start_item=self.start_item,
+            block=getattr(self.train_dataset, "block", None),
         )
         num_workers = self.num_workers_for(self.train_dataset)
         return self._loader(self.train_dataset, num_workers, batch_sampler=batches)
@@ -128,6 +129,8 @@ class EndlessDataModule(L.LightningDataModule):
             return self.loader.num_workers
         if dataset.in_memory:
             return 0
+        if getattr(dataset, "block", None) is not None:
+            return 1  # each reads the whole stream
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's
         if self.trainer is not None:
             processes = self.trainer.num_devices

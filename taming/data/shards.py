@@ -167,7 +167,7 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int]]:
     try:
         with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # it keeps them all
+                archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
                 if member.size < 0:
                     raise tarfile.ReadError(f"{member.name} has no size")
                 if member.isreg():

@@ -3,7 +3,7 @@
 import io
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
@@ -55,7 +55,7 @@ def make_shards(
     class_names, labels = find_labels(files, names, "auto")
     keys = _keys(names)
 
-    def samples() -> Iterator[dict[str, bytes]]:
+    def samples() -> Generator[dict[str, bytes]]:
         order = np.random.default_rng(seed).permutation(len(names)).tolist()
         for index in tqdm(order, desc=f"packing {files.path.name}", unit="image"):
             name, key = names[index], keys[index]

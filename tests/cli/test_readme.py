@@ -64,8 +64,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             arguments.append("num_images=4")
         elif name == "encode_dataset":
             arguments += ["data.loader.num_workers=0", "data.val_fraction=0.25"]
-        elif name in ("import_checkpoint", "compare", "report"):
-            pass  # of the tiny checkpoint, of the tiny runs
+        elif name in ("import_checkpoint", "compare", "report", "make_shards"):
+            pass  # of the tiny checkpoint, of the tiny runs, of the tiny images
         elif name == "evaluate":
             arguments += TINY_EVALUATION
         elif name == "reconstruct":

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from tiny_commands import Run, fails, resumed, succeeds
 
 from taming.cli.app import config_directory
+from taming.cli.report import open_data
 from taming.errors import UserError
 
 TOUCH = "__import__('os').mkdir('marker')"
@@ -70,6 +71,17 @@ def test_a_saved_configuration_calls_nothing(name: str) -> None:
         with pytest.raises(UserError, match=r"none of this program's|looks beyond the file"):
             resumed(Path())
         assert not Path("marker").exists()
+
+
+@pytest.mark.parametrize("path", ["pipe:touch marker", "${data.letter}ipe:touch marker"])
+def test_a_saved_configuration_gives_no_command_of_the_shell(tmp_path: Path, path: str) -> None:
+    saved = OmegaConf.create({"data": {"path": path, "letter": "p"}})
+    OmegaConf.save(saved, tmp_path / "config_composed.yaml")
+    with pytest.raises(UserError, match=r"add 'data\.path=\"pipe:touch marker\"' to the command"):
+        resumed(tmp_path)
+    OmegaConf.save(saved, tmp_path / "config.yaml")
+    with pytest.raises(UserError, match="the shell run pipe:touch marker: it is not run"):
+        open_data(tmp_path)
 
 
 @pytest.mark.usefixtures("traps")

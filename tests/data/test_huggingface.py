@@ -88,7 +88,8 @@ def test_classes_by_name_and_a_validation_split(table: Any, tmp_path: Path) -> N
 
 def test_rows_without_class_or_image(table: Any, tmp_path: Path) -> None:
     rows = table(label=[0, -1] * 4).add_column("number", range(8))
-    broken = [{"bytes": b"x", "path": None}, None, *[rows[0]["picture"]] * 6]
+    whole = rows.cast_column("picture", datasets.Image(decode=False))[0]["picture"]
+    broken = [{"bytes": b"x", "path": None}, None, *[whole] * 6]
     rows = rows.remove_columns("picture").add_column("picture", broken, feature=datasets.Image())
     rows.save_to_disk(tmp_path / "x")
     train, _ = source(tmp_path / "x", max_broken_fraction=0.5).open()

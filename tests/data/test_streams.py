@@ -1,0 +1,184 @@
+"""Streams: of shards through a pipe, and of Parquet files."""
+
+import pickle
+import tarfile
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_data import data_module
+
+from taming.data import ImageStream, PictureReader
+from taming.data.module import ImageDataModule
+from taming.data.streams import StreamedImages
+from taming.errors import UserError
+from taming.workflows.make_shards import make_shards
+
+datasets = pytest.importorskip("datasets")
+pytest.importorskip("webdataset")
+
+
+@pytest.fixture
+def shards(make_folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four shards of three images, the last of two."""
+    monkeypatch.setattr("taming.workflows.make_shards.MEBI", 7500)
+    assert make_shards(make_folder({"cat": 6, "dog": 5}), tmp_path / "x", shard_size=1)[2] == 4
+    return tmp_path / "x"
+
+
+@pytest.fixture
+def parquet(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The images of the shards in two files, in the shards' order."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    samples = list(stream(piped(shards)).samples())
+    rows = datasets.Dataset.from_dict(
+        {
+            "image": [{"bytes": content, "path": None} for content, _ in samples],
+            "label": [int(label or 0) for _, label in samples],
+        },
+        features=datasets.Features(
+            {"image": datasets.Image(), "label": datasets.ClassLabel(names=["0", "1"])}
+        ),
+    )
+    for part in range(2):
+        rows.shard(2, part, contiguous=True).to_parquet(tmp_path / f"{part}.parquet")
+    return tmp_path / "*.parquet"
+
+
+def piped(shards: Path) -> str:
+    return f"pipe:cat {shards}/{{000000..000003}}.tar"
+
+
+def stream(path: Path | str, **settings: Any) -> ImageStream:
+    settings = {"num_val_images": 3, "shuffle_buffer": 4, "patience": 20, **settings}
+    return ImageStream(path=str(path), reader=PictureReader(), **settings)
+
+
+def module(path: Path | str, **settings: Any) -> ImageDataModule:
+    own = {
+        name: settings.pop(name) for name in list(settings) if name in ImageStream.__annotations__
+    }
+    return data_module(stream(path, **own), crop="random", crop_scale=(0.5, 1.0), **settings)
+
+
+def batches(data: ImageDataModule, count: int) -> list[dict[str, torch.Tensor]]:
+    return [*islice(data.train_dataloader(), count), *data.val_dataloader()]
+
+
+def same(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]) -> bool:
+    return all(torch.equal(a[k], b[k]) for a, b in zip(first, second, strict=True) for k in a)
+
+
+def test_a_pass_has_every_image_once_mixed_within_blocks(shards: Path) -> None:
+    data = module(piped(shards), batch_size=8)
+    assert data.class_names == ["0", "1"]
+    assert (len(data.train_dataset), len(data.val_dataset)) == (8, 3)
+    loader = data.train_dataloader()
+    passes = list(islice(loader.batch_sampler, 2))  # type: ignore[arg-type]
+    orders = [[index for index, _ in keys] for keys in passes]
+    assert orders[0] != orders[1]
+    for order in orders:
+        assert sorted(order[:4]) == [0, 1, 2, 3]
+        assert sorted(order[4:]) == [4, 5, 6, 7]
+    first, second = islice(loader, 2)
+    assert sorted(first["labels"].tolist()) == sorted(second["labels"].tolist())
+
+
+def test_pipes_and_parquet_give_the_same_batches(shards: Path, parquet: Path) -> None:
+    reference = batches(module(piped(shards)), 5)
+    assert same(batches(module(parquet), 5), reference)
+    assert reference[0].keys() == {"images", "labels"}
+
+
+def test_processes_change_nothing(
+    shards: Path, parquet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a copy of the data set, and reads all of the stream."""
+    reference = list(islice(module(piped(shards)).train_dataloader(), 5))
+    copies = []
+    for _ in range(2):
+        data = module(parquet)
+        keys = list(islice(data.train_dataloader().batch_sampler, 5))  # type: ignore[arg-type]
+        copies.append(pickle.loads(pickle.dumps(data.train_dataset)))
+    worker = SimpleNamespace(id=1, num_workers=2, dataset=None, seed=0)
+    monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: worker)
+    for number, batch in enumerate(keys):
+        items = [copies[number % 2][key] for key in batch]
+        assert torch.equal(
+            torch.stack([item["images"] for item in items]), reference[number]["images"]
+        )
+        assert [item["labels"] for item in items] == reference[number]["labels"].tolist()
+
+
+def test_a_training_goes_on_at_its_step(shards: Path) -> None:
+    reference = list(islice(module(piped(shards)).train_dataloader(), 6))
+    resumed = module(piped(shards))
+    resumed.load_state_dict({"next_batch": 4})
+    assert same(list(islice(resumed.train_dataloader(), 2)), reference[4:])
+
+
+def test_it_reads_no_further_than_it_must(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    begin = StreamedImages._begin
+    monkeypatch.setattr(StreamedImages, "_begin", lambda self: begun.append(0) or begin(self))
+    train, val = stream(piped(shards), num_images=11, shuffle_buffer=2).open()
+    for index in (0, 3, 1, 5, 2, 7, 4):  # back to the block before, and no further
+        train.images.load(index)
+    for index in (2, 0, 1):
+        val.images.load(index)
+    assert len(begun) == 2
+    train.images.load(0)
+    assert len(begun) == 3
+
+
+def test_parquet_without_its_number_of_images(parquet: Path) -> None:
+    source = stream(parquet, label_column="label")
+    train, val = source.open()
+    assert (len(train.images), len(val.images)) == (8, 3)
+    with pytest.raises(UserError, match="has no column kind; it has image, label: set"):
+        stream(parquet, label_column="kind").open()
+    with pytest.raises(UserError, match="has 11 images, and 11 of them are for validation"):
+        stream(parquet, num_val_images=11).open()
+
+
+def cut_off(shards: Path) -> None:
+    whole = (shards / "000001.tar").read_bytes()
+    with tarfile.open(shards / "000001.tar") as archive:
+        second = archive.getmembers()[2].offset_data
+    (shards / "000001.tar").write_bytes(whole[: second + 100])
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("pipe:cat {x}/{{000000..000004}}.tar", r"after image 11: pipe:.*000004\.tar: empty file"),
+        ("pipe:sleep 9", "has stalled: nothing came for 0.5 seconds after image 0"),
+        ("pipe:cat {x}/000000.tar && sleep 9", "has stalled: .* after image [23] "),
+        ("x::pipe:true.tar", "must begin with pipe:"),
+    ],
+)
+def test_a_stream_that_breaks_off_or_stalls(shards: Path, path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        stream(path.format(x=shards), patience=0.5).open()
+
+
+def test_a_corrupt_shard(shards: Path) -> None:
+    cut_off(shards)
+    with pytest.raises(
+        UserError, match=r"after image 3: pipe:.*000001\.tar: unexpected end of data"
+    ):
+        stream(piped(shards)).open()
+
+
+def test_wrong_numbers(shards: Path) -> None:
+    train, _ = stream(piped(shards), num_images=12, num_classes=1).open()
+    with pytest.raises(UserError, match=r"ended after 11 images, and not 12: correct"):
+        train.images.load(8)
+    with pytest.raises(UserError, match="is of the class 1, which is none of 0"):
+        [train.images.label(index) for index in range(8)]
+    train, _ = stream(piped(shards), num_images=11).open()
+    assert train.images.class_names == []
