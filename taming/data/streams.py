@@ -136,6 +136,7 @@ class ImageStream(TableSource):
                 sample = next(samples, None)
             except Exception as error:  # with arguments more, the last of which names the shard
                 why = getattr(error, "strerror", None) or str(error.args[0]).partition(" @ ")[0]
+                why = why.rpartition("}): ")[2].removesuffix(" (read) {}")  # of a command: exit 1
                 raise UserError(f"{error.args[-1]}: {why}") from error
             if sample is None:
                 return
