@@ -117,7 +117,7 @@ def test_processes_change_nothing(
 def test_a_training_goes_on_at_its_step(shards: Path) -> None:
     reference = list(islice(module(piped(shards)).train_dataloader(), 6))
     resumed = module(piped(shards))
-    resumed.load_state_dict({"next_batch": 4})
+    resumed.start_item = 4 * resumed.batch_size
     assert same(list(islice(resumed.train_dataloader(), 2)), reference[4:])
 
 
