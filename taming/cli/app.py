@@ -29,7 +29,7 @@ from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
     "foreign_target", "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
-    "resume_config", "shell_command", "write_config"]  # fmt: skip
+    "resume_config", "shell_command", "take_up_config", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -37,9 +37,9 @@ RESOLVED_FILE = "config.yaml"  # in a run directory
 
 # what a resumed run keeps: its model, and which images it is trained on
 FIXED = ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay", "condition_*",
-    "conditioning", "data", "data.channels", "data.resolution", "data.source.labels",
-    "data.val_fraction", "experiment", "finetune*", "model*", "perceptual*", "quantizer*",
-    "recipe", "run_dir", "size*", "vqgan")  # fmt: skip
+    "conditioning", "data", "data.channels", "data.resolution", "data.source",
+    "data.source.labels", "data.val_fraction", "experiment", "finetune*", "model*", "perceptual*",
+    "quantizer*", "recipe", "run_dir", "size*", "vqgan")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to; a name in
 # one may be a reference itself, as in ${data.${data.condition}}
 REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
@@ -175,6 +175,36 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
     names = [f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy")]
     for key in names if name == "trainer" else [name]:
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
+
+
+def take_up_config(config: DictConfig) -> DictConfig:
+    """Returns this command's configuration for the run that stands in its directory.
+
+    What the command leaves open, the run has found already.
+
+    Raises:
+        UserError: if it changes what is fixed once a run has begun.
+    """
+    run_dir = Path(config.run_dir)
+    saved = dict(_values(load_saved_config(run_dir / COMPOSED_FILE)))
+    for key, value in _values(config):
+        if key == "run_dir" or key not in saved or saved[key] == value:
+            continue
+        group = key.removesuffix("._target_")
+        fixed = any(fnmatch(group, name) for name in FIXED)
+        if value == "auto" or (value is None and fixed and group == key):
+            OmegaConf.update(config, key, saved[key])
+        elif fixed:
+            raise UserError(
+                f"the run in {run_dir} was begun with {key}={saved[key]}, and now it is {value}: "
+                "give what it was begun with, or another run_dir."
+            )
+    config.resume = str(run_dir)
+    return config
+
+
+def _values(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    return leaves(OmegaConf.to_container(config), lists=False)
 
 
 def load_saved_config(path: Path) -> DictConfig:

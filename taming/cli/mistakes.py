@@ -53,7 +53,7 @@ def check_overrides(overrides: Sequence[Override]) -> None:
 
 def check_config(config: DictConfig) -> None:
     """Checks that nothing is missing and that all paths exist."""
-    if config.get("resume") is not None:  # all else is the run's own
+    if config.get("resume") not in (None, "auto"):  # all else is the run's own
         path = Path(config.resume).expanduser() / COMPOSED_FILE
         if not path.is_file():
             raise MissingPathError(
@@ -66,6 +66,8 @@ def check_config(config: DictConfig) -> None:
         raise UserError(
             f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
         )
+    if config.get("resume") == "auto" and "${now:" in OmegaConf.to_container(config)["run_dir"]:
+        raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
     for name in PATHS:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
         if not isinstance(value, str) or re.match(r"hf:|pipe:|\w+://", value):

@@ -172,7 +172,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 def _job_directory(*, _root_: DictConfig) -> str:
     """Returns the value of the first of `DIRECTORIES` that is set; `.` where none is."""
-    return str(Path(next(filter(None, map(_root_.get, DIRECTORIES)), ".")).expanduser())
+    values = [_root_.get(name) for name in DIRECTORIES]
+    return str(Path(next((v for v in values if v and v != "auto"), ".")).expanduser())
 
 
 OmegaConf.register_new_resolver("job_directory", _job_directory, replace=True)

@@ -31,7 +31,9 @@ TYPES = {
 
 def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
-    config, trainer, resume_from = begin_run(config, ImageGenerator.kind, TYPES)
+    if (begun := begin_run(config, ImageGenerator.kind, TYPES)) is None:
+        return None
+    config, trainer, resume_from = begun
     saved = None if resume_from is None else load_training_checkpoint(resume_from)
     if saved is not None:
         tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])

@@ -28,7 +28,9 @@ TYPES = {**IMAGE_TYPES, "finetune.mode": FinetuningMode}
 
 def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
-    config, trainer, resume_from = begin_run(config, VQGAN.kind, TYPES)
+    if (begun := begin_run(config, VQGAN.kind, TYPES)) is None:
+        return None
+    config, trainer, resume_from = begun
     L.seed_everything(config.seed, workers=True, verbose=False)
     vqgan, adversary = build_networks(config, resume_from)
     module = build(

@@ -12,14 +12,29 @@ from annotated_types import Ge
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import build, build_all, program, resume_config, write_config
+from taming.cli.app import (
+    build,
+    build_all,
+    program,
+    resume_config,
+    take_up_config,
+    write_config,
+)
 from taming.cli.hints import setting
 from taming.cli.processes import choose_strategy, global_batch
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
 from taming.data.module import EndlessDataModule
 from taming.errors import UserError
-from taming.training import MetricsFile, TrainingModule, TrainingResult, check_resume, train
+from taming.serialization import saved_checkpoints
+from taming.training import (
+    MetricsFile,
+    TrainingModule,
+    TrainingResult,
+    check_resume,
+    finished_steps,
+    train,
+)
 from taming.training.execution import Execution, choose_execution, default_precision
 from taming.training.lineage import log_lineage
 
@@ -33,12 +48,13 @@ TYPES = {
     "trainer.gradient_clip_val": Annotated[float, Ge(0)] | None,
     "float32_matmul_precision": Literal["highest", "high", "medium"],
     "export": Literal["best", "last"],
+    "keep_checkpoints": Annotated[int, Ge(1)],
 }
 
 
 def begin_run(
     config: DictConfig, kind: str, types: Mapping[str, Any]
-) -> tuple[DictConfig, L.Trainer, Path | None]:
+) -> tuple[DictConfig, L.Trainer, Path | None] | None:
     """Checks the settings of a run, before anything of it is read or written.
 
     Args:
@@ -48,15 +64,25 @@ def begin_run(
 
     Returns:
         The configuration, which is the run's own if it is resumed; Lightning's trainer; and the
-        checkpoint to resume from.
+        checkpoint to resume from. None if `resume=auto` finds a finished run.
 
     Raises:
         UserError: if the run's directory holds another run already, or the run to resume has done
             all its steps and left its result.
     """
-    checkpoint, step = None, 0
-    if config.resume is not None:
-        checkpoint, step = check_resume(Path(config.resume).expanduser(), kind)
+    checkpoint = None
+    run_dir = Path(config.run_dir)
+    if config.resume == "auto":
+        check_types(config, {**types, **TYPES})
+        if (done := finished_steps(run_dir)) >= config.trainer.max_steps:
+            log.info("%s: finished, %d steps; there is nothing to do", run_dir, done)
+            return None
+        config.resume = None
+        if saved_checkpoints(run_dir):
+            checkpoint, _ = check_resume(run_dir, kind)
+            config = take_up_config(config)
+    elif config.resume is not None:
+        checkpoint, _ = check_resume(Path(config.resume).expanduser(), kind)
         config = resume_config(config)
     check_types(config, {**types, **TYPES})
     trainer = _trainer(config)
@@ -67,11 +93,11 @@ def begin_run(
             f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
         )
-    if step >= trainer.max_steps and (run_dir / "result.json").exists():
+    if checkpoint is not None and (done := finished_steps(run_dir)) >= trainer.max_steps:
         raise UserError(
-            f"the run in {run_dir} has done {step} steps, and trainer.max_steps is "
+            f"the run in {run_dir} has done {done} steps, and trainer.max_steps is "
             f"{trainer.max_steps}; to train on, give a larger number, such as "
-            f"trainer.max_steps={2 * step}."
+            f"trainer.max_steps={2 * done}."
         )
     return config, trainer, checkpoint
 

@@ -16,6 +16,7 @@ from taming.serialization.saved_model import (
     load_training_checkpoint,
     read_training_checkpoint,
     save_model_directory,
+    saved_checkpoints,
 )
 from taming.serialization.sharded import (
     is_checkpoint,
@@ -27,4 +28,4 @@ __all__ = ["FORMAT_VERSION", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "is_checkpoint", "load_model_directory", "load_saved_model",
     "load_sharded_checkpoint", "load_training_checkpoint", "read_foreign_checkpoint",
     "read_training_checkpoint", "rebuilding", "save_model_directory", "save_sharded_checkpoint",
-    "upload"]  # fmt: skip
+    "saved_checkpoints", "upload"]  # fmt: skip

@@ -24,6 +24,7 @@ from taming.serialization.saved_model import (
     load_model_directory,
     load_training_checkpoint,
     save_model_directory,
+    saved_checkpoints,
 )
 from taming.serialization.sharded import is_checkpoint
 
@@ -161,7 +162,7 @@ def find_model(path: str | Path) -> Path:
 
     In order: a `.ckpt`, which is a directory where several processes have split the weights; a
     model directory; a run directory, of which its `model/` is taken, or, while the run has not
-    ended, `checkpoints/last.ckpt`, else `best.ckpt`; `"hf:owner/name"` or
+    ended, the first of its `saved_checkpoints`; `"hf:owner/name"` or
     `"hf:owner/name@revision"` for the Hugging Face hub. A path that does not exist is never taken
     for a hub name.
 
@@ -179,8 +180,7 @@ def find_model(path: str | Path) -> Path:
         )
     if is_checkpoint(path):
         return path
-    checkpoints = path / "checkpoints"
-    for found in (path, path / "model", checkpoints / "last.ckpt", checkpoints / "best.ckpt"):
+    for found in (path, path / "model", *saved_checkpoints(path)):
         if is_checkpoint(found) or (found / CONFIG_FILE).is_file():
             return found
     raise UserError(

@@ -8,6 +8,7 @@ space, and whoever reads a model out of a checkpoint need not know how it was tr
 
 import hashlib
 import json
+import zipfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
-from taming.serialization.sharded import load_unsharded
+from taming.serialization.sharded import is_checkpoint, load_unsharded
 
 __all__ = ["CONFIG_FILE", "FORMAT_VERSION", "SavedModel", "checkpoint_entry",
     "load_model_directory", "load_training_checkpoint", "read_training_checkpoint",
-    "save_model_directory"]  # fmt: skip
+    "save_model_directory", "saved_checkpoints"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -169,8 +170,16 @@ def _saved_model(entry: dict[str, Any], source: str) -> SavedModel:
     return SavedModel(entry["kind"], dict(entry["config"]), dict(entry["state"]), parts, source)
 
 
+def saved_checkpoints(run_dir: Path) -> list[Path]:
+    """Returns the checkpoints that a run has: the last, those before it, newest first, the best."""
+    directory = run_dir / "checkpoints"
+    earlier = sorted(directory.glob("last-[0-9]*.ckpt"), key=lambda path: (len(path.name), path))
+    paths = [directory / "last.ckpt", *earlier, directory / "best.ckpt"]
+    return [path for path in paths if is_checkpoint(path)]
+
+
 def read_training_checkpoint(path: Path) -> dict[str, Any]:
-    """Loads a `.ckpt` lazily on the CPU with `weights_only=True`, so that no code of it runs.
+    """Loads a `.ckpt` on the CPU with `weights_only=True`, so that no code of it runs.
 
     One of several processes is a directory: see `taming.serialization.sharded`.
 
@@ -181,6 +190,9 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
         if path.is_dir():
             checkpoint = load_unsharded(path)
         else:
+            with zipfile.ZipFile(path) as records:  # torch writes their checksums, and reads none
+                if (damaged := records.testzip()) is not None:
+                    raise zipfile.BadZipFile(damaged)
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
         raise _unreadable(path) from error

@@ -15,7 +15,7 @@ from taming.training.health import HealthWatch, OverfittingWatch
 from taming.training.loggers import MetricsFile, wandb_logger
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
-from taming.training.run import TrainingResult, check_resume, train
+from taming.training.run import TrainingResult, check_resume, finished_steps, train
 from taming.training.strategy import data_parallel
 from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
@@ -45,6 +45,7 @@ __all__ = [
     "data_parallel",
     "finetuned_adversary",
     "finetuned_vqgan",
+    "finished_steps",
     "train",
     "wandb_logger",
 ]

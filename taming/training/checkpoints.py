@@ -6,12 +6,13 @@ import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import lightning as L
 import torch
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
@@ -37,12 +38,16 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
     small. Its `AsyncCheckpointIO` makes copies on the GPU, any number of them, stores tensors twice
     that share their memory, and ends the training when the disk is full.
 
+    Args:
+        keep: how many of the checkpoints saved as `last.ckpt` are kept: it, `last-1.ckpt` …
+
     Attributes:
         failures: by file, why its latest checkpoint is not on the disk.
         seconds: how long saving has held up the training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Annotated[int, Ge(1)] = 2) -> None:
+        self.keep = keep
         self.failures: dict[Path, str] = {}
         self.seconds = 0.0
         self._thread = ThreadPoolExecutor(1, "checkpoints")  # one: files come in their order
@@ -82,17 +87,27 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
     def _write(self, content: io.BytesIO, path: Path) -> None:
         """Writes a checkpoint to `path`, or warns why it cannot."""
         self.failures.pop(path, None)
-        old = path.with_suffix(".old")
+        new = path.with_suffix(".new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, "wb") as file:
+            with replacing(new, "wb") as file:
                 file.write(content.getbuffer())
-                if path.is_dir():  # that of several processes, which no file replaces
-                    remove(old)
-                    path.rename(old)
-            remove(old)
+            self.put(new, path)
         except OSError as error:
             self.report_failure(path, error)
+
+    def put(self, new: Path, path: Path) -> None:
+        """Puts a whole checkpoint, a file or a directory, in its place, and the earlier aside."""
+        old, places = path.with_suffix(".old"), [path]
+        if path.stem == "last":
+            places += [path.with_stem(f"last-{n}") for n in range(1, self.keep)]
+        if len(places) > 1 or new.is_dir() or path.is_dir():  # directories cannot be replaced
+            remove(old)
+            for older, newer in pairwise([old, *reversed(places)]):
+                if newer.exists():
+                    newer.rename(older)
+        new.replace(path)
+        remove(old)
 
     def report_failure(self, path: Path, error: BaseException) -> None:
         """Warns why a checkpoint is not on the disk."""

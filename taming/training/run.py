@@ -24,13 +24,14 @@ from taming.serialization import (
     load_training_checkpoint,
     read_training_checkpoint,
     save_model_directory,
+    saved_checkpoints,
 )
 from taming.training.callbacks import Clock, TrainingInterrupted
-from taming.training.checkpoints import WholeFileCheckpointIO
+from taming.training.checkpoints import WholeFileCheckpointIO, remove
 from taming.training.module import TrainingModule
 from taming.versions import versions
 
-__all__ = ["TrainingResult", "check_resume", "train"]
+__all__ = ["TrainingResult", "check_resume", "finished_steps", "train"]
 
 log = logging.getLogger("taming")
 
@@ -67,27 +68,47 @@ class TrainingResult:
 def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
     """Returns the checkpoint to resume the run in `run_dir` from, and its finished steps.
 
+    It is the newest that is whole; a warning names one that is not.
+
     Args:
         run_dir: directory of the run.
         kind: what is trained, `"vqgan"` or `"generator"`.
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
-        UserError: if the checkpoint is damaged, another stage's, or of an older version.
+        UserError: if all are damaged, or it is another stage's or of an older version.
     """
-    path = run_dir / "checkpoints" / "last.ckpt"
-    if not is_checkpoint(path):
+    damaged: list[UserError] = []
+    for path in saved_checkpoints(run_dir):
+        try:
+            checkpoint = read_training_checkpoint(path)
+        except UserError as error:
+            damaged.append(error)
+            continue
+        break
+    else:
+        if damaged:
+            raise damaged[0]
         raise MissingPathError(
-            f"nothing to resume: {path} does not exist. Give the directory of a run that has saved "
-            "a checkpoint."
+            f"nothing to resume: {run_dir / 'checkpoints' / 'last.ckpt'} does not exist. Give the "
+            "directory of a run that has saved a checkpoint."
         )
-    checkpoint = read_training_checkpoint(path)
+    for error in damaged:
+        log.warning("%s Going on from %s, step %d.", error, path, checkpoint["global_step"])
     found = checkpoint["model"]["kind"]
     if found != kind:
         raise UserError(f"{path} holds a {found}, where a {kind} is needed: use the other command.")
     if checkpoint["model"]["format_version"] != FORMAT_VERSION:  # the optimizer's state is by layer
         raise UserError(f"{path} is of an older version of this program, which must finish it.")
     return path, checkpoint["global_step"]
+
+
+def finished_steps(run_dir: Path) -> int:
+    """Returns the steps of the run that ended in `run_dir` with all it leaves; 0 without one."""
+    try:
+        return int(json.loads((run_dir / "result.json").read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def train(
@@ -128,6 +149,10 @@ def train(
             _remove_export(run_dir)
             on_start()
 
+    saved = saved_checkpoints(run_dir)
+    if writes and resume_from in saved:  # what is newer is damaged, and the next must not keep it
+        for path in saved[: saved.index(resume_from)]:
+            remove(path)
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     clock = next((c for c in callbacks if isinstance(c, Clock)), Clock())
     if clock not in callbacks:
@@ -138,7 +163,9 @@ def train(
         if ended_by is not None and ended_by != signal.SIGINT:
             log.info("%s: ended at step %d; resume=%s", ended_by.name, trainer.global_step, run_dir)
             raise SystemExit(128 + ended_by)
-        path, result = _result(module, trainer, clock, run_dir, export, ended_by is not None)
+        path, result = _result(
+            module, trainer, clock, run_dir, export, resume_from, ended_by is not None
+        )
         if writes:
             _remove_export(run_dir)  # where no step was left, what a killed one has written
             _export(path, module, run_dir, result)
@@ -177,6 +204,7 @@ def _result(
     clock: Clock,
     run_dir: Path,
     export: Literal["best", "last"],
+    resume_from: Path | None,
     interrupted: bool,
 ) -> tuple[Path, TrainingResult]:
     """Returns the checkpoint that becomes `model/`, and how the run ended.
@@ -193,6 +221,8 @@ def _result(
     checkpoints = trainer.strategy.checkpoint_io
     if isinstance(checkpoints, WholeFileCheckpointIO) and path in checkpoints.failures:
         raise UserError(checkpoints.failures[path])
+    if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
+        path = resume_from
     exported: dict[str, Any] = {
         "global_step": trainer.global_step,
         "val_metrics": module.val_metrics,

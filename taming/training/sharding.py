@@ -52,18 +52,14 @@ class ShardedStrategy(FSDPStrategy):
         files, started = self.checkpoint_io, time.perf_counter()
         assert isinstance(files, WholeFileCheckpointIO)
         path = Path(self.broadcast(filepath))
-        unfinished, old = (path.with_suffix(suffix) for suffix in (".unfinished", ".old"))
+        unfinished = path.with_suffix(".unfinished")
         error: BaseException | None = None
         try:
             if self.is_global_zero:
                 remove(unfinished)
             save_sharded_checkpoint(checkpoint, unfinished)
             if self.is_global_zero:
-                if path.exists():
-                    remove(old)
-                    path.rename(old)
-                unfinished.rename(path)
-                remove(old)
+                files.put(unfinished, path)
         except CheckpointException as failed:  # on all ranks
             error = next(iter(failed.failures.values()))[0]
         except OSError as failed:

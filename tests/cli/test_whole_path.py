@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from PIL import Image
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, succeeds
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, succeeds
 
 import taming
 
@@ -112,6 +112,37 @@ def test_an_interrupted_run_goes_on(run: Run, folder_overrides: tuple[str, ...])
     taming.VQGAN.from_pretrained("run")
     second = run("train_vqgan", "resume=run", "trainer.max_steps=5", *more[2:])
     assert "5 steps done" in succeeds(second).out
+
+
+def test_the_same_command_begins_goes_on_and_leaves_alone(
+    run: Run, folder_overrides: tuple[str, ...], transformer_run: Path
+) -> None:
+    always = (*folder_overrides, *TINY_VQGAN, "quantizer=ema", "perceptual=none", "resume=auto")
+    always += ("trainer.max_steps=4", f"+callbacks.user._target_={__name__}.Preempted")
+    fails(run("train_vqgan", *always), "resume=auto needs a directory")
+    always += ("run_dir=run",)
+    first = run("train_vqgan", *always)
+    assert first.status == 128 + signal.SIGUSR1, first.err
+    assert not Path("run", "model").exists()
+    assert "4 steps done" in succeeds(run("train_vqgan", *always)).out
+    assert [int(row["step"]) for row in rows(Path("run"))][-1] == 4
+    for file in Path("run", "checkpoints").iterdir():
+        file.unlink()
+    done = succeeds(run("train_vqgan", *always))
+    assert "run: finished, 4 steps; there is nothing to do" in done.err
+
+    always = ("vqgan=vqgan", *folder_overrides, *TINY_TRANSFORMER, "run_dir=transformer")
+    always += ("resume=auto", "trainer.max_steps=3")  # it had two
+    fails(run("train_transformer", *always, "model.embed_dim=32"), "model.embed_dim=16, and now")
+    assert "3 steps done" in succeeds(run("train_transformer", *always)).out
+
+
+class Preempted(L.Callback):
+    """A cluster that needs the machine in the third step."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == 2:
+            signal.raise_signal(signal.SIGUSR1)
 
 
 def test_without_conditions(run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]) -> None:

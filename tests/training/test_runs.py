@@ -20,8 +20,8 @@ from tiny_training import MAX_STEPS, SETTINGS, STAGES, Run, optimizer_config, ru
 from torch.utils._pytree import tree_flatten
 
 from taming.errors import MissingPathError, UserError, replacing
-from taming.serialization import load_saved_model, load_training_checkpoint
-from taming.training import EndAfterStep, check_resume, checkpoints
+from taming.serialization import load_saved_model, load_training_checkpoint, saved_checkpoints
+from taming.training import EndAfterStep, WholeFileCheckpointIO, check_resume, checkpoints
 from taming.vqgan import VQGAN
 
 Finished = Callable[..., Run]
@@ -178,9 +178,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_exports_no_other(
             assert not Path("run/model").exists()  # of an older step
     assert module.global_step == 4  # it trained on, and said so
     assert "Training goes on" in caplog.text
-    paths = sorted(Path("run/checkpoints").iterdir())
-    assert [path.name for path in paths] == ["best.ckpt", "last.ckpt"]
-    assert [step_of(path) for path in paths] == steps
+    written = {path.stem: step_of(path) for path in Path("run/checkpoints").iterdir()}
+    earlier = {} if steps[1] == 1 else {"last-1": 3}
+    assert written == {"best": steps[0], "last": steps[1], **earlier}
 
 
 # --- resuming and ending ------------------------------------------------------------------------
@@ -339,6 +339,54 @@ def test_ctrl_c_twice_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (sent, handlers) == ([signal.SIGINT], [(signal.SIGINT, signal.SIG_DFL)])
 
 
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
+    tmp_path: Path, finished: Finished, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = finished("transformer").directory
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    before, best = (last(tmp_path).with_name(name) for name in ("last-1.ckpt", "best.ckpt"))
+    assert saved_checkpoints(tmp_path) == [last(tmp_path), before, best]
+    damage(last(tmp_path))
+    with caplog.at_level(logging.WARNING, "taming"):
+        assert check_resume(tmp_path, "generator") == (before, 6)
+    assert "damaged, incomplete or of another program" in caplog.text
+    assert f"Going on from {before}, step 6." in caplog.text
+    run_training(tmp_path, *stage("transformer"), resume=True)
+    assert [step_of(path) for path in (last(tmp_path), before)] == [8, 6]
+    prints = [load_saved_model(run / "model").fingerprint() for run in (whole, tmp_path)]
+    assert prints[0] == prints[1]
+
+    damage(last(tmp_path))
+    damage(before)
+    shutil.copy(last(whole), best)
+    result = run_training(tmp_path, *stage("transformer"), resume=True).result
+    assert result.exported_step == 8  # no step was left, and the damaged ones are not exported
+    assert saved_checkpoints(tmp_path) == [best]
+    assert load_saved_model(tmp_path / "model").fingerprint() == prints[0]
+    damage(best)
+    with pytest.raises(UserError, match=r"best\.ckpt .*damaged"):
+        check_resume(tmp_path, "generator")
+
+
+def damage(path: Path) -> None:
+    """Changes some bits of a weight, which torch.load does not notice."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, io.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 255]))
+
+
+def test_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
+    files = WholeFileCheckpointIO(keep=3)
+    for step in range(5):
+        for name in ("last", "best"):
+            files.save_checkpoint({"step": step}, tmp_path / f"{name}.ckpt")
+    files.teardown()
+    found = {path.name: content(path)["step"] for path in tmp_path.iterdir()}
+    assert found == {"last.ckpt": 4, "last-1.ckpt": 3, "last-2.ckpt": 2, "best.ckpt": 4}
+
+
 def test_what_cannot_be_resumed(tmp_path: Path, finished: Finished) -> None:
     with pytest.raises(MissingPathError, match=r"nothing to resume: .*last\.ckpt does not exist"):
         check_resume(tmp_path, "generator")
@@ -352,5 +400,7 @@ def test_what_cannot_be_resumed(tmp_path: Path, finished: Finished) -> None:
         check_resume(tmp_path, "generator")
     half = last(tmp_path).read_bytes()
     last(tmp_path).write_bytes(half[: len(half) // 2])
+    for other in saved_checkpoints(tmp_path)[1:]:
+        other.unlink()
     with pytest.raises(UserError, match=r"last\.ckpt .*incomplete"):
         check_resume(tmp_path, "generator")

@@ -32,6 +32,7 @@ from taming.training import (
     VQGANTraining,
     WholeFileCheckpointIO,
     average_weights,
+    check_resume,
     train,
 )
 from taming.transformer import GPT, GPTConfig
@@ -257,6 +258,7 @@ def run_training(
     grids: L.Callback = SampleGrids(directory / "grids", num_images=3)
     if stage_1:
         grids = ReconstructionGrids(directory / "grids", num_images=3)
+    kind = "vqgan" if stage_1 else "generator"
     monitor = monitor or ("val/reconstruction_loss" if stage_1 else "val/loss")
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
     average = average_weights(ema_decay)
@@ -298,6 +300,6 @@ def run_training(
         trainer,
         run_dir=directory,
         export=export,
-        resume_from=directory / "checkpoints" / "last.ckpt" if resume else None,
+        resume_from=check_resume(directory, kind)[0] if resume else None,
     )
     return Run(directory, module, data, result, recorder)
