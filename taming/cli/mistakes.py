@@ -66,7 +66,7 @@ def check_config(config: DictConfig) -> None:
         raise UserError(
             f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
         )
-    if config.get("resume") == "auto" and "${now:" in OmegaConf.to_container(config)["run_dir"]:
+    if config.get("resume") == "auto" and "${now:" in dict(_settings(config))["run_dir"]:
         raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
     for name in PATHS:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)

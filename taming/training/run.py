@@ -93,8 +93,8 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
             f"nothing to resume: {run_dir / 'checkpoints' / 'last.ckpt'} does not exist. Give the "
             "directory of a run that has saved a checkpoint."
         )
-    for error in damaged:
-        log.warning("%s Going on from %s, step %d.", error, path, checkpoint["global_step"])
+    for why in damaged:
+        log.warning("%s Going on from %s, step %d.", why, path, checkpoint["global_step"])
     found = checkpoint["model"]["kind"]
     if found != kind:
         raise UserError(f"{path} holds a {found}, where a {kind} is needed: use the other command.")

@@ -25,12 +25,13 @@ PAGES = [
     *(ROOT / "docs" / f"{n}.md" for n in ("training", "report", "data", "settings", "sampling")),
     *(ROOT / "docs" / f"{n}.md" for n in ("evaluation", "imports", "speed")),
 ]
-# run by .ci/run, tests/benchmarks or test_several_processes.py, or no command of ours
+# run by .ci/run, tests/benchmarks, test_several_processes.py or test_whole_path.py, or not ours
 ELSEWHERE = {
     "make demo",
     "make test",
     "source .venv/bin/activate",
     "python scripts/train_vqgan.py data.path=my_images trainer=ddp",
+    "python scripts/train_vqgan.py data.path=my_images run_dir=outputs/my_vqgan resume=auto",
     "torchrun --nproc-per-node=4 scripts/sample.py checkpoint=outputs/my_transformer "
     "num_images=50000 batch_size=64",
     "python -m benchmarks.autoencoder",
