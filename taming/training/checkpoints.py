@@ -101,7 +101,8 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         old, places = path.with_suffix(".old"), [path]
         if path.stem == "last":
             places += [path.with_stem(f"last-{n}") for n in range(1, self.keep)]
-        if len(places) > 1 or new.is_dir() or path.is_dir():  # directories cannot be replaced
+        directory = new.is_dir() or path.is_dir()  # which cannot be replaced
+        if path.exists() and (len(places) > 1 or directory):
             remove(old)
             for older, newer in pairwise([old, *reversed(places)]):
                 if newer.exists():
