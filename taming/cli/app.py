@@ -40,6 +40,9 @@ FIXED = ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay
     "conditioning", "data", "data.channels", "data.resolution", "data.source",
     "data.source.labels", "data.val_fraction", "experiment", "finetune*", "model*", "perceptual*",
     "quantizer*", "recipe", "run_dir", "size*", "vqgan")  # fmt: skip
+# what a training settles where it is left open
+FOUND = ("data.channels", "data.resolution", "trainer.precision", "training.channels_last",
+    "training.compile")  # fmt: skip
 # references to other settings and the time: all that a saved configuration may refer to; a name in
 # one may be a reference itself, as in ${data.${data.condition}}
 REFERENCE = re.compile(r"\$\{(?:now:[^${}\\]*|[\w.]+)\}")
@@ -180,7 +183,7 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
 def take_up_config(config: DictConfig) -> DictConfig:
     """Returns this command's configuration for the run that stands in its directory.
 
-    What the command leaves open, the run has found already.
+    What the command leaves to be found, the run has found already.
 
     Raises:
         UserError: if it changes what is fixed once a run has begun.
@@ -190,11 +193,9 @@ def take_up_config(config: DictConfig) -> DictConfig:
     for key, value in _values(config):
         if key == "run_dir" or key not in saved or saved[key] == value:
             continue
-        group = key.removesuffix("._target_")
-        fixed = any(fnmatch(group, name) for name in FIXED)
-        if value == "auto" or (value is None and fixed and group == key):
+        if key in FOUND and value in ("auto", None):
             OmegaConf.update(config, key, saved[key])
-        elif fixed:
+        elif any(fnmatch(key.removesuffix("._target_"), name) for name in FIXED):
             raise UserError(
                 f"the run in {run_dir} was begun with {key}={saved[key]}, and now it is {value}: "
                 "give what it was begun with, or another run_dir."
