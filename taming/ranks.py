@@ -90,11 +90,18 @@ def from_first_rank(values: torch.Tensor) -> torch.Tensor:
 
 
 def on_first_rank(function: Callable[[], T]) -> T:
-    """Calls a function on the first rank alone, and returns its result on every rank."""
+    """Calls a function on the first rank alone; returns its result, or raises its error, on all."""
     if _alone():
         return function()
-    found: list[Any] = [function() if rank() == 0 else None]
+    found: list[Any] = [None, None]  # result and error
+    if rank() == 0:
+        try:
+            found[0] = function()
+        except Exception as error:
+            found[1] = error
     dist.broadcast_object_list(found, src=0)
+    if found[1] is not None:
+        raise found[1]
     return found[0]
 
 

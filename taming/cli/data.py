@@ -1,7 +1,8 @@
 """The data settings of the commands: built, filled in, encoded."""
 
 import logging
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 import lightning as L
 import torch
@@ -85,14 +86,20 @@ def set_up(data: L.LightningDataModule, trainer: L.Trainer | None = None) -> Non
 
     The other processes of a training, given by its trainer, start only when that has gone well.
     """
-    first = rank() == 0 if trainer is None else trainer.is_global_zero
-    if first:
+
+    @cache
+    def find_images() -> Any:
         data.setup("fit")
+        return getattr(data, "parts", None)
+
     if trainer is not None:
+        if trainer.strategy.launcher is not None:
+            find_images()
         start_processes(trainer)
-    if isinstance(data, ImageDataModule):
-        data.parts = on_first_rank(lambda: data.parts)
-    if not first:
+    parts = on_first_rank(find_images)
+    if rank() > 0:
+        if isinstance(data, ImageDataModule):
+            data.parts = parts
         data.setup("fit")
 
 

@@ -1,9 +1,11 @@
-"""Several processes: those that a training starts, and those that `torchrun` gives a command."""
+"""The processes of a training: those it starts, and those that `torchrun` or SLURM has started."""
 
 import os
 
 import lightning as L
 import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from omegaconf import DictConfig, OmegaConf
@@ -11,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from taming.cli.app import quiet_others
 from taming.training import data_parallel
 
-__all__ = ["choose_strategy", "global_batch", "start_processes"]
+__all__ = ["choose_strategy", "connect_processes", "global_batch", "start_processes"]
 
 
 def choose_strategy(config: DictConfig) -> DictConfig | str | DDPStrategy:
@@ -27,17 +29,31 @@ def choose_strategy(config: DictConfig) -> DictConfig | str | DDPStrategy:
     return data_parallel(discriminator, accumulates=settings.accumulate_grad_batches > 1)
 
 
+def connect_processes(trainer: L.Trainer) -> None:
+    """Connects a training's processes, if `torchrun`, SLURM or the like has started them."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if isinstance(environment, SLURMEnvironment):
+        environment.auto_requeue = False  # Lightning saves in the midst of a step: see `train`
+    if not isinstance(environment, LightningEnvironment | None):
+        start_processes(trainer)
+
+
 def start_processes(trainer: L.Trainer) -> None:
-    """Starts a training's other processes and connects them.
+    """Starts a training's other processes, unless that is done already, and connects all.
 
     Lightning would when it fits; but they share in what comes before, too.
     """
-    launcher = trainer.strategy.launcher
-    if trainer.world_size > 1 and isinstance(launcher, _SubprocessScriptLauncher):
-        os.environ.setdefault("LOCAL_WORLD_SIZE", str(trainer.num_devices))
-        with torch.random.fork_rng(devices=[]):  # connecting them seeds anew
-            launcher.launch(trainer.strategy.setup_environment)
-        quiet_others()
+    strategy = trainer.strategy
+    launcher = strategy.launcher
+    if trainer.world_size == 1 or dist.is_initialized():
+        return
+    os.environ.setdefault("LOCAL_WORLD_SIZE", str(trainer.num_devices))
+    with torch.random.fork_rng(devices=[]):  # connecting them seeds anew
+        if isinstance(launcher, _SubprocessScriptLauncher):
+            launcher.launch(strategy.setup_environment)
+        elif launcher is None:  # they run already
+            strategy.setup_environment()
+    quiet_others()
 
 
 def global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) -> str | None:

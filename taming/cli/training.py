@@ -21,11 +21,12 @@ from taming.cli.app import (
     write_config,
 )
 from taming.cli.hints import setting
-from taming.cli.processes import choose_strategy, global_batch
+from taming.cli.processes import choose_strategy, connect_processes, global_batch
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
 from taming.data.module import EndlessDataModule
 from taming.errors import UserError
+from taming.ranks import on_first_rank
 from taming.serialization import saved_checkpoints
 from taming.training import (
     MetricsFile,
@@ -87,8 +88,9 @@ def begin_run(
     check_types(config, {**types, **TYPES})
     trainer = _trainer(config)
     run_dir = Path(config.run_dir)
-    begun = (run_dir / "checkpoints" / "last.ckpt").exists() or (run_dir / "model").exists()
-    if begun and checkpoint is None and trainer.is_global_zero:
+    left = (run_dir / "checkpoints" / "last.ckpt", run_dir / "model")
+    begun = on_first_rank(lambda: any(path.exists() for path in left))
+    if begun and checkpoint is None:
         raise UserError(
             f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
@@ -115,6 +117,7 @@ def _trainer(config: DictConfig) -> L.Trainer:
     callbacks.append(build(OmegaConf.create(clock)))
     strategy = choose_strategy(config)
     trainer: L.Trainer = build(settings, callbacks=callbacks, logger=False, strategy=strategy)
+    connect_processes(trainer)
     return trainer
 
 

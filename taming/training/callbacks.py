@@ -20,7 +20,9 @@ STEPS_BETWEEN_QUESTIONS = 20  # to all ranks, such as whether to end: each waits
 
 
 SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
 ]
 
 
@@ -45,10 +47,10 @@ def is_asked_after(trainer: L.Trainer, batch_idx: int) -> bool:
 class EndAfterStep(L.Callback):
     """Ends the training between two steps at a signal, and validates its last step.
 
-    The signals are Ctrl-C's SIGINT, and SIGTERM and SIGUSR1, by which schedulers end a job and warn
-    of its end. Lightning ends in the midst of a step at Ctrl-C, at SIGTERM with the exit status of
-    success, and without a validation at `max_steps`. It also asks the first of several processes
-    before every batch whether it got SIGTERM, which waits for the GPU.
+    The signals are Ctrl-C's SIGINT, and those by which schedulers end a job, SIGTERM, or warn of
+    its end, SIGUSR1 and SIGUSR2. Lightning ends in the midst of a step at Ctrl-C, at SIGTERM with
+    the exit status of success, and without a validation at `max_steps`. It also asks the first of
+    several processes before every batch whether it got SIGTERM, which waits for the GPU.
     """
 
     def __init__(self) -> None:

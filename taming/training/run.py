@@ -162,6 +162,9 @@ def train(
         ended_by = _fit(module, data, trainer, resume_from)
         if ended_by is not None and ended_by != signal.SIGINT:
             log.info("%s: ended at step %d; resume=%s", ended_by.name, trainer.global_step, run_dir)
+            handler = signal.getsignal(ended_by)
+            if callable(handler):  # of what has started this: submitit's queues the job again
+                handler(ended_by, None)
             raise SystemExit(128 + ended_by)
         path, result = _result(
             module, trainer, clock, run_dir, export, resume_from, ended_by is not None
