@@ -2,20 +2,26 @@
 
     python -m benchmarks.scaling
 
-Parameters and operations are counted from the models themselves (stage 1 takes half a minute);
-the rest is assumed: change the numbers below to those of your machines.
+Parameters and operations are counted from the models themselves; the rest is assumed: change the
+numbers below to those of your machines.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import vgg16
 
-from benchmarks import autoencoder, ours, transformer
-from benchmarks.peers.serve import count_flops
+from benchmarks import autoencoder
 from benchmarks.table import aligned
 from taming.conditioning import Unconditional
+from taming.discriminators import PatchDiscriminator
 from taming.transformer import GPT, GPTConfig
+from taming.vqgan import VQGAN
 
+AUTOENCODER = ("resolution", "base_channels", "channel_multipliers", "num_residual_blocks",
+    "attention_resolutions", "latent_channels")  # fmt: skip
 PEAK = 989e12  # operations a second in bf16: an H100's
 UTILISATION = 0.35  # share of the peak that a step reaches
 INSIDE = 450e9  # bytes a second and direction between the 8 GPUs of a machine: NVLink 4
@@ -38,28 +44,40 @@ class Step:
         return self.flops / (PEAK * UTILISATION)
 
 
-def stage_1() -> Step:
-    """The paper's f16 model at 256×256, with LPIPS and the discriminator."""
-    settings = {**autoencoder.F16, "compile": False, "channels_last": False, "auto": False}
-    settings |= {"device": "cpu", "dtype": "float32"}
-    images = torch.rand(1, 3, 256, 256) * 2 - 1
-    call, facts = ours.build(settings, "step", images)
-    parameters = facts["parameters"]
-    trained = parameters["autoencoder"] + parameters["discriminator"]
-    return Step(16, trained, 16 * count_flops(call))
+def stage_1(images: int) -> Step:
+    """The paper's f16 model at 256×256, with LPIPS and the discriminator.
+
+    Gradients take twice the operations of the forward pass, of an input alone as many. LPIPS sees
+    images and reconstructions; the discriminator these for the generator, and both for itself.
+    """
+    quantizer = {"kind": "vector", "codebook_size": 1024, "codebook_dim": 256}
+    shape = {name: autoencoder.F16[name] for name in AUTOENCODER}
+    vqgan = VQGAN(quantizer=quantizer, **shape)
+    discriminator, vgg = PatchDiscriminator(norm="batch"), vgg16().features
+    images_in, indices = torch.empty(1, 3, 256, 256), torch.zeros(1, 16, 16, dtype=torch.int64)
+    encoded, decoded = forward(vqgan.encode_latents, images_in), forward(vqgan.decode, indices)
+    seen, judged = forward(vgg, images_in), forward(discriminator, images_in)
+    trained = [*vqgan.parameters(), *discriminator.parameters()]
+    parameters = sum(p.numel() for p in trained)
+    return Step(images, parameters, images * (3 * (encoded + decoded + seen) + 8 * judged))
 
 
 def stage_2(layers: int, width: int, images: int) -> Step:
-    """A GPT over 256 tokens of 16,384 codes; a product is 2 operations, and backward 2 more each."""
-    tokens = 256
+    """A GPT over 256 tokens of 16,384 codes."""
     conditioning = Unconditional()
     shape = {"num_layers": layers, "num_heads": 16, "embed_dim": width, "codebook_size": 16384}
-    with torch.device("meta"):
-        gpt = GPT(GPTConfig(**shape, **conditioning.transformer_config((16, 16))))
+    gpt = GPT(GPTConfig(**shape, **conditioning.transformer_config((16, 16))))
+    prefix, tokens = (torch.zeros(1, n, dtype=torch.int64) for n in (1, 255))
     parameters = sum(p.numel() for p in gpt.parameters())
-    multiplied = parameters - gpt.token_embedding.weight.numel()
-    attention = layers * tokens * width  # keys and values of half the positions before, on average
-    return Step(images, parameters, 6.0 * images * tokens * (multiplied + attention))
+    return Step(images, parameters, 3 * images * forward(gpt, prefix, tokens))
+
+
+def forward(function: Callable[..., object], *inputs: torch.Tensor) -> int:
+    """Returns the operations of a call without gradients."""
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        function(*inputs)
+    return counter.get_total_flops()
 
 
 def exchange(sent: float, gpus: int, network: float) -> tuple[float, float]:
@@ -76,11 +94,9 @@ def exchange(sent: float, gpus: int, network: float) -> tuple[float, float]:
 
 def main() -> None:
     """Prints the table."""
-    steps = {
-        "stage 1, f16": stage_1(),
-        "stage 2, 343M": stage_2(24, 1024, 64),
-        "stage 2, 1.4B": stage_2(48, 1536, 16),
-    }
+    steps = {"stage 1, f16": stage_1(16)}
+    with torch.device("meta"):  # shapes without numbers
+        steps |= {"stage 2, 343M": stage_2(24, 1024, 64), "stage 2, 1.4B": stage_2(48, 1536, 16)}
     rows = []
     for name, step in steps.items():
         for gpus in (8, 64, 512):
