@@ -1,6 +1,7 @@
 """What the program reads, each from a directory of small whole files."""
 
 import json
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,17 @@ def make_zip(directory: Path) -> None:
             archive.write(path, f"class/{path.name}")
             path.unlink()
     inside.rmdir()
+
+
+def make_shard(directory: Path) -> None:
+    make_images(directory)
+    files = {path.name.replace(".", "_"): path for path in sorted(directory.iterdir())}
+    with tarfile.open(directory / "images.tar", "w") as archive:
+        for key, path in files.items():
+            archive.add(path, f"{key}{path.suffix}")
+            path.write_text(path.suffix)
+            archive.add(path, f"{key}.cls")
+            path.unlink()
 
 
 def make_model(directory: Path) -> None:
@@ -148,6 +160,8 @@ READERS = {
     "label maps": Reader(make_label_maps, lambda path: read_images(path, LabelMapReader(256))),
     "zip": Reader(make_zip, lambda path: ImageFolder(path / "images.zip", PictureReader(),
                                                     labels="auto").drop_broken("full")),
+    "shard": Reader(make_shard, lambda path: ImageFolder(path / "images.tar", PictureReader(),
+                                                        labels="auto").drop_broken("full")),
     "model": Reader(make_model, lambda path: ImageGenerator.from_pretrained(path / "model")),
     "checkpoint": Reader(make_checkpoint, read_checkpoint),
     "foreign": Reader(make_checkpoint, lambda path: read_foreign_checkpoint(
