@@ -1,4 +1,4 @@
-"""The images of a folder or zip archive: listed, checked, labelled."""
+"""The images of a folder, zip archive or shards: listed, checked, labelled."""
 
 import hashlib
 import io
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageFolder:
-    """The images of a folder or `.zip` file, or a single image, as an `ImageList`.
+    """The images of a folder or `.zip` file, of shards, or a single image, as an `ImageList`.
 
     Opening one lists the files and finds the classes, and reads no image; `drop_broken` does that.
 

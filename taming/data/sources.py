@@ -43,7 +43,7 @@ class ImageFiles:
     """Pictures, or label maps, in a folder or `.zip` file.
 
     Args:
-        path: a folder, a `.zip` file or an image.
+        path: a folder, a `.zip` file, `.tar` shards (see `find_shards`) or an image.
         reader: reads files as pictures (`PictureReader`) or label maps (`LabelMapReader`).
         val_path: the same for validation images, which must not be in `path`; None to hold some of
             `path` out.

@@ -126,9 +126,8 @@ class ImageStream(TableSource):
         except ImportError as error:
             raise UserError("this needs webdataset: pip install 'taming[datasets]'") from error
         shards = webdataset.SimpleShardList(self.path)
-        if any(url.startswith("pipe:") for url in shards.urls) and not self.path.startswith(
-            "pipe:"
-        ):
+        in_front = self.path.startswith("pipe:")  # where the commands of a stranger are looked for
+        if not in_front and any(url.startswith("pipe:") for url in shards.urls):
             raise UserError("a path with commands must begin with pipe:")
         samples = iter(webdataset.DataPipeline(shards, webdataset.tarfile_to_samples()))
         while True:
@@ -141,6 +140,8 @@ class ImageStream(TableSource):
             if sample is None:
                 return
             images = [name for name in sample if f".{name.rpartition('.')[2]}" in SUFFIXES]
+            if len(images) > 1:
+                raise UserError(f"a sample has several images: {join_names(images)}")
             label = sample.get("cls")
             yield (
                 sample[images[0]] if images else None,

@@ -162,9 +162,13 @@ def cut_off(shards: Path) -> None:
         ("pipe:sleep 9", "has stalled: nothing came for 0.5 seconds after image 0"),
         ("pipe:cat {x}/000000.tar && sleep 9", "has stalled: .* after image [23] "),
         ("x::pipe:true.tar", "must begin with pipe:"),
+        ("pipe:cat {x}/../two.tar", "after image 0: a sample has several images: png, seg.png"),
     ],
 )
 def test_a_stream_that_breaks_off_or_stalls(shards: Path, path: str, message: str) -> None:
+    with tarfile.open(shards.parent / "two.tar", "w") as archive:
+        for name in ("1.png", "1.seg.png"):
+            archive.add(shards.parent / "photos" / "cat" / "0.png", name)
     with pytest.raises(UserError, match=message):
         stream(path.format(x=shards), patience=0.5).open()
 
