@@ -29,13 +29,13 @@ GOOD, BAD = (60, 170, 90), (220, 50, 40)  # of frames
 def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
     """Converts pictures or label maps `(b c H W)` to uint8 `(b H W 3)`.
 
-    Pictures are in [-1, 1], clamped. With a palette (see `as_palette`), or with a number of
-    channels other than 1 and 3, they are label maps, one-hot or logits: each pixel gets the colour
-    of its largest channel.
+    Pictures are in [-1, 1], clamped; of other channels than 1 or 3 the first three are shown, or
+    the first. With a palette (see `as_palette`) they are label maps, one-hot or logits: each pixel
+    gets the colour of its largest channel.
     """
-    if palette is not None or images.shape[1] not in (1, 3):
-        palette = as_palette(None, images.shape[1]) if palette is None else palette
+    if palette is not None:
         return palette[images.argmax(1).cpu().numpy()]
+    images = images[:, : 3 if images.shape[1] >= 3 else 1]
     images = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
 

@@ -25,7 +25,7 @@ class Tokenizer(PretrainedModel):
         downsample_factor: height and width in pixels of what one code stands for.
 
     Attributes:
-        image_channels: 3, 1, or the number of classes of one-hot label maps.
+        image_channels: of pictures 3 or 1, of label maps the number of classes.
         label_maps: whether the images are label maps.
         codebook_size: number of codes.
         grid_size: (height, width) of the code grid at `resolution`, see `grid_size_for`.
@@ -56,6 +56,11 @@ class Tokenizer(PretrainedModel):
                 "whose length minus one is the number of halvings; condition_cell of label maps)."
             )
         return height // factor, width // factor
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the images are grey or RGB, and not label maps or other numbers."""
+        return self.image_channels in (1, 3) and not self.label_maps
 
     def check_kind(self, label_maps: bool, channels: int) -> None:
         """Raises a `UserError` if images of this kind are not those of the training."""

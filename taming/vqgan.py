@@ -61,11 +61,11 @@ class VQGAN(Tokenizer):
         attention_resolutions: Sequence[int] = (16,),
         latent_channels: Size = 256,
         dropout: Annotated[float, Ge(0), Lt(1)] = 0.0,
-        label_maps: bool = False,
+        label_maps: bool | None = None,
     ) -> None:
         super().__init__(resolution, 2 ** (len(channel_multipliers) - 1))
         self.image_channels = image_channels
-        self.label_maps = label_maps or image_channels not in (1, 3)
+        self.label_maps = image_channels not in (1, 3) if label_maps is None else label_maps
         shape: dict[str, Any] = {
             "image_channels": image_channels,
             "base_channels": base_channels,

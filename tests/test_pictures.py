@@ -65,8 +65,14 @@ def test_label_maps_have_the_colours_of_their_classes() -> None:
     palette = as_palette([[9, 0, 0], [0, 9, 0], [0, 0, 9]], 3)
     assert to_uint8(logits, palette).tolist() == [[[[9, 0, 0], [0, 9, 0], [0, 0, 9]]]]
     assert to_uint8(logits).tolist() == [[[[0, 0, 0]] * 3]]  # three channels are a picture ...
-    four = torch.cat([logits, logits - 1], 1)[:, :4]  # ... and four are not
-    assert to_uint8(four).tolist() == [[as_palette(None, 3).tolist()]]
+    four = torch.cat([logits, logits - 1], 1)[:, :4]
+    assert to_uint8(four, as_palette(None, 4)).tolist() == [[as_palette(None, 3).tolist()]]
+
+
+def test_of_other_channels_the_first_are_shown() -> None:
+    images = torch.linspace(-1, 1, 20).view(1, 5, 2, 2)
+    assert np.array_equal(to_uint8(images), to_uint8(images[:, :3]))
+    assert np.array_equal(to_uint8(images[:, :2]), to_uint8(images[:, :1]))
 
 
 def test_a_grid_by_class_frames_what_is_mistaken() -> None:

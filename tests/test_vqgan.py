@@ -120,7 +120,8 @@ def test_a_model_that_an_older_version_saved(tmp_path: Path) -> None:
 
 
 def test_models_of_label_maps_say_so(tmp_path: Path) -> None:
-    for channels, given, expected in ((3, False, False), (3, True, True), (12, False, True)):
+    cases = (3, False, False), (3, True, True), (12, False, False), (12, None, True)
+    for channels, given, expected in cases:
         vqgan = make(image_channels=channels, label_maps=given)
         vqgan.save_pretrained(tmp_path / "model")
         assert VQGAN.from_pretrained(tmp_path / "model").label_maps is expected

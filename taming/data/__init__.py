@@ -3,6 +3,7 @@
 Lightning's data modules are in `taming.data.module`, so that the rest does without Lightning.
 """
 
+from taming.data.array_files import ArrayReader
 from taming.data.arrays import CIFAR10, Digits, FashionMNIST, ImageArray
 from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.dataset import ImageDataset, ImageList, Part
@@ -18,6 +19,7 @@ from taming.data.transforms import ImageTransform
 
 __all__ = [
     "CIFAR10",
+    "ArrayReader",
     "BrokenImageError",
     "CacheDescription",
     "DataSource",

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
+from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.errors import UserError
@@ -36,7 +36,7 @@ class ImageList(Protocol):
 
     def __len__(self) -> int: ...
 
-    def load(self, index: int, least_side: int | None = None) -> Image.Image:
+    def load(self, index: int, least_side: int | None = None) -> AnyImage:
         """Decodes an image; raises `BrokenImageError`.
 
         It may be smaller than in its file, but no side smaller than `least_side`, if that is given.
@@ -147,9 +147,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         digest.update(repr(self.transform).encode())
         return digest.hexdigest()
 
-    def _load(
-        self, index: int, least_side: int | None
-    ) -> tuple[Image.Image, Image.Image | None, int]:
+    def _load(self, index: int, least_side: int | None) -> tuple[AnyImage, AnyImage | None, int]:
         """Loads an item's image and condition, or another item's if that one is broken."""
         for candidate in self._with_stand_ins(index):
             if self._replaced[candidate]:

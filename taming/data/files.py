@@ -7,7 +7,7 @@ import re
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from copy import copy
 from pathlib import Path
 from typing import IO, NamedTuple, overload
@@ -16,9 +16,9 @@ import numpy as np
 
 from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["FileEntry", "FileList", "FileTable", "natural_key", "open_files"]
+__all__ = ["SUFFIXES", "FileEntry", "FileList", "FileTable", "natural_key", "open_files"]
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class FileList:
         ignored: number of files with other suffixes, by suffix.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, suffixes: Set[str]) -> None:
+        self.path, self.suffixes = path, suffixes
         self.ignored: Counter[str] = Counter()
         found = sorted(self._find(), key=lambda entry: natural_key(entry.name))
         self.entries = FileTable(found)
@@ -124,9 +124,9 @@ class FileList:
             return False
         _, dot, ending = parts[-1].rpartition(".")
         suffix = f".{ending.lower()}" if dot else ""
-        if suffix not in SUFFIXES:
+        if suffix not in self.suffixes:
             self.ignored[suffix or "without suffix"] += 1
-        return suffix in SUFFIXES
+        return suffix in self.suffixes
 
 
 class ZipFiles(FileList):
@@ -162,11 +162,14 @@ class ZipFiles(FileList):
         return {**self.__dict__, "_opened": None}
 
 
-def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
+def open_files(
+    path: str | Path, subfolder: str | None = None, suffixes: Set[str] = SUFFIXES
+) -> FileList:
     """Lists the images in a folder, `.zip` file or shards; any other file is taken for an image.
 
     Shards are `.tar` archives: one, a folder that holds nothing else, or a pattern (`find_shards`).
-    With `subfolder`, only the images below this folder of it are listed.
+    With `subfolder`, only the images below this folder of it are listed. Images are the files that
+    end in one of `suffixes`.
 
     Raises:
         MissingPathError: if nothing is there.
@@ -184,18 +187,18 @@ def open_files(path: str | Path, subfolder: str | None = None) -> FileList:
     is_zip = path.is_file() and path.suffix.lower() == ".zip"
     try:
         if shards and not path.is_dir():
-            files: FileList = TarFiles(path, shards)
+            files: FileList = TarFiles(path, suffixes, shards)
         else:
-            files = ZipFiles(path) if is_zip else FileList(path)
+            files = ZipFiles(path, suffixes) if is_zip else FileList(path, suffixes)
         if shards and not files.entries:
-            files = TarFiles(path, shards)
+            files = TarFiles(path, suffixes, shards)
     except PermissionError as error:
         raise UserError(f"{error.filename} may not be read: check its permissions.") from error
     ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
     if not files.entries:
         raise UserError(
             f"{path} holds no images{f' (but {ignored})' if ignored else ''}: they are files that "
-            f"end in {', '.join(sorted(SUFFIXES))}, in it or in folders below it."
+            f"end in {', '.join(sorted(suffixes))}, in it or in folders below it."
         )
     if ignored:
         log.info("%s: ignored %s", path, ignored)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Le
-from PIL import Image
 
 from taming.data.dataset import Part
 from taming.data.files import natural_key
+from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader, decoding
 from taming.data.sources import Fraction, hold_out
 from taming.errors import UserError, join_names
@@ -175,7 +175,7 @@ class ImageTable:
         return len(self._table)
 
     @decoding()
-    def load(self, index: int, least_side: int | None = None) -> Image.Image:
+    def load(self, index: int, least_side: int | None = None) -> AnyImage:
         """Decodes an image; raises `BrokenImageError`."""
         image = self._table[index][self._image]
         if image is None:

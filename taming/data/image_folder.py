@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
+from taming.data.array_files import ArrayReader
 from taming.data.files import FileEntry, open_files
 from taming.data.labels import find_labels
+from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader, decoding, header_size
 from taming.errors import UserError, join_names, replacing
 
@@ -65,7 +66,7 @@ class ImageFolder:
     ) -> None:
         self.reader = reader
         self.max_broken_fraction = max_broken_fraction
-        self._files = open_files(path, subfolder)
+        self._files = open_files(path, subfolder, reader.suffixes)
         self._entries = self._files.entries
         self.description = str(self._files.path)
         self.broken: list[tuple[str, str]] = []
@@ -76,7 +77,7 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def load(self, index: int, least_side: int | None = None) -> Image.Image:
+    def load(self, index: int, least_side: int | None = None) -> AnyImage:
         """Decodes an image, see `ImageList.load`; raises `BrokenImageError`."""
         return self._decode(self._entries[index], least_side)
 
@@ -171,7 +172,7 @@ class ImageFolder:
 
     def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:
         try:
-            if full:
+            if full or isinstance(self.reader, ArrayReader):  # nothing of it is compressed
                 image = self._decode(entry)
                 return image.height, image.width
             with decoding(), self._open(entry) as file:  # reads only the beginning
@@ -187,7 +188,7 @@ class ImageFolder:
         return self._files.open(entry.name)
 
     @decoding()
-    def _decode(self, entry: FileEntry, least_side: int | None = None) -> Image.Image:
+    def _decode(self, entry: FileEntry, least_side: int | None = None) -> AnyImage:
         with self._open(entry) as file:
             content = io.BytesIO(file.read())
         return self.reader.read(content, f"{self.description}: {entry.name}", least_side)

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, ClassVar, Literal, Protocol
+from typing import IO, Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from annotated_types import Ge, Le
 from PIL import ExifTags, Image, ImageOps
 
+from taming.data.files import SUFFIXES
+from taming.data.planes import AnyImage
 from taming.errors import UserError
 
 __all__ = [
@@ -43,21 +45,23 @@ class BrokenImageError(UserError):
 class Reader(Protocol):
     """Decodes image files of one kind, and turns the images into tensors."""
 
+    suffixes: ClassVar[frozenset[str]]  # of these files
+
     @property
     def channels(self) -> int:
-        """Channels of the tensors: 1, 3, or the number of classes of label maps."""
+        """Channels of the tensors; of label maps the number of classes."""
 
     @property
     def label_maps(self) -> bool:
         """Whether pixel values are class numbers."""
 
-    def read(self, file: File, name: str, least_side: int | None = None) -> Image.Image:
+    def read(self, file: File, name: str, least_side: int | None = None) -> AnyImage:
         """Decodes a file; `name` is what an error calls it. Raises `BrokenImageError`.
 
         A picture may be made smaller, but no side smaller than `least_side`, if that is given.
         """
 
-    def tensor(self, image: Image.Image) -> torch.Tensor:
+    def tensor(self, image: Any) -> torch.Tensor:
         """Turns an image of this kind into float32 `(c H W)`."""
 
 
@@ -102,6 +106,7 @@ class PictureReader:
     channels: Channels = 3
     background: Color = (255, 255, 255)
     label_maps: ClassVar[bool] = False
+    suffixes: ClassVar[frozenset[str]] = SUFFIXES
 
     def __post_init__(self) -> None:
         # a list in settings; token caches are found by the repr
@@ -152,6 +157,7 @@ class LabelMapReader:
     unlabelled_class: int | None = None
     palette: Sequence[Color] | None = field(default=None, repr=False)
     label_maps: ClassVar[bool] = True
+    suffixes: ClassVar[frozenset[str]] = SUFFIXES
 
     def __post_init__(self) -> None:
         if not 0 <= (self.unlabelled_class or 0) < self.num_classes:

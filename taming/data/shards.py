@@ -3,7 +3,7 @@
 import io
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from glob import glob
 from pathlib import Path
 from typing import IO
@@ -55,16 +55,17 @@ class TarFiles(FileList):
 
     Args:
         path: what the user gave, for messages.
+        suffixes: what image files end in.
         shards: the archives, not compressed.
 
     Raises:
         UserError: if an archive is damaged or two files have one name.
     """
 
-    def __init__(self, path: Path, shards: list[Path]) -> None:
+    def __init__(self, path: Path, suffixes: Set[str], shards: list[Path]) -> None:
         self.shards = shards
         self._places: dict[str, tuple[int, int, int]] = {}  # shard, offset, size
-        super().__init__(path)
+        super().__init__(path, suffixes)
 
     def _find(self) -> Iterator[FileEntry]:
         images: dict[str, str] = {}  # by key

@@ -12,12 +12,12 @@ from threading import Event, Thread
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
-from PIL import Image
 from tqdm import tqdm
 
 from taming.data.dataset import Part
 from taming.data.files import SUFFIXES, natural_key
 from taming.data.huggingface import TableSource
+from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError
 from taming.errors import UserError, join_names
 
@@ -213,7 +213,7 @@ class StreamedImages:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def load(self, index: int, least_side: int | None = None) -> Image.Image:
+    def load(self, index: int, least_side: int | None = None) -> AnyImage:
         """Decodes an image; raises `BrokenImageError`."""
         content, _ = self._sample(index)
         if content is None:

@@ -8,6 +8,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from PIL import Image, ImageOps
 
+from taming.data.planes import AnyImage, Planes
 from taming.errors import UserError
 
 __all__ = ["Crop", "ImageTransform", "Resize"]
@@ -126,8 +127,8 @@ class ImageTransform:
         """Whether training draws anything; if not, each image has only one view."""
         return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Image.Image:
-        """Transforms an image of mode `L` or `RGB`, or `P` for a label map.
+    def __call__(self, image: AnyImage, rng: np.random.Generator | None = None) -> AnyImage:
+        """Transforms an image of mode `L`, `RGB` or `F`, or `P` for a label map.
 
         `rng` draws the augmentation; None for the deterministic version.
         """
@@ -136,8 +137,8 @@ class ImageTransform:
         return self._show(image, self._view(size, rng), self.size)
 
     def pair(
-        self, image: Image.Image, condition: Image.Image, rng: np.random.Generator | None = None
-    ) -> tuple[Image.Image, Image.Image]:
+        self, image: AnyImage, condition: AnyImage, rng: np.random.Generator | None = None
+    ) -> tuple[AnyImage, AnyImage]:
         """Transforms an image and its condition, of the same shape: one window, mirrored alike."""
         size, condition_size = (image.height, image.width), (condition.height, condition.width)
         self.check_size(size)
@@ -186,7 +187,12 @@ class ImageTransform:
         right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
         return View(window, mirrored, (int(right), int(down)))
 
-    def _show(self, image: Image.Image, view: View, size: tuple[int, int]) -> Image.Image:
+    def _show(self, image: AnyImage, view: View, size: tuple[int, int]) -> AnyImage:
+        if isinstance(image, Planes):
+            return Planes(tuple(self._cut_out(c, view, size) for c in image.channels))
+        return self._cut_out(image, view, size)
+
+    def _cut_out(self, image: Image.Image, view: View, size: tuple[int, int]) -> Image.Image:
         if self.pad:
             image = ImageOps.expand(image, self.pad)
         filtered = self.resize in ("shorter_side", "stretch") and image.mode != "P"

@@ -138,7 +138,9 @@ def to_images(
     transform = ImageTransform(resolution=(height, width), resize="shorter_side", crop="center")
     reader = PictureReader(1 if tokenizer.image_channels == 1 else 3)
     shown = picture.convert("L" if reader.channels == 1 else "RGB")
-    return reader.tensor(transform(shown))[None]
+    cut_out = transform(shown)
+    assert isinstance(cut_out, Image.Image)
+    return reader.tensor(cut_out)[None]
 
 
 @contextmanager

@@ -106,13 +106,14 @@ class SampleGrids(_Grids):
         generator = pl_module.generator
         if generator.conditioning.takes_images:
             return self._beside_conditions(generator, batch)
+        palette = palette_of(generator.tokenizer)
         if generator.conditioning.num_classes is None:
-            return pixel_grid(to_uint8(generator.sample(self.num_images, seed=0)))
+            return pixel_grid(to_uint8(generator.sample(self.num_images, seed=0), palette))
         labels = torch.arange(self.num_images) % generator.conditioning.num_classes
         names = generator.class_names
         captions = [names[label] if names else str(label) for label in labels.tolist()]
         samples = generator.sample(self.num_images, labels, seed=0)
-        return pixel_grid(to_uint8(samples), captions=captions)
+        return pixel_grid(to_uint8(samples, palette), captions=captions)
 
     def _beside_conditions(
         self, generator: ImageGenerator, batch: dict[str, torch.Tensor]
@@ -121,7 +122,9 @@ class SampleGrids(_Grids):
         encoder = generator.require_condition_tokenizer()
         codes = batch["condition_indices"][: self.num_images]
         images = generator.decode(to_tokens(batch["indices"][: self.num_images]))
-        columns = [to_uint8(generator.sample(len(codes), codes, seed=0)), to_uint8(images)]
+        samples = generator.sample(len(codes), codes, seed=0)
+        of_images = palette_of(generator.tokenizer)
+        columns = [to_uint8(samples, of_images), to_uint8(images, of_images)]
         palette = palette_of(encoder, getattr(generator.conditioning, "palette", None))
         groups = side_by_side(columns, encoder.decode(codes), palette)  # (b 3 H W 3)
         return pixel_grid(np.concatenate(groups), num_columns=3 if len(groups) < 4 else 6)

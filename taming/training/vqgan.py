@@ -76,6 +76,11 @@ class VQGANTraining(TrainingModule):
                 "label maps are no pictures: training.reconstruction=cross_entropy needs "
                 "perceptual=none, adversary=none and no metrics."
             )
+        if not vqgan.takes_pictures and (perceptual is not None or metrics):
+            raise UserError(
+                f"images of {vqgan.image_channels} channels are no pictures to other networks: "
+                "they need perceptual=none and no metrics."
+            )
         self.perceptual = perceptual
         self.pixel_loss = RECONSTRUCTION_LOSSES[reconstruction]
         self.reconstruction_weight = reconstruction_weight

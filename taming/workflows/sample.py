@@ -129,7 +129,8 @@ def _draw(
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Draws batch after batch, each process its share, for the first one.
 
-    Returns bytes, samples `(n H W 3)` and the first images' pictures `(m k H W 3)`, what each was
+    Returns samples as bytes `(n H W 3)`, those of other channels than 1 or 3 as float32
+    `(n H W c)` in [-1, 1], and the first images' pictures `(m k H W 3)`, what each was
     made from and last the sample; and each class's probability, where a classifier chose. In the
     other processes they are empty.
     """
@@ -180,12 +181,15 @@ def _draw_batch(
         best = sample_best(generator, classifier, len(numbers), condition, candidates, **how)
         samples, shares = best.images, best.probabilities.tolist()
     columns.append(to_uint8(samples, palette))
+    pixels = columns[-1]
+    if palette is None and not generator.require_tokenizer().takes_pictures:
+        pixels = samples.permute(0, 2, 3, 1).float().cpu().numpy()
     if numbers.start >= MAX_GRID_IMAGES:
-        return columns[-1], [], shares
+        return pixels, [], shares
     colors = getattr(generator.conditioning, "palette", None)
     condition_palette = palette_of(generator.condition_tokenizer, colors)
     images_shown = condition if inputs.conditions is not None else None
-    return columns[-1], list(side_by_side(columns, images_shown, condition_palette)), shares
+    return pixels, list(side_by_side(columns, images_shown, condition_palette)), shares
 
 
 def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:
@@ -202,7 +206,7 @@ def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.
 def _write_images(
     pixels: np.ndarray, class_names: list[str], inputs: SampleInputs, directory: Path
 ) -> None:
-    """Writes each image as a PNG, named after its file or its class."""
+    """Writes each image as a PNG, or an array, named after its file or its class."""
     directory.mkdir()
     for number, image in enumerate(pixels):
         name, source = f"{number:06d}", inputs.name(number)
@@ -211,4 +215,7 @@ def _write_images(
         elif class_names:
             name += f"_{class_names[number]}"
         safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-        Image.fromarray(image).save(directory / f"{safe}.png")
+        if image.dtype == np.uint8:
+            Image.fromarray(image).save(directory / f"{safe}.png")
+        else:
+            np.save(directory / f"{safe}.npy", image)

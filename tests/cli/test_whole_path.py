@@ -169,3 +169,40 @@ def test_resume_keeps_what_the_run_was_begun_with(
     # half of two steps, not half of six: the discriminator had started
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["adversary_start"] == 1
+
+
+def test_images_of_other_channels_and_depths(run: Run, tmp_path: Path) -> None:
+    for name in ("low", "high"):
+        (tmp_path / "numbers" / name).mkdir(parents=True)
+        for number in range(8):
+            values = np.random.default_rng(number).integers(0, 65536, (16, 16, 4))
+            np.save(tmp_path / "numbers" / name / f"{number}.npy", values.astype(np.uint16))
+    data = ("data=arrays", "data.path=numbers", "data.limits=[0,65535]", "data.val_fraction=0.25")
+    shape = ("data.resolution=16", "data.channels=4")
+    refused = run("train_vqgan", *TINY_VQGAN, *data, *shape, "perceptual.pretrained=false")
+    assert "images of 4 channels" in refused.err
+    assert "perceptual=none" in refused.err
+    first = run(
+        "train_vqgan", *TINY_VQGAN, *data, *shape, "perceptual=none", "run_dir=a", "report=true"
+    )
+    command = succeeds(first).out.strip().splitlines()[-1].split()
+    assert command[2:] == [
+        "vqgan=a", "data=arrays", "data.path=numbers", "data.val_fraction=0.25",
+        "'data.limits=[0,65535]'",
+    ]  # fmt: skip
+    settings = [argument.strip("'") for argument in command[2:]]
+    succeeds(run("train_transformer", *TINY_TRANSFORMER, *settings, "run_dir=b", "report=true"))
+    succeeds(run("sample", "checkpoint=b", "num_images=4", "output_dir=c", "write_images=true"))
+    with np.load(tmp_path / "c" / "samples.npz") as arrays:
+        samples = arrays["arr_0"]
+    assert (samples.shape, samples.dtype) == ((4, 16, 16, 4), np.float32)
+    assert np.abs(samples).max() <= 1
+    assert len(np.unique(samples)) > 1000  # more than bytes could hold
+    one = sorted((tmp_path / "c" / "images").iterdir())[0]
+    assert np.array_equal(np.load(one), samples[0])
+    model = taming.VQGAN.from_pretrained("a")
+    assert not model.label_maps
+    for name in ("reconstruct", "evaluate"):
+        path = "input" if name == "reconstruct" else "data.path"
+        refused = run(name, "checkpoint=a", f"{path}=numbers", "output_dir=d")
+        assert "4 channels" in refused.err.splitlines()[-1]

@@ -1,0 +1,105 @@
+"""Images as numbers, of any depth and any number of channels: NumPy arrays and TIFF files."""
+
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, ClassVar
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from PIL import Image
+
+from taming.data.planes import Planes
+from taming.data.readers import MAX_PIXELS, BrokenImageError, File, decoding
+from taming.errors import UserError
+
+__all__ = ["ArrayReader"]
+
+
+@dataclass(frozen=True)
+class ArrayReader:
+    """Reads `.npy` arrays and TIFF files of any depth: `(h w)`, `(h w c)` or `(c h w)`.
+
+    Args:
+        channels: number of channels.
+        limits: what becomes -1 and 1: [0, 65535] for 16 bits.
+    """
+
+    channels: Annotated[int, Ge(1)]
+    limits: tuple[float, float]
+    label_maps: ClassVar[bool] = False
+    suffixes: ClassVar[frozenset[str]] = frozenset({".npy", ".tif", ".tiff"})
+
+    def __post_init__(self) -> None:
+        # a list in settings; token caches are found by the repr
+        object.__setattr__(self, "limits", tuple(map(float, self.limits)))
+        if self.limits[0] >= self.limits[1]:
+            raise UserError(f"limits is {list(self.limits)}: give [smallest, largest].")
+
+    def __str__(self) -> str:
+        return f"{self.channels} channels, {self.limits[0]:g} to {self.limits[1]:g}"
+
+    @decoding()
+    def read(self, file: File, name: str, least_side: int | None = None) -> Planes:
+        """Reads a file, always at its own size.
+
+        Raises:
+            BrokenImageError: if it cannot be read, or holds values that are not finite.
+            UserError: if it has another number of channels, or values outside the limits.
+        """
+        content = Path(file).read_bytes() if isinstance(file, str | Path) else file.read()
+        load = _read_npy if content.startswith(np.lib.format.MAGIC_PREFIX) else _read_tiff
+        values = load(io.BytesIO(content))
+        shape = values.shape
+        if values.ndim == 2:
+            values = values[..., None]
+        if values.shape[-1] != self.channels:
+            values = np.moveaxis(values, 0, -1)
+        if values.ndim != 3 or values.shape[-1] != self.channels:
+            raise UserError(
+                f"{name} is an array {shape}, and data.channels is {self.channels}: correct it, "
+                "or leave the file out."
+            )
+        if not np.isfinite(values).all():
+            raise BrokenImageError("values that are not finite")
+        low, high = self.limits
+        if values.min() < low or values.max() > high:
+            raise UserError(
+                f"{name} has values from {values.min():g} to {values.max():g}, and data.limits is "
+                f"[{low:g}, {high:g}]: widen it."
+            )
+        scaled = np.moveaxis((values - low) / (high - low), -1, 0).astype(np.float32, order="C")
+        return Planes(tuple(map(Image.fromarray, scaled)))
+
+    def tensor(self, image: Planes) -> torch.Tensor:
+        """Turns an image into `(c H W)` in [-1, 1]; what a filter leaves outside is cut off."""
+        values = torch.from_numpy(np.stack([np.asarray(channel) for channel in image.channels]))
+        return values.mul(2).sub(1).clamp(-1, 1)
+
+
+def _read_npy(file: IO[bytes]) -> np.ndarray:
+    """Reads an array, no larger than its file: `np.load` believes any size."""
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        header = np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = header(file)
+    content = file.read()
+    if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"not a whole array of numbers, {shape} of {dtype}")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _read_tiff(file: IO[bytes]) -> np.ndarray:
+    """Reads the first series of a TIFF file."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise UserError("TIFF files need tifffile: pip install 'taming[arrays]'.") from error
+    with tifffile.TiffFile(file) as opened:
+        series = opened.series[0]
+        if math.prod(series.shape) > 4 * MAX_PIXELS:
+            raise BrokenImageError(f"{series.shape} values, too many to read")
+        return series.asarray()
