@@ -1,5 +1,6 @@
 """Starts a command: `hydra.main` around a task that imports the command when a job runs."""
 
+import errno
 import logging
 import os
 import re
@@ -34,6 +35,9 @@ __all__ = ["start"]
 # the variables by which launchers number the processes, or machines, of one run
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
+# why a place cannot be written to
+UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST)
+
 log = logging.getLogger("taming")
 
 
@@ -60,7 +64,15 @@ def start(name: str) -> None:
         main(partial(_run_job, name))()
     except (UserError, OmegaConfBaseException, HydraException) as error:
         _exit_with(error, name)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _exit_with(error, name)
     except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            why = str(error).splitlines()[0]
+            small = UserError(f"the GPU has too little memory ({why}): give a smaller batch_size.")
+            _exit_with(small, name)
         if not str(error).startswith("DataLoader worker"):
             raise
         died = UserError(
@@ -165,9 +177,10 @@ def _below_here(path: Path) -> Path:
 def _remove_if_empty(directory: Path) -> None:
     """Removes a directory that Hydra made and no job wrote to, and empty ones above it."""
     path = _below_here(directory)
-    while path != Path() and path.is_dir() and not any(path.iterdir()):
-        path.rmdir()
-        path = Path() if path.is_absolute() else path.parent
+    with suppress(OSError):  # such as an empty drive
+        while path != Path() and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+            path = Path() if path.is_absolute() else path.parent
 
 
 def _job_directory(*, _root_: DictConfig) -> str:

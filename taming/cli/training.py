@@ -22,6 +22,7 @@ from taming.cli.app import (
 )
 from taming.cli.hints import setting
 from taming.cli.processes import choose_strategy, connect_processes, global_batch
+from taming.cli.resources import advising_less_memory, check_room
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
 from taming.data.module import EndlessDataModule
@@ -170,7 +171,9 @@ def finish_run(
         KeyboardInterrupt: if the user ended the training.
     """
     run_dir = Path(config.run_dir)
-    trainer = settle_execution(config, module, data, trainer)
+    check_room(config, module, trainer)
+    with advising_less_memory(config):
+        trainer = settle_execution(config, module, data, trainer)
     learning_rate = config.training.optimizer.learning_rate
     batch = global_batch(trainer, data.batch_size, learning_rate)
     if batch is not None:
@@ -181,16 +184,17 @@ def finish_run(
         trainer.loggers = [MetricsFile(run_dir / "metrics.csv"), *build_all(config.logger)]
     training_images = getattr(images, "train_dataset", None)
     tokens = data.train_dataset if isinstance(data.train_dataset, TokenDataset) else None
-    result = train(
-        module,
-        data,
-        trainer,
-        run_dir=run_dir,
-        export=config.export,
-        resume_from=resume_from,
-        on_start=partial(write_config, config),
-        on_export=partial(log_lineage, trainer.loggers, run_dir, training_images, tokens),
-    )
+    with advising_less_memory(config):
+        result = train(
+            module,
+            data,
+            trainer,
+            run_dir=run_dir,
+            export=config.export,
+            resume_from=resume_from,
+            on_start=partial(write_config, config),
+            on_export=partial(log_lineage, trainer.loggers, run_dir, training_images, tokens),
+        )
     if trainer.is_global_zero:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print("\nfast_dev_run: it runs, and has written nothing")

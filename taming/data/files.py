@@ -105,6 +105,16 @@ class FileList:
             if self._is_image(name):
                 yield _entry(name, file)
 
+    def are_there(self) -> bool:
+        """Returns whether anything is there: a drive may have been unmounted."""
+        try:
+            if self.path.is_file():
+                return True
+            with os.scandir(self.path) as found:
+                return any(found)
+        except OSError:
+            return False
+
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""
         return (self.path / name if self.path.is_dir() else self.path).open("rb")

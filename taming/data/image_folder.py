@@ -78,8 +78,19 @@ class ImageFolder:
         return len(self._entries)
 
     def load(self, index: int, least_side: int | None = None) -> AnyImage:
-        """Decodes an image, see `ImageList.load`; raises `BrokenImageError`."""
-        return self._decode(self._entries[index], least_side)
+        """Decodes an image, see `ImageList.load`; raises `BrokenImageError`.
+
+        Raises:
+            UserError: if the folder or archive is gone.
+        """
+        try:
+            return self._decode(self._entries[index], least_side)
+        except BrokenImageError as error:
+            if self._files.are_there():
+                raise
+            raise UserError(
+                f"{self.description} is no longer there ({error}): is its drive still mounted?"
+            ) from error
 
     def label(self, index: int) -> int | None:
         """Returns the class of an image, without reading it."""

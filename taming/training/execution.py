@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -102,8 +103,11 @@ def choose_execution(
                 if times[way] * WORTHWHILE < times[chosen]:
                     chosen = way
     timed = "; ".join(f"{_words(way)} {seconds:.3g}" for way, seconds in times.items())
-    seconds_a_step = f" (seconds a step: {timed})" if times else ""
-    log.info("%s: %s%s", device_name(device), _words(chosen), seconds_a_step)
+    duration = ""
+    if times:
+        total = timedelta(seconds=round(times[chosen] * num_steps))
+        duration = f" (seconds a step: {timed}), at least {total} for {num_steps} steps"
+    log.info("%s: %s%s", device_name(device), _words(chosen), duration)
     return chosen
 
 

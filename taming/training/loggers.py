@@ -139,9 +139,17 @@ def wandb_logger(
         version=id_file.read_text().strip(),
         save_dir=run_dir.resolve(),
         mode=mode,
-        settings=wandb.Settings(console="off", silent=True, init_timeout=120, finish_timeout=60),
+        settings=wandb.Settings(console="off", silent=True, init_timeout=60, finish_timeout=60),
         **settings,
     )
     logger.artifacts = artifacts
     logger._wandb_init.pop("anonymous", None)  # Lightning hands it on, and wandb warns of it
+    if mode == "online":
+        try:
+            _ = logger.experiment
+        except wandb.errors.Error as error:
+            why = str(error).splitlines()[0]
+            log.warning("wandb: %s. This run is tracked offline; `wandb sync` uploads it.", why)
+            wandb.teardown()  # it takes the run for begun
+            logger._wandb_init["mode"] = "offline"
     return logger

@@ -11,6 +11,7 @@ from tiny_data import zipped
 
 from taming.data import ImageFolder, PictureReader
 from taming.data.files import natural_key
+from taming.data.readers import BrokenImageError
 from taming.errors import MissingPathError, UserError
 
 
@@ -265,3 +266,20 @@ def test_what_a_check_of_many_files_found_is_kept(
 def test_natural_order() -> None:
     expected = ["10", "a", "b09", "b9", "b10"]
     assert sorted(["b10", "b9", "a", "10", "b09"], key=natural_key) == expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_drive_that_is_unmounted_is_no_broken_image(make_folder: Any, packed: bool) -> None:
+    root = make_folder({"": 2})
+    source = opened(zipped(root) if packed else root)
+    (root / "0.png").unlink()
+    if packed:
+        source._files.path.unlink()
+        source._files._opened = None  # as of a worker that has not read yet
+    else:
+        with pytest.raises(BrokenImageError):
+            source.load(0)
+        (root / "1.png").unlink()  # the place where it was mounted
+    with pytest.raises(UserError, match=r"no longer there .*mounted") as caught:
+        source.load(1)
+    assert not isinstance(caught.value, BrokenImageError)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 
 from taming.training import MetricsFile, wandb_logger
 
@@ -93,7 +94,16 @@ def test_wandb_is_offline_unless_requested_and_an_account_is_there(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)  # logged in, and yet
     assert mode() == "offline"
     monkeypatch.setenv("WANDB_MODE", "online")
-    assert (mode(), mode(mode="disabled")) == ("online", "disabled")
+    starts: list[str] = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: starts.append(settings["mode"]))
+    assert (mode(), mode(mode="disabled"), starts) == ("online", "disabled", ["online"])
+
+    def unreachable(**settings: Any) -> None:
+        raise wandb.errors.CommError("no such host\nand more")
+
+    monkeypatch.setattr(wandb, "init", unreachable)
+    assert mode() == "offline"
+    assert "wandb: no such host. This run is tracked offline" in caplog.text
 
 
 def test_a_resumed_run_is_the_same_one_in_wandb(tmp_path: Path) -> None:
