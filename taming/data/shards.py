@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator, Set
 from glob import glob
@@ -91,6 +92,10 @@ class TarFiles(FileList):
                         "told apart. Make shards with one image to a sample."
                     )
                 yield FileEntry(name, size, stamp)
+
+    def are_there(self) -> bool:
+        """Returns whether any of the archives can be read."""
+        return any(os.access(shard, os.R_OK) for shard in self.shards)
 
     def open(self, name: str) -> IO[bytes]:
         """Opens one of the files for reading."""

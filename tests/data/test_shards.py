@@ -9,6 +9,7 @@ import torch
 from tiny_data import data_module, files, pair_files, write_pairs
 
 from taming.data import ImageFolder, PictureReader
+from taming.data.readers import BrokenImageError
 from taming.errors import UserError
 from taming.workflows.make_shards import make_shards
 
@@ -157,3 +158,15 @@ def test_one_sample_with_two_images(folder: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "b.tar", {"1.png": whole})
     with pytest.raises(UserError, match=r"b\.tar and .*a\.tar both hold 1\.png"):
         opened(tmp_path / "*.tar")
+
+
+def test_missing_shards_are_told_from_broken_images(shards: Path) -> None:
+    images, paths = opened(shards / "*.tar"), sorted(shards.glob("*.tar"))
+    first = next(i for i in range(len(images)) if images._files._places[images.name(i)][0] == 0)
+    paths[0].unlink()
+    with pytest.raises(BrokenImageError):
+        images.load(first)
+    for path in paths[1:]:
+        path.unlink()
+    with pytest.raises(UserError, match=r"no longer there .*mounted"):
+        images.load(first)
