@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterator, Set
 from glob import glob
 from pathlib import Path
+from sys import intern
 from typing import IO
 
 from taming.data.files import FileEntry, FileList
@@ -66,15 +67,18 @@ class TarFiles(FileList):
     def __init__(self, path: Path, suffixes: Set[str], shards: list[Path]) -> None:
         self.shards = shards
         self._places: dict[str, tuple[int, int, int]] = {}  # shard, offset, size
+        self._classes: dict[str, str] = {}  # by sample
         super().__init__(path, suffixes)
 
     def _find(self) -> Iterator[FileEntry]:
-        images: dict[str, str] = {}  # by key
+        images: dict[str, str] = {}  # by sample
         for number, shard in enumerate(self.shards):
             stamp = shard.stat().st_mtime_ns
-            for name, offset, size in _members(shard):
-                is_label = name.endswith(LABEL_SUFFIXES)
-                if not is_label and not self._is_image(name):
+            for name, offset, size, label in _members(shard):
+                if label is not None:
+                    self._classes.setdefault(_sample(name), label)
+                    continue
+                if name.endswith(LABEL_SUFFIXES) or not self._is_image(name):
                     continue
                 if name in self._places:
                     other = self.shards[self._places[name][0]]
@@ -83,9 +87,7 @@ class TarFiles(FileList):
                         "images apart."
                     )
                 self._places[name] = number, offset, size
-                if is_label:
-                    continue
-                first = images.setdefault(_key(name), name)
+                first = images.setdefault(_sample(name), name)
                 if first != name:
                     raise UserError(
                         f"{shard}: {first} and {name} are one sample, and its images cannot be "
@@ -109,7 +111,7 @@ class TarFiles(FileList):
     def class_paths(self) -> list[str]:
         """Returns paths whose folders are the classes; folders that agree with them name them."""
         names = [entry.name for entry in self.entries]
-        classes = [self._class(name) for name in names]
+        classes = [self._classes.get(_sample(name)) for name in names]
         if None in classes:
             return names
         folders = [name.rpartition("/")[0] for name in names]
@@ -117,22 +119,6 @@ class TarFiles(FileList):
         if len(pairs) == len(set(folders)) == len(set(classes)):
             return names
         return [f"{label}/{name}" for label, name in zip(classes, names, strict=True)]
-
-    def _class(self, name: str) -> str | None:
-        """Returns what the label file of an image says; None without one."""
-        for suffix in LABEL_SUFFIXES:
-            label_file = _key(name) + suffix
-            if label_file not in self._places:
-                continue
-            with self.open(label_file) as file:
-                text = file.read(MAX_LABEL).decode(errors="replace").strip()
-            if suffix == ".cls":
-                return text
-            try:
-                return str(json.loads(text)["label"])
-            except (ValueError, KeyError, TypeError):
-                return None
-        return None
 
 
 class _Section(io.RawIOBase):
@@ -162,14 +148,14 @@ class _Section(io.RawIOBase):
         super().close()
 
 
-def _key(name: str) -> str:
+def _sample(name: str) -> str:
     """Returns what the files of one sample have in common: the path up to the name's first dot."""
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
 
 
-def _members(shard: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields the name of each file in an archive, where it begins, and its size."""
+def _members(shard: Path) -> Iterator[tuple[str, int, int, str | None]]:
+    """Yields the name of each file in an archive, where it begins, its size, the class it names."""
     try:
         with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
@@ -177,7 +163,12 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int]]:
                 if member.size < 0:
                     raise tarfile.ReadError(f"{member.name} has no size")
                 if member.isreg():
-                    yield member.name.removeprefix("./"), member.offset_data, member.size
+                    name, place = member.name.removeprefix("./"), member.offset_data
+                    label = None
+                    if name.endswith(LABEL_SUFFIXES):
+                        file.seek(place)
+                        label = _label(name, file.read(min(member.size, MAX_LABEL)))
+                    yield name, place, member.size, label
             file.seek(archive.offset)
             if file.read(len(END)) not in (END, b""):  # for tarfile the end, too
                 raise tarfile.ReadError(f"no header at byte {archive.offset:,}")
@@ -186,3 +177,14 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int]]:
             f"the shard {shard} cannot be read ({error}): fetch or make it anew. Compressed ones "
             "must be unpacked first."
         ) from error
+
+
+def _label(name: str, content: bytes) -> str | None:
+    """Returns the class that a `.cls` or `.json` file names; None if it names none."""
+    text = content.decode(errors="replace").strip()
+    if name.endswith(".json"):
+        try:
+            text = str(json.loads(text)["label"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+    return intern(text)
