@@ -70,10 +70,11 @@ class EndlessDataModule(L.LightningDataModule):
         """Continues with the item that `state_dict` recorded; other processes change the rest."""
         self.start_item, self._start_step = state_dict["next_item"], state_dict["step"]
         before, images = state_dict["processes"], state_dict["images_per_step"]
-        if (processes := self._ranks[1]) != before:
+        rank, processes = self._ranks
+        if rank == 0 and processes != before:
             log.warning(
-                "note: the run goes on in %d processes instead of %d. The order of the images "
-                "stays, and a step takes %d of them instead of %d. No longer identical are random "
+                "note: the run goes on with %d instead of %d processes. The order of the images "
+                "stays, and a step takes %d of them, before %d. No longer identical are random "
                 "numbers (dropout, noise, the choice of new codes), the rounding of sums, and what "
                 "is normalised over the batch of a process.",
                 processes,

@@ -1,18 +1,20 @@
 """Training checkpoints whose weights are split among processes: directories, not files.
 
 `torch.distributed.checkpoint` writes the weights and the optimizer's moments into safetensors
-files, one a process, and `rest.pt` is all else of the checkpoint. PyTorch's default files would
-run code of whoever made them when they are read. Any number of processes can read the directory,
-each its parts; here is what a single process needs to read the whole of it.
+files, one a process, and `rest.pt` is all else of the checkpoint, with their checksums. PyTorch's
+default files would run code of whoever made them when they are read. Any number of processes can
+read the directory, each its parts; here is what a single process needs to read the whole of it.
 """
 
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from taming.ranks import gather, rank
 
 __all__ = ["is_checkpoint", "load_sharded_checkpoint", "load_unsharded", "save_sharded_checkpoint"]
 
@@ -45,7 +47,10 @@ def save_sharded_checkpoint(checkpoint: dict[str, Any], directory: Path) -> None
         {"weights": weights, "moments": optimizer["state"]},
         storage_writer=dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True),
     )
-    if dist.get_rank() == 0:
+    mine = directory.glob(f"shard-{rank() + 1:05d}-*")
+    shards = gather({path.name: _checksum(path) for path in mine})
+    rest["checksums"] = {name: value for shard in shards for name, value in shard.items()}
+    if rank() == 0:
         torch.save(rest, directory / REST_FILE)
 
 
@@ -58,9 +63,17 @@ def load_sharded_checkpoint(directory: Path, tensors: dict[str, Any]) -> dict[st
 
 
 def load_unsharded(directory: Path) -> dict[str, Any]:
-    """Loads the whole checkpoint as that of a single process would be."""
+    """Loads the whole checkpoint as that of a single process would be.
+
+    Raises:
+        ValueError: if a file has changed since it was written.
+    """
     import torch.distributed.checkpoint as dcp
 
+    checkpoint = _rest(directory)
+    for name, checksum in checkpoint.pop("checksums").items():
+        if _checksum(directory / name) != checksum:
+            raise ValueError(f"{name} is damaged")
     reader = dcp.HuggingFaceStorageReader(str(directory))
     described: dict[str, Any] = reader.read_metadata().state_dict_metadata
     tensors = {
@@ -70,7 +83,6 @@ def load_unsharded(directory: Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should
         dcp.load(tensors, storage_reader=reader, no_dist=True)
-    checkpoint = _rest(directory)
     groups = checkpoint.pop("param_groups")
     numbers = {name: i for i, name in enumerate(n for group in groups for n in group["params"])}
     weights: dict[str, torch.Tensor] = {}
@@ -94,6 +106,14 @@ def load_unsharded(directory: Path) -> dict[str, Any]:
 def _rest(directory: Path) -> dict[str, Any]:
     rest: dict[str, Any] = torch.load(directory / REST_FILE, map_location="cpu", weights_only=True)
     return rest
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(2**24):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def _with_state(entry: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -15,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from taming.errors import UserError
 from taming.serialization import (
     load_sharded_checkpoint,
     read_training_checkpoint,
@@ -33,6 +36,15 @@ class ShardedStrategy(FSDPStrategy):
     checkpoint before, in files that run code when they are read, and takes the optimizer's state in
     a file to be in the order of the model's weights, which is not that of its groups.
     """
+
+    def setup(self, trainer: L.Trainer) -> None:
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, WeightAveraging) for callback in callbacks):
+            raise UserError(
+                "weights that are split are not averaged: set callbacks.average.decay=null, or "
+                "train with trainer=ddp."
+            )
+        super().setup(trainer)
 
     @property
     def _module(self) -> nn.Module:

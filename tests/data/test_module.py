@@ -170,8 +170,8 @@ def test_other_processes_go_on_with_the_same_images(
     begun.trainer = SimpleNamespace(**step, global_rank=0, world_size=2)  # type: ignore[assignment]
     resumed.load_state_dict(begun.state_dict())
     (note,) = caplog.messages
-    assert "goes on in 1 processes instead of 2" in note
-    assert "a step takes 4 of them instead of 4" in note
+    assert "goes on with 1 instead of 2 processes" in note
+    assert "a step takes 4 of them, before 4" in note
     assert equal(train_batches(resumed, 4), train_batches(module(root), 7)[3:])
     step["global_step"] += 2
     resumed.trainer = SimpleNamespace(**step, global_rank=0, world_size=1)  # type: ignore[assignment]

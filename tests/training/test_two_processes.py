@@ -1,6 +1,7 @@
 """Two processes train as one, and exchange no more than they must."""
 
 import os
+import shutil
 import signal
 import socket
 from collections import Counter
@@ -30,6 +31,7 @@ from torch import multiprocessing
 from torch.distributed import fsdp
 
 from taming.conditioning import ClassLabel
+from taming.errors import UserError
 from taming.serialization import load_saved_model
 from taming.training import Clock, data_parallel
 from taming.training.sharding import ShardedStrategy
@@ -216,11 +218,17 @@ def test_weights_are_split_among_processes_and_put_together(
         for place in ("checkpoints/last.ckpt", "model")
     )
     assert split == whole
+    damaged = shutil.copytree(folder / "fsdp" / "checkpoints" / "last.ckpt", tmp_path / "last.ckpt")
+    content = bytearray((damaged / shards[2]).read_bytes())
+    content[-1] ^= 1
+    (damaged / shards[2]).write_bytes(content)
+    with pytest.raises(UserError, match=r"last\.ckpt cannot be read .* damaged"):
+        GPT.load_saved(damaged)
     alone = run_training(tmp_path / "alone", *exact("transformer", 4), max_steps=6, **SPLIT)
     after = run_training(
         folder / "fsdp", *exact("transformer", 4), max_steps=6, resume=True, **SPLIT
     )
-    assert "goes on in 1 processes instead of 2" in caplog.text
+    assert "goes on with 1 instead of 2 processes" in caplog.text
     assert (folder / "fsdp" / "checkpoints" / "last.ckpt").is_file()
     expected, found = (run.recorder.column("train/loss") for run in (alone, after))
     for column in (ranks[0]["fsdp"], found):
