@@ -89,7 +89,7 @@ def begin_run(
     check_types(config, {**types, **TYPES})
     trainer = _trainer(config)
     run_dir = Path(config.run_dir)
-    left = (run_dir / "checkpoints" / "last.ckpt", run_dir / "model")
+    left = [*saved_checkpoints(run_dir), run_dir / "model"]
     begun = on_first_rank(lambda: any(path.exists() for path in left))
     if begun and checkpoint is None:
         raise UserError(
