@@ -4,7 +4,7 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, ClassVar
+from typing import IO, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,8 +70,12 @@ class ArrayReader:
                 f"{name} has values from {values.min():g} to {values.max():g}, and data.limits is "
                 f"[{low:g}, {high:g}]: widen it."
             )
-        scaled = np.moveaxis((values - low) / (high - low), -1, 0).astype(np.float32, order="C")
-        return Planes(tuple(map(Image.fromarray, scaled)))
+        # float32 holds every 16-bit number
+        scaled: Any = values.astype(np.float32 if values.itemsize <= 2 else np.float64)
+        scaled -= low
+        scaled /= high - low
+        channels = np.moveaxis(scaled, -1, 0).astype(np.float32, order="C")
+        return Planes(tuple(map(Image.fromarray, channels)))
 
     def tensor(self, image: Planes) -> torch.Tensor:
         """Turns an image into `(c H W)` in [-1, 1]; what a filter leaves outside is cut off."""
@@ -89,6 +93,7 @@ def _read_npy(file: IO[bytes]) -> np.ndarray:
     content = file.read()
     if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError(f"not a whole array of numbers, {shape} of {dtype}")
+    _check_count(shape)
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
@@ -100,6 +105,10 @@ def _read_tiff(file: IO[bytes]) -> np.ndarray:
         raise UserError("TIFF files need tifffile: pip install 'taming[arrays]'.") from error
     with tifffile.TiffFile(file) as opened:
         series = opened.series[0]
-        if math.prod(series.shape) > 4 * MAX_PIXELS:
-            raise BrokenImageError(f"{series.shape} values, too many to read")
+        _check_count(series.shape)
         return series.asarray()
+
+
+def _check_count(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) > MAX_PIXELS:  # as float64 less than 1 GiB
+        raise BrokenImageError(f"an array {shape}, and at most {MAX_PIXELS:,} values can be read")

@@ -108,7 +108,9 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         index, draw = key if isinstance(key, tuple) else (key, None)
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
-        least_side = None if rng is None else self.transform.least_side
+        least_side = self.transform.least_side
+        if rng is None or self.conditions is not None:  # which must fit pixel by pixel
+            least_side = None
         image, condition, index = self._load(index, least_side)
         item: dict[str, Any] = {}
         with naming(self.name(index)):

@@ -123,8 +123,8 @@ class ImageFolder:
                 which a cut-off JPEG passes; `auto` is `full` up to 2 GiB of files and `header`
                 above; `none` does nothing.
             first: keep only this many whole files, the first ones; None for all.
-            scan_dir: directory to keep what was found in thousands of files, for the next time;
-                None: it is not kept.
+            scan_dir: directory to note which of thousands of files are whole, for the next time;
+                None: nothing is noted.
 
         Raises:
             UserError: if more than `max_broken_fraction` of the files are broken, or all.
@@ -137,10 +137,10 @@ class ImageFolder:
         if scan_dir is not None and first is None and len(self) >= MANY_FILES:
             terms = f"{self.reader!r} {full} {self._entries.digest()}".encode()
             scan = Path(scan_dir).expanduser() / f"{hashlib.sha256(terms).hexdigest()[:16]}.npz"
-        if scan is None or (results := _read_scan(scan)) is None:
-            results = self._check_files(full, first)
-            if scan is not None:
-                _write_scan(scan, results)
+        sizes = _read_scan(scan, len(self))
+        results = self._check_files(full, first, sizes)
+        if scan is not None and None in sizes:
+            _write_scan(scan, results)
         whole = [i for i, result in enumerate(results) if not isinstance(result, str)]
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
         if self.broken:
@@ -155,21 +155,28 @@ class ImageFolder:
         self.keep(whole)
         self.sizes = [size for size in results if not isinstance(size, str)]
 
-    def _check_files(self, full: bool, first: int | None) -> list[tuple[int, int] | str]:
-        """Returns (height, width) of each file, or what is wrong with it."""
+    def _check_files(
+        self, full: bool, first: int | None, sizes: Sequence[tuple[int, int] | None]
+    ) -> list[tuple[int, int] | str]:
+        """Returns (height, width) of each file, or what is wrong with it; some are known."""
         results: list[tuple[int, int] | str] = []
-        known: dict[tuple[int, int] | str, tuple[int, int] | str] = {}  # equal ones once
+        equal: dict[tuple[int, int] | str, tuple[int, int] | str] = {}  # of a million there are few
         num_whole = 0
+        unknown = self._entries.take([i for i, size in enumerate(sizes) if size is None])
         # in threads: Pillow decodes outside Python's lock
         with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
-            for result in tqdm(
-                pool.imap(partial(self._size_or_reason, full=full), self._entries, chunksize=16),
-                desc=f"checking {self._files.path.name}",
-                total=len(self._entries),
-                unit="image",
-                delay=1,  # seconds: small sets need no bar
-            ):
-                results.append(known.setdefault(result, result))
+            checked = iter(
+                tqdm(
+                    pool.imap(partial(self._size_or_reason, full=full), unknown, chunksize=16),
+                    desc=f"checking {self._files.path.name}",
+                    total=len(unknown),
+                    unit="image",
+                    delay=1,  # seconds: small sets need no bar
+                )
+            )
+            for size in sizes:
+                result = next(checked) if size is None else size
+                results.append(equal.setdefault(result, result))
                 num_whole += not isinstance(result, str)
                 if num_whole == first:
                     break
@@ -183,7 +190,7 @@ class ImageFolder:
 
     def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:
         try:
-            if full or isinstance(self.reader, ArrayReader):  # nothing of it is compressed
+            if full or isinstance(self.reader, ArrayReader):  # no header that Pillow reads
                 image = self._decode(entry)
                 return image.height, image.width
             with decoding(), self._open(entry) as file:  # reads only the beginning
@@ -205,25 +212,20 @@ class ImageFolder:
         return self.reader.read(content, f"{self.description}: {entry.name}", least_side)
 
 
-def _read_scan(path: Path) -> list[tuple[int, int] | str] | None:
-    """Returns what an earlier check of the same files has found; None if nothing was kept."""
+def _read_scan(path: Path | None, count: int) -> list[tuple[int, int] | None]:
+    """Returns (height, width) of the files that an earlier check of the same ones found whole."""
+    if path is None:
+        return [None] * count
     # a damaged one raises nearly anything
     with suppress(Exception), path.open("rb") as file, np.load(file) as scan:
-        reasons = iter(scan["reasons"].tolist())
-        # equal sizes are one object: a million images have few
-        known: dict[tuple[int, int], tuple[int, int]] = {}
-        sizes = map(tuple, scan["sizes"].tolist())
-        return [known.setdefault(size, size) if all(size) else next(reasons) for size in sizes]
-    return None
+        return [tuple(size) if all(size) else None for size in scan["sizes"].tolist()]
+    return [None] * count
 
 
 def _write_scan(path: Path, results: list[tuple[int, int] | str]) -> None:
-    """Keeps what a check has found, where that is possible: it only saves time."""
+    """Keeps the sizes of the whole files, where that is possible: it only saves time."""
     sizes = [(0, 0) if isinstance(result, str) else result for result in results]
-    reasons = [result for result in results if isinstance(result, str)]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, "wb") as file:
-            np.savez_compressed(
-                file, sizes=np.array(sizes, np.int32), reasons=np.array(reasons, dtype=str)
-            )
+            np.savez_compressed(file, sizes=np.array(sizes, np.int32))

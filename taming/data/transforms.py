@@ -66,7 +66,8 @@ class ImageTransform:
         pad: pixels.
         condition_resolution: pixels of a condition, of the same shape; None for `resolution`.
         draft: whether training decodes JPEGs at a half, a quarter or an eighth of their size where
-            every window still has twice the result's pixels along each side.
+            every window still has twice the result's pixels along each side; images with conditions
+            are always decoded whole.
 
     Raises:
         UserError: for values that make no sense together.

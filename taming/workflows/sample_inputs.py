@@ -126,6 +126,11 @@ def _open(
     assert given.path is not None
     factor, channels = tokenizer.downsample_factor, tokenizer.image_channels
     reader: Reader = PictureReader(1 if channels == 1 else 3)
+    if not (tokenizer.label_maps or tokenizer.takes_pictures):
+        raise UserError(
+            f"{given.path}: the model's images have {channels} channels, and only pictures, grey "
+            "or RGB, and label maps are read from files here: use complete() in Python."
+        )
     if tokenizer.label_maps:
         if given.unlabelled != "auto":
             unlabelled = given.unlabelled

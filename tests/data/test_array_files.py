@@ -46,6 +46,12 @@ def test_every_value_is_kept(file: io.BytesIO) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
 
 
+def test_half_precision_does_not_overflow() -> None:
+    reader = ArrayReader(1, (-60000, 60000))
+    found = reader.tensor(reader.read(npy(np.array([[-60000, 0, 60000]], np.float16)), "a"))
+    assert found.tolist() == [[[-1, 0, 1]]]
+
+
 def test_one_channel_needs_no_axis() -> None:
     reader = ArrayReader(1, (-1.0, 3.0))
     found = reader.tensor(reader.read(npy(np.array([[-1, 0, 1], [2, 3, 3]])), "a"))

@@ -11,7 +11,14 @@ from PIL import ExifTags, Image
 from tiny_data import zipped
 from torch.utils.data import DataLoader
 
-from taming.data import ImageDataset, ImageFolder, ImageTransform, Part, PictureReader
+from taming.data import (
+    ImageDataset,
+    ImageFolder,
+    ImageTransform,
+    LabelMapReader,
+    Part,
+    PictureReader,
+)
 from taming.errors import UserError
 
 AUGMENTED = ImageTransform(
@@ -155,3 +162,15 @@ def test_training_decodes_large_photos_smaller(tmp_path: Path) -> None:
     assert [image.size for image in loaded] == [large, large, small, large, small, large] + 12 * [
         large
     ]
+
+
+def test_images_with_conditions_are_decoded_whole(tmp_path: Path) -> None:
+    for folder, suffix in (("image", "jpg"), ("label", "png")):  # odd sides: halves would differ
+        (tmp_path / folder).mkdir()
+        Image.new("L", (321, 201)).save(tmp_path / folder / f"a.{suffix}")
+    parts = [
+        ImageFolder(tmp_path, reader, subfolder=folder)
+        for folder, reader in (("image", PictureReader()), ("label", LabelMapReader(2)))
+    ]
+    data = ImageDataset(Part(*parts), replace(AUGMENTED, draft=True), seed=0)
+    assert data[0, 1]["conditions"].shape == (2, 16, 16)
