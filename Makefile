@@ -10,7 +10,8 @@ demo: $(VENV)/installed
 	$(BIN)/python scripts/demo.py
 
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	# in their order: by number of tests the slowest files, of one test each, would come last
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
