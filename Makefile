@@ -9,8 +9,8 @@ UV := $(shell command -v uv 2>/dev/null)
 demo: $(VENV)/installed
 	$(BIN)/python scripts/demo.py
 
+# in their order: by number of tests the slowest files, of one test each, would come last
 test: $(VENV)/installed-dev
-	# in their order: by number of tests the slowest files, of one test each, would come last
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed-dev
