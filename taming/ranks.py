@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from taming.errors import UserError
+
 __all__ = [
     "dealt",
     "from_first_rank",
@@ -90,15 +92,21 @@ def from_first_rank(values: torch.Tensor) -> torch.Tensor:
 
 
 def on_first_rank(function: Callable[[], T]) -> T:
-    """Calls a function on the first rank alone; returns its result, or raises its error, on all."""
+    """Calls a function on the first rank alone; returns its result, or raises its error, on all.
+
+    The other ranks get a `UserError` as it is, and the text of any other as a `RuntimeError`.
+    """
     if _alone():
         return function()
     found: list[Any] = [None, None]  # result and error
     if rank() == 0:
         try:
             found[0] = function()
-        except Exception as error:
+        except UserError as error:
             found[1] = error
+        except Exception as error:  # not all can be pickled
+            found[1] = RuntimeError(f"{type(error).__name__}: {error}")
+            found[1].__cause__ = error
     dist.broadcast_object_list(found, src=0)
     if found[1] is not None:
         raise found[1]

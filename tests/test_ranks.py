@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from taming.ranks import from_first_rank, mean_over_ranks, sum_over_ranks
+from taming.errors import UserError
+from taming.ranks import from_first_rank, mean_over_ranks, on_first_rank, sum_over_ranks
 
 
 @pytest.fixture(params=["no group", "a group of one"])
@@ -18,6 +19,16 @@ def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", [UserError, KeyError])
+def test_errors_of_the_first_rank(kind: type[Exception]) -> None:
+    def fail() -> None:
+        raise kind("this", lambda: "cannot be pickled") if kind is KeyError else kind("this")
+
+    with pytest.raises((UserError, KeyError, RuntimeError), match="this"):
+        on_first_rank(fail)
 
 
 @pytest.mark.usefixtures("alone")

@@ -78,8 +78,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     its class number, missing if there are no classes; `conditions`, only for pairs, is the
     condition's tensor in the same view.
 
-    An image that cannot be loaded after all is replaced by the next one of its class, and reported
-    once.
+    An image that cannot be loaded after all is replaced by the next one of its class (in a stream:
+    by one of its block), and reported once.
 
     Args:
         part: the images.
@@ -163,11 +163,16 @@ class ImageDataset(Dataset[dict[str, Any]]):
         raise UserError(f"{self.images.description}: none of its {len(self)} images can be loaded.")
 
     def _with_stand_ins(self, index: int) -> Iterator[int]:
+        start, stop = 0, len(self)
+        if self.block is not None:  # far from it even labels cannot be had at once
+            start = index - index % self.block
+            stop = min(start + self.block, stop)
         label = self.label(index)
         for same_class in (True, False):
-            for candidate in chain(range(index, len(self)), range(index)):
+            for candidate in chain(range(index, stop), range(start, index)):
                 if (self.label(candidate) == label) is same_class:
                     yield candidate
+        yield from chain(range(stop, len(self)), range(start))
 
     def _note_broken(self, index: int, error: BrokenImageError) -> None:
         self._replaced[index] = True

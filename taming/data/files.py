@@ -124,9 +124,9 @@ class FileList:
         names = {entry.name.rpartition("/")[0] for entry in self.entries}
         return {os.path.realpath(self.path / name) for name in names}
 
-    def class_paths(self) -> list[str]:
-        """Returns a path for each file whose folders may be its class."""
-        return [entry.name for entry in self.entries]
+    def classes(self) -> list[str] | None:
+        """Returns the class of each file, where it is not for their folders to say."""
+        return None
 
     def _is_image(self, name: str) -> bool:
         parts = name.split("/")  # a hundred thousand names: as paths they take much longer
@@ -202,6 +202,13 @@ def open_files(
             files = ZipFiles(path, suffixes) if is_zip else FileList(path, suffixes)
         if shards and not files.entries:
             files = TarFiles(path, suffixes, shards)
+        elif shards and path.is_dir():
+            log.warning(
+                "note: %s: images that are files are taken (%d), and not those in its .tar "
+                "archives: for these, move the files away",
+                path,
+                len(files.entries),
+            )
     except PermissionError as error:
         raise UserError(f"{error.filename} may not be read: check its permissions.") from error
     ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])

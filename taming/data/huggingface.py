@@ -5,7 +5,8 @@ import io
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from os.path import expanduser
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,12 @@ class Rows(NamedTuple):
         value = None if self.label is None else row[self.label]
         if value is None or self.class_names is None:
             return None if value is None else str(value)
+        if value >= len(self.class_names):
+            raise UserError(
+                f"{self.description}: {self.label} is {value} somewhere, and its classes are those "
+                f"from 0 to {len(self.class_names) - 1}: correct the dataset, or name another "
+                "data.source.label_column."
+            )
         return self.class_names[value] if value >= 0 else None
 
 
@@ -64,6 +71,12 @@ class TableSource:
     image_column: str | None = None
     label_column: str | None = None
     max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
+
+    @property
+    def file_type(self) -> str:
+        """What the path ends in, without dot, and without the query of a web address."""
+        path = self.path.partition("?")[0] if "://" in self.path else self.path
+        return PurePosixPath(path).suffix[1:]
 
     def open_rows(self, split: str, *, streaming: bool = False) -> Rows:
         """Opens a part of the dataset; one of the hub is downloaded first, unless it streams.
@@ -117,7 +130,7 @@ class TableSource:
         if self.path.startswith("hf:"):
             path = self.path.removeprefix("hf:")
         elif not place.is_dir():
-            path, files = place.suffix[1:], self.path
+            path, files = self.file_type, expanduser(self.path)  # noqa: PTH111 (keeps "//")
         return datasets.load_dataset(
             path, self.name, data_files=files, split=split, streaming=streaming
         )

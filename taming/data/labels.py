@@ -40,26 +40,33 @@ def find_labels(
     """
     source = str(files.path)
     if labels in ("auto", "folders", "none"):
-        paths = names if labels == "none" else files.class_paths()
-        return folder_labels(paths, labels, source, known)
+        found = None if labels == "none" or known == [] else files.classes()
+        if found is None:
+            return folder_labels(names, labels, source, known)
+        place = "its .cls and .json files"
+    else:
+        found, place = _table_classes(files, names, labels), labels
+    classes = sorted(set(found), key=natural_key) if known is None else list(known)
+    if unknown := sorted(set(found) - set(classes), key=natural_key):
+        raise UserError(
+            f"{source}: {join_names(unknown)} in {place} is not a class of the training data, "
+            f"which has {join_names(classes)}."
+        )
+    number = {name: i for i, name in enumerate(classes)}
+    return classes, [number[label] for label in found]
+
+
+def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[str]:
     with _open_table(files, labels) as file:
         table = _read_table(file.read(), labels)
     missing = [name for name in names if name not in table]
     if missing:
         example = next(iter(table), "nothing")
         raise UserError(
-            f"{source}: {len(missing)} of {len(names)} images are not in {labels}, such as "
-            f"{missing[0]}: add them (it names images from {source} on, and has {example})."
+            f"{files.path}: {len(missing)} of {len(names)} images are not in {labels}, such as "
+            f"{missing[0]}: add them (it names images from {files.path} on, and has {example})."
         )
-    found = [table[name] for name in names]
-    classes = sorted(set(found), key=natural_key) if known is None else list(known)
-    if unknown := sorted(set(found) - set(classes), key=natural_key):
-        raise UserError(
-            f"{source}: {join_names(unknown)} in {labels} is not a class of the training data, "
-            f"which has {join_names(classes)}."
-        )
-    number = {name: i for i, name in enumerate(classes)}
-    return classes, [number[label] for label in found]
+    return [table[name] for name in names]
 
 
 def _open_table(files: FileList, path: str) -> IO[bytes]:

@@ -90,8 +90,20 @@ class EndlessDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         """Returns a loader of this rank's endless augmented batches, from `start_item` on."""
+        dataset = self.train_dataset
+        num_workers = self.num_workers_for(dataset)
+        if num_workers and getattr(dataset, "block", None) is not None:
+            dataset.images.close()  # from now on the workers read
+        return self._loader(dataset, num_workers, batch_sampler=self._batches())
+
+    def first_batch(self) -> dict[str, Any]:
+        """Loads the first training batch in this process."""
+        keys = next(iter(self._batches()))
+        return next(iter(self._loader(self.train_dataset, 0, batch_sampler=[keys])))
+
+    def _batches(self) -> EndlessBatches:
         rank, world_size = self._ranks
-        batches = EndlessBatches(
+        return EndlessBatches(
             len(self.train_dataset),
             self.batch_size,
             seed=self.seed,
@@ -100,13 +112,6 @@ class EndlessDataModule(L.LightningDataModule):
             start_item=self.start_item,
             block=getattr(self.train_dataset, "block", None),
         )
-        num_workers = self.num_workers_for(self.train_dataset)
-        return self._loader(self.train_dataset, num_workers, batch_sampler=batches)
-
-    def first_batch(self) -> dict[str, Any]:
-        """Loads the first training batch in this process."""
-        keys = next(iter(EndlessBatches(len(self.train_dataset), self.batch_size, seed=self.seed)))
-        return next(iter(self._loader(self.train_dataset, 0, batch_sampler=[keys])))
 
     def val_dataloader(self) -> Batches:
         """Returns a loader of this rank's validation items, mixed and not augmented."""

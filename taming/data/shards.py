@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import tarfile
 from collections.abc import Iterator, Set
@@ -14,6 +15,8 @@ from taming.data.files import FileEntry, FileList
 from taming.errors import MissingPathError, UserError, join_names
 
 __all__ = ["TarFiles", "find_shards"]
+
+log = logging.getLogger(__name__)
 
 LABEL_SUFFIXES = (".cls", ".json")
 MAX_LABEL = 1 << 20  # bytes read of a label file
@@ -29,7 +32,7 @@ def find_shards(path: Path) -> list[Path]:
         The archives; none if the path names something else.
     """
     if path.is_dir():
-        return sorted(path.glob("*.tar"))
+        return sorted(found for found in path.glob("*.tar") if not found.name.startswith("."))
     if path.suffix != ".tar" or path.is_file():
         return [path] if path.suffix == ".tar" else []
     if "{" not in str(path):
@@ -100,7 +103,9 @@ class TarFiles(FileList):
         return any(os.access(shard, os.R_OK) for shard in self.shards)
 
     def open(self, name: str) -> IO[bytes]:
-        """Opens one of the files for reading."""
+        """Opens one of the files for reading, or another file beside the archives."""
+        if name not in self._places:
+            return (self.shards[0].parent / name).open("rb")
         shard, offset, size = self._places[name]
         return io.BufferedReader(_Section(self.shards[shard], offset, size))
 
@@ -108,17 +113,27 @@ class TarFiles(FileList):
         """Returns the real paths of the archives."""
         return {str(shard.resolve()) for shard in self.shards}
 
-    def class_paths(self) -> list[str]:
-        """Returns paths whose folders are the classes; folders that agree with them name them."""
+    def classes(self) -> list[str] | None:
+        """Returns the class of each image; None if not all have one, or folders name numbers."""
         names = [entry.name for entry in self.entries]
-        classes = [self._classes.get(_sample(name)) for name in names]
-        if None in classes:
-            return names
+        found = {name: self._classes.get(_sample(name)) for name in names}
+        classes = [label for label in found.values() if label is not None]
+        if len(classes) < len(names):
+            if classes:
+                missing = next(name for name in names if found[name] is None)
+                log.info(
+                    "note: %s: the classes in its .cls and .json files are not used, for %d of %d "
+                    "images have none, such as %s",
+                    self.path,
+                    len(names) - len(classes),
+                    len(names),
+                    missing,
+                )
+            return None
         folders = [name.rpartition("/")[0] for name in names]
         pairs = set(zip(folders, classes, strict=True))
-        if len(pairs) == len(set(folders)) == len(set(classes)):
-            return names
-        return [f"{label}/{name}" for label, name in zip(classes, names, strict=True)]
+        one_to_one = len(pairs) == len(set(folders)) == len(set(classes))
+        return None if one_to_one and all(map(str.isdecimal, set(classes))) else classes
 
 
 class _Section(io.RawIOBase):
@@ -184,7 +199,8 @@ def _label(name: str, content: bytes) -> str | None:
     text = content.decode(errors="replace").strip()
     if name.endswith(".json"):
         try:
-            text = str(json.loads(text)["label"])
+            label = json.loads(text)["label"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
-    return intern(text)
+        text = "" if label is None else str(label)
+    return intern(text) if text else None

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from os.path import expanduser
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Annotated, Any
@@ -115,7 +116,7 @@ class ImageStream(TableSource):
 
     @property
     def _is_shards(self) -> bool:
-        return self.path.startswith("pipe:") or self.path.endswith(".tar")
+        return self.path.startswith("pipe:") or self.file_type == "tar"
 
     def _read(self) -> Generator[Sample]:
         yield from self._read_shards() if self._is_shards else self._read_rows()
@@ -125,7 +126,8 @@ class ImageStream(TableSource):
             import webdataset
         except ImportError as error:
             raise UserError("this needs webdataset: pip install 'taming[datasets]'") from error
-        shards = webdataset.SimpleShardList(self.path)
+        path = expanduser(self.path)  # noqa: PTH111 (keeps "//")
+        shards = webdataset.SimpleShardList(path)
         in_front = self.path.startswith("pipe:")  # where the commands of a stranger are looked for
         if not in_front and any(url.startswith("pipe:") for url in shards.urls):
             raise UserError("a path with commands must begin with pipe:")
@@ -243,6 +245,11 @@ class StreamedImages:
         place = of.path, of.name, of.split, of.image_column, of.label_column
         parts = place, self.start, self.stop, self.class_names, self.reader
         return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def close(self) -> None:
+        """Ends the reading and forgets what was read; `load` begins anew."""
+        self._close()
+        self._blocks = {}
 
     def _sample(self, index: int) -> Sample:
         number, place = divmod(index, self.block)

@@ -36,7 +36,8 @@ def make_shards(
     """Writes the images of a folder or `.zip` file into numbered `.tar` archives, unchanged.
 
     The images are mixed, so that one shard holds some of every class. Each keeps its path and name,
-    in which dots become `_`; where folders are classes, a `.cls` file beside it has the number.
+    in which dots become `_`, for a sample's name ends at the first; where folders are classes, a
+    `.cls` file beside it has the number.
 
     Args:
         source: the images.
@@ -64,7 +65,7 @@ def make_shards(
                     content = file.read()
             except Exception as error:  # a damaged archive makes zipfile raise nearly anything
                 raise UserError(f"{source}: {name} cannot be read ({error}).") from error
-            sample = {key + PurePosixPath(name).suffix.lower(): content}
+            sample = {key + PurePosixPath(name).suffix: content}
             if labels[index] is not None:
                 sample[f"{key}.cls"] = str(labels[index]).encode()
             yield sample
@@ -89,11 +90,12 @@ def make_shards(
 
 
 def _keys(names: list[str]) -> list[str]:
-    """Returns a path for each file, without suffix and dots, that no other has."""
+    """Returns a path for each file, without suffix and dots in its name, that no other has."""
     found: list[str] = []
     taken: Counter[str] = Counter()
     for name in names:
-        key = PurePosixPath(name).with_suffix("").as_posix().replace(".", "_")
+        path = PurePosixPath(name)
+        key = path.with_name(path.stem.replace(".", "_")).as_posix()
         taken[key] += 1
         found.append(key if taken[key] == 1 else f"{key}_again{taken[key]}")
     return found

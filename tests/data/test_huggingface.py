@@ -12,6 +12,7 @@ from tiny_data import data_module
 
 from taming.data import HuggingFaceImages, ImageTransform, PictureReader
 from taming.data.dataset import ImageDataset
+from taming.data.huggingface import Rows
 from taming.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -98,6 +99,29 @@ def test_rows_without_class_or_image(table: Any, tmp_path: Path) -> None:
     dataset = ImageDataset(train._replace(indices=None), transform, seed=0)
     assert torch.equal(dataset[0]["images"], dataset[2]["images"])
     assert dataset.replaced_names == ["00000000", "00000001"]
+
+
+def test_a_class_beyond_the_names() -> None:
+    rows = Rows(None, "x train", "image", "label", ["a"])
+    with pytest.raises(UserError, match="x train: label is 1 somewhere, and its classes are"):
+        rows.class_of({"label": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "files"),
+    [
+        ("~/x?.parquet", "parquet", "/home/me/x?.parquet"),
+        ("https://h.org/x.parquet?download=true", "parquet", None),
+    ],
+)
+def test_places(path: str, kind: str, files: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *a, **k: asked.extend((a, k["data_files"]))
+    )
+    source(path)._load("train", streaming=True)
+    assert asked == [(kind, None), files or path]
 
 
 def test_columns_that_are_not_there(table: Any, tmp_path: Path) -> None:

@@ -74,15 +74,21 @@ def test_names_with_dots_and_of_several_kinds(folder: Path, tmp_path: Path) -> N
     whole = (folder / "cat" / "0.png").read_bytes()
     for name in ("a.b.png", "a_b.png", "a.b.JPG"):
         (folder / "cat" / name).write_bytes(whole)
+    (folder / "cat").rename(folder / "cat.v1")
     make_shards(folder, tmp_path / "x", shard_size=1)
+    (tmp_path / "x" / "._000000.tar").write_bytes(b"of another system")
     found = opened(tmp_path / "x")
-    assert len(found) == 14
-    assert {found.name(i) for i in range(len(found))} >= {"cat/a_b.jpg", "cat/a_b_again2.png"}
+    assert (len(found), found.class_names) == (14, ["cat.v1", "dog"])
+    names = {found.name(i) for i in range(len(found))}
+    assert names >= {"cat.v1/a_b.JPG", "cat.v1/a_b_again2.png"}
     with pytest.raises(UserError, match="holds shards already"):
         make_shards(folder, tmp_path / "x", shard_size=1)
 
 
-def test_classes_of_other_shards(folder: Path, tmp_path: Path) -> None:
+def test_classes_of_other_shards(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     whole = (folder / "cat" / "0.png").read_bytes()
     write_tar(tmp_path / "a.tar", {"1.png": whole, "1.cls": b"10\n", "2.cls": b"9", "2.png": whole})
     write_tar(tmp_path / "b.tar", {"x/3.png": whole, "x/3.json": b'{"label": 9}', "3.txt": b"?"})
@@ -90,8 +96,38 @@ def test_classes_of_other_shards(folder: Path, tmp_path: Path) -> None:
     assert (found.class_names, labels(found)) == (["9", "10"], [1, 0, 0])
     known = opened(tmp_path / "a.tar", known_classes=["8", "9", "10"])
     assert labels(known) == [2, 1]
-    write_tar(tmp_path / "b.tar", {"x/3.png": whole})
+    write_tar(tmp_path / "b.tar", {"x/3.png": whole, "x/3.json": b'{"label": null}'})
     assert opened(tmp_path / "*.tar").class_names == []
+    assert "are not used, for 1 of 3 images have none, such as x/3.png" in caplog.text
+    (tmp_path / "labels.csv").write_text("file_name,label\n1.png,a\n2.png,b\n")
+    table = ImageFolder(tmp_path / "a.tar", PictureReader(), labels="labels.csv")
+    assert (table.class_names, labels(table)) == (["a", "b"], [0, 1])
+    (tmp_path / "preview.png").write_bytes(whole)
+    opened(tmp_path)
+    assert "images that are files are taken (12), and not those in its .tar" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"1": "animal/cat", "2": "animal/dog"}, (["animal/cat", "animal/dog"], [0, 1])),
+        ({"a/1": "0", "b/2": "0"}, (["0"], [0, 0])),
+        ({"a/1": "1", "b/2": "0"}, (["a", "b"], [0, 1])),
+        ({"a/1": "b", "b/2": "a"}, (["a", "b"], [1, 0])),
+    ],
+)
+def test_classes_of_label_files(
+    given: dict[str, str], expected: Any, folder: Path, tmp_path: Path
+) -> None:
+    image = (folder / "cat" / "0.png").read_bytes()
+    members = {f"{name}.png": image for name in given}
+    members |= {f"{name}.cls": label.encode() for name, label in given.items()}
+    write_tar(tmp_path / "a.tar", members)
+    found = opened(tmp_path / "a.tar")
+    assert (found.class_names, labels(found)) == expected
+    assert opened(tmp_path / "a.tar", known_classes=[]).class_names == []
+    with pytest.raises(UserError, match="is not a class of the training data, which has fox"):
+        opened(tmp_path / "a.tar", known_classes=["fox"])
 
 
 def test_pairs_in_shards(tmp_path: Path) -> None:

@@ -135,6 +135,22 @@ def test_it_reads_no_further_than_it_must(shards: Path, monkeypatch: pytest.Monk
     assert len(begun) == 3
 
 
+def test_the_first_batch_is_that_of_the_training(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = module(piped(shards), batch_size=2, num_workers=1)
+    begun = []
+    begin = StreamedImages._begin
+    monkeypatch.setattr(StreamedImages, "_begin", lambda self: begun.append(0) or begin(self))
+    first = data.first_batch()
+    images: Any = data.train_dataset.images
+    assert (len(begun), list(images._blocks)) == (1, [0])
+    data.train_dataloader()  # workers read from here on
+    assert (images._samples, images._blocks) == (None, {})
+    data = module(piped(shards), batch_size=2)
+    assert same([first], list(islice(data.train_dataloader(), 1)))
+
+
 def test_parquet_without_its_number_of_images(parquet: Path) -> None:
     source = stream(parquet, label_column="label")
     train, val = source.open()
