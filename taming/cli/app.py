@@ -23,7 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.mistakes import COMPOSED_FILE, config_directory
 from taming.cli.setting_types import check_types
-from taming.errors import UserError, writing
+from taming.errors import UserError, replacing, writing
 from taming.nested import leaves
 from taming.ranks import on_first_rank, rank
 
@@ -38,8 +38,10 @@ RESOLVED_FILE = "config.yaml"  # in a run directory
 # what a resumed run keeps: its model, and which images it is trained on
 FIXED = ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay", "condition_*",
     "conditioning", "data", "data.channels", "data.resolution", "data.source",
-    "data.source.labels", "data.val_fraction", "experiment", "finetune*", "model*", "perceptual*",
-    "quantizer*", "recipe", "run_dir", "size*", "vqgan")  # fmt: skip
+    "data.source.labels", "data.source.num_val_images", "data.source.shuffle_buffer",
+    "data.source.split", "data.source.val_split", "data.val_fraction", "experiment", "finetune*",
+    "model*", "perceptual*", "quantizer*", "recipe", "run_dir", "seed", "size*",
+    "vqgan")  # fmt: skip
 # what a training settles where it is left open
 FOUND = ("data.channels", "data.resolution", "trainer.precision", "training.channels_last",
     "training.compile")  # fmt: skip
@@ -165,8 +167,7 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
     before, now = OmegaConf.select(saved, name), OmegaConf.select(config, name)
     if "." in name and before is not None and before == now:
         return
-    appears = name == "data.val_path" and (before is None) != (now is None)
-    if appears or any(fnmatch(name, fixed) for fixed in FIXED):
+    if _is_fixed(name, before, now):
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
             "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
@@ -180,6 +181,12 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
         OmegaConf.update(saved, key, OmegaConf.select(config, key), merge=False, force_add=True)
 
 
+def _is_fixed(name: str, before: Any, now: Any) -> bool:
+    """Returns whether a change would be of the model, or of which images it is trained on."""
+    appears = name == "data.val_path" and (before is None) != (now is None)
+    return appears or any(fnmatch(name, fixed) for fixed in FIXED)
+
+
 def take_up_config(config: DictConfig) -> DictConfig:
     """Returns this command's configuration for the run that stands in its directory.
 
@@ -190,14 +197,16 @@ def take_up_config(config: DictConfig) -> DictConfig:
     """
     run_dir = Path(config.run_dir)
     saved = dict(_values(load_saved_config(run_dir / COMPOSED_FILE)))
-    for key, value in _values(config):
-        if key == "run_dir" or key not in saved or saved[key] == value:
+    given = dict(_values(config))
+    for key in {**given, **saved}:
+        before, now = saved.get(key), given.get(key)
+        if key == "run_dir" or before == now:
             continue
-        if key in FOUND and value in ("auto", None):
-            OmegaConf.update(config, key, saved[key])
-        elif any(fnmatch(key.removesuffix("._target_"), name) for name in FIXED):
+        if key in FOUND and now in ("auto", None):
+            OmegaConf.update(config, key, saved.get(key, now), force_add=True)
+        elif _is_fixed(key.removesuffix("._target_"), before, now):
             raise UserError(
-                f"the run in {run_dir} was begun with {key}={saved[key]}, and now it is {value}: "
+                f"the run in {run_dir} was begun with {key}={before}, and now it is {now}: "
                 "give what it was begun with, or another run_dir."
             )
     config.resume = str(run_dir)
@@ -263,5 +272,7 @@ def write_config(config: DictConfig) -> None:
     run_dir = Path(config.run_dir)
     with writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(config, run_dir / COMPOSED_FILE)
-        OmegaConf.save(OmegaConf.create(resolved(config)), run_dir / RESOLVED_FILE)
+        plain = OmegaConf.create(resolved(config))
+        for name, content in ((COMPOSED_FILE, config), (RESOLVED_FILE, plain)):
+            with replacing(run_dir / name, encoding="utf-8") as file:
+                OmegaConf.save(content, file)

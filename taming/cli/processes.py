@@ -31,10 +31,11 @@ def choose_strategy(config: DictConfig) -> DictConfig | str | DDPStrategy:
 
 def connect_processes(trainer: L.Trainer) -> None:
     """Connects a training's processes, if `torchrun`, SLURM or the like has started them."""
-    environment = getattr(trainer.strategy, "cluster_environment", None)
+    # that of the strategy, which has none on a single device
+    environment = trainer._accelerator_connector.cluster_environment
     if isinstance(environment, SLURMEnvironment):
         environment.auto_requeue = False  # Lightning saves in the midst of a step: see `train`
-    if not isinstance(environment, LightningEnvironment | None):
+    if not isinstance(environment, LightningEnvironment):
         start_processes(trainer)
 
 

@@ -34,15 +34,17 @@ def check_room(config: DictConfig, module: TrainingModule, trainer: L.Trainer) -
     Raises:
         UserError: if there cannot be enough.
     """
+    weights = sum(weight.nbytes for weight in module.parameters())
     trained = sum(weight.nbytes for weight in module.parameters() if weight.requires_grad)
     averages = any(isinstance(c, WeightAveraging) for c in trainer.callbacks)  # type: ignore[attr-defined]
     copies = 2 if averages else 1
-    memory = copies * sum(weight.nbytes for weight in module.parameters()) + 3 * trained
+    memory = copies * weights + 3 * trained
+    least = weights / 2  # half precision, another optimizer
     if isinstance(trainer.strategy, FSDPStrategy):
-        memory //= trainer.world_size
+        memory, least = memory // trainer.world_size, least / trainer.world_size
     total = _memory_of(trainer.strategy.root_device)
     checkpoint = copies * sum(t.nbytes for t in module.state_dict().values()) + 2 * trained
-    disk = checkpoint * (config.get("keep_checkpoints", 2) + 2)
+    disk = checkpoint * (config.keep_checkpoints + 2)
     run_dir = Path(config.run_dir)
     files = (path for path in (run_dir / "checkpoints").rglob("*") if path.is_file())
     there, free = sum(path.stat().st_size for path in files), shutil.disk_usage(run_dir).free
@@ -50,14 +52,14 @@ def check_room(config: DictConfig, module: TrainingModule, trainer: L.Trainer) -
         f"{_size(memory)} of {_size(total)} of memory, and more for the images of a batch; up to "
         f"{_size(disk)} of disk for checkpoints, where {_size(free)} are free"
     )
-    if memory > total:
-        raise UserError(
-            f"the training needs {found}. Make the model smaller, or split stage 2 among GPUs "
-            "(trainer=fsdp)."
-        )
+    smaller = "Make the model smaller, or split stage 2 among GPUs (trainer=fsdp)."
+    if least > total:
+        raise UserError(f"the training needs {found}. {smaller}")
     if free < checkpoint:
         raise UserError(f"the training needs {found}: too little for even one. Free some.")
-    if free + there < disk:
+    if memory > total:
+        warn("the training may need %s. %s", found, smaller)
+    elif free + there < disk:
         warn("the training needs %s. Free some, or keep one checkpoint: keep_checkpoints=1", found)
     else:
         log.info("needs %s", found)

@@ -73,9 +73,12 @@ def begin_run(
             all its steps and left its result.
     """
     checkpoint = None
-    run_dir = Path(config.run_dir)
-    if config.resume == "auto":
-        check_types(config, {**types, **TYPES})
+    resume, run_dir = config.resume, Path(config.run_dir)
+    if resume not in ("auto", None):
+        checkpoint, _ = check_resume(Path(resume).expanduser(), kind)
+        config = resume_config(config)
+    check_types(config, {**types, **TYPES})
+    if resume == "auto":
         if (done := finished_steps(run_dir)) >= config.trainer.max_steps:
             log.info("%s: finished, %d steps; there is nothing to do", run_dir, done)
             return None
@@ -83,10 +86,6 @@ def begin_run(
         if saved_checkpoints(run_dir):
             checkpoint, _ = check_resume(run_dir, kind)
             config = take_up_config(config)
-    elif config.resume is not None:
-        checkpoint, _ = check_resume(Path(config.resume).expanduser(), kind)
-        config = resume_config(config)
-    check_types(config, {**types, **TYPES})
     trainer = _trainer(config)
     run_dir = Path(config.run_dir)
     left = [*saved_checkpoints(run_dir), run_dir / "model"]

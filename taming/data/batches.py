@@ -1,5 +1,7 @@
 """Batches of images: their sizes, and their endless order."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -89,4 +91,21 @@ def make_loader(dataset: Dataset[Any], num_workers: int, **batching: Any) -> Dat
     """
     if num_workers and getattr(dataset, "block", None) is not None:
         batching["multiprocessing_context"] = "spawn"  # a fork would copy a thread's locks
-    return DataLoader(dataset, num_workers=num_workers, generator=torch.Generator(), **batching)
+    return DataLoader(
+        dataset,
+        num_workers=num_workers,
+        generator=torch.Generator(),
+        worker_init_fn=leave_signals,
+        **batching,
+    )
+
+
+def leave_signals(worker: int) -> None:
+    """Lets a loader's process ignore what ends a training after its step: that ends its loaders."""
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):  # by SIGTERM multiprocessing ends a process
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if os.environ.get("PL_SEED_WORKERS") == "1":  # Lightning does, where no function is given
+        from lightning.fabric.utilities.seed import pl_worker_init_function
+
+        pl_worker_init_function(worker)

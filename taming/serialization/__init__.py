@@ -10,7 +10,9 @@ from taming.serialization.pretrained import (
 )
 from taming.serialization.saved_model import (
     FORMAT_VERSION,
+    DamagedCheckpointError,
     SavedModel,
+    check_training_checkpoint,
     checkpoint_entry,
     load_model_directory,
     load_training_checkpoint,
@@ -24,8 +26,9 @@ from taming.serialization.sharded import (
     save_sharded_checkpoint,
 )
 
-__all__ = ["FORMAT_VERSION", "PretrainedModel", "SavedModel",
-    "checkpoint_entry", "find_model", "is_checkpoint", "load_model_directory", "load_saved_model",
+__all__ = ["FORMAT_VERSION", "DamagedCheckpointError", "PretrainedModel", "SavedModel",
+    "check_training_checkpoint", "checkpoint_entry", "find_model", "is_checkpoint",
+    "load_model_directory", "load_saved_model",
     "load_sharded_checkpoint", "load_training_checkpoint", "read_foreign_checkpoint",
     "read_training_checkpoint", "rebuilding", "save_model_directory", "save_sharded_checkpoint",
     "saved_checkpoints", "upload"]  # fmt: skip

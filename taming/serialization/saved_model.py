@@ -6,9 +6,11 @@ where the run has them. Its tensors share storage with the training state, so th
 space, and whoever reads a model out of a checkpoint need not know how it was trained.
 """
 
+import errno
 import hashlib
 import json
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +22,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
-from taming.serialization.sharded import is_checkpoint, load_unsharded
+from taming.serialization.sharded import checked_rest, is_checkpoint, load_unsharded
 
-__all__ = ["CONFIG_FILE", "FORMAT_VERSION", "SavedModel", "checkpoint_entry",
-    "load_model_directory", "load_training_checkpoint", "read_training_checkpoint",
-    "save_model_directory", "saved_checkpoints"]  # fmt: skip
+__all__ = ["CONFIG_FILE", "FORMAT_VERSION", "DamagedCheckpointError", "SavedModel",
+    "check_training_checkpoint", "checkpoint_entry", "load_model_directory",
+    "load_training_checkpoint", "read_training_checkpoint", "save_model_directory",
+    "saved_checkpoints"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -34,6 +37,10 @@ IMPORT_FIRST = (
     "Checkpoints of CompVis' or LlamaGen's programs are imported by scripts/import_checkpoint.py "
     "first."
 )
+
+
+class DamagedCheckpointError(UserError):
+    """A checkpoint's content, not the disk, is why it cannot be read."""
 
 
 @dataclass
@@ -181,20 +188,45 @@ def saved_checkpoints(run_dir: Path) -> list[Path]:
 def read_training_checkpoint(path: Path) -> dict[str, Any]:
     """Loads a `.ckpt` on the CPU with `weights_only=True`, so that no code of it runs.
 
-    One of several processes is a directory: see `taming.serialization.sharded`.
+    Of a file, weights are read when they are used. One of several processes is a directory: see
+    `taming.serialization.sharded`.
 
     Raises:
-        UserError: if the file is damaged, holds anything but plain data, or is not this project's.
+        UserError: if it cannot be read, or is not this project's.
+        DamagedCheckpointError: if it is damaged, or holds anything but plain data.
     """
+    return _read(path, load_unsharded if path.is_dir() else _load_file)
+
+
+def check_training_checkpoint(path: Path) -> dict[str, Any]:
+    """Loads a `.ckpt` whose checksums all fit; of a directory, all but weights and moments.
+
+    Raises:
+        UserError, DamagedCheckpointError: as `read_training_checkpoint`.
+    """
+    return _read(path, checked_rest if path.is_dir() else _checked_file)
+
+
+def _load_file(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _checked_file(path: Path) -> Any:
+    with zipfile.ZipFile(path) as records:  # torch writes their checksums, and reads none
+        if (damaged := records.testzip()) is not None:
+            raise zipfile.BadZipFile(damaged)
+    return _load_file(path)
+
+
+def _read(path: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
     try:
-        if path.is_dir():
-            checkpoint = load_unsharded(path)
-        else:
-            with zipfile.ZipFile(path) as records:  # torch writes their checksums, and reads none
-                if (damaged := records.testzip()) is not None:
-                    raise zipfile.BadZipFile(damaged)
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = load(path)
     except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
+        missing = isinstance(error, FileNotFoundError)
+        nowhere = isinstance(error, OSError) and error.errno == errno.EINVAL  # a damaged offset
+        if isinstance(error, OSError | MemoryError) and not (missing or nowhere):
+            why = str(error) or "too little memory"
+            raise UserError(f"{path} cannot be read: {why}.") from error
         raise _unreadable(path) from error
     entry = checkpoint.get(ENTRY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or "format_version" not in entry:
@@ -216,7 +248,7 @@ def load_training_checkpoint(path: Path) -> SavedModel:
 
 
 def _unreadable(path: Path) -> UserError:
-    return UserError(
+    return DamagedCheckpointError(
         f"{path} cannot be read as a checkpoint of this project: it is damaged, incomplete or "
         f"of another program. {IMPORT_FIRST}"
     )

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from taming.errors import replacing
-from taming.serialization import read_training_checkpoint
+from taming.serialization import check_training_checkpoint, read_training_checkpoint
 from taming.training.callbacks import is_asked_after
 from taming.training.module import TrainingModule
 
@@ -126,6 +126,19 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> None:
+    """Renames a damaged checkpoint to `*.damaged`."""
+    aside = path.with_name(f"{path.name}.damaged")
+    remove(aside)
+    path.rename(aside)
+
+
+def progress(path: Path) -> tuple[int, dict[str, float], int | None]:
+    """Returns the step of a checkpoint whose checksums fit, its latest metrics and their step."""
+    checkpoint = check_training_checkpoint(path)
+    return checkpoint["global_step"], checkpoint["val_metrics"], checkpoint.get("val_step")
 
 
 class IntervalCheckpoint(ModelCheckpoint):

@@ -18,16 +18,18 @@ from lightning.pytorch.loggers import WandbLogger
 
 from taming.errors import MissingPathError, UserError, replacing
 from taming.hardware import device_name
+from taming.ranks import on_first_rank
 from taming.serialization import (
     FORMAT_VERSION,
+    DamagedCheckpointError,
+    check_training_checkpoint,
     is_checkpoint,
     load_training_checkpoint,
-    read_training_checkpoint,
     save_model_directory,
     saved_checkpoints,
 )
 from taming.training.callbacks import Clock, TrainingInterrupted
-from taming.training.checkpoints import WholeFileCheckpointIO, remove
+from taming.training.checkpoints import WholeFileCheckpointIO, progress, set_aside
 from taming.training.module import TrainingModule
 from taming.versions import versions
 
@@ -76,13 +78,13 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
-        UserError: if all are damaged, or it is another stage's or of an older version.
+        UserError: if all are damaged, or it is unreadable, another stage's or an older version's.
     """
-    damaged: list[UserError] = []
+    damaged: list[DamagedCheckpointError] = []
     for path in saved_checkpoints(run_dir):
         try:
-            checkpoint = read_training_checkpoint(path)
-        except UserError as error:
+            checkpoint = check_training_checkpoint(path)
+        except DamagedCheckpointError as error:
             damaged.append(error)
             continue
         break
@@ -149,10 +151,11 @@ def train(
             _remove_export(run_dir)
             on_start()
 
+    resume_from = on_first_rank(lambda: resume_from)  # each has chosen one
     saved = saved_checkpoints(run_dir)
     if writes and resume_from in saved:  # what is newer is damaged, and the next must not keep it
         for path in saved[: saved.index(resume_from)]:
-            remove(path)
+            set_aside(path)
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     clock = next((c for c in callbacks if isinstance(c, Clock)), Clock())
     if clock not in callbacks:
@@ -213,12 +216,12 @@ def _result(
     """Returns the checkpoint that becomes `model/`, and how the run ended.
 
     Raises:
-        UserError: if that checkpoint could not be written.
+        UserError: if that checkpoint could not be written, or is damaged.
     """
     seconds = clock.time_elapsed()
     best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
     path = Path(getattr(best, "best_model_path", ""))
-    best_is_there = export == "best" and is_checkpoint(path)
+    best_is_there = export == "best" and on_first_rank(lambda: is_checkpoint(path))
     if not best_is_there:  # resolved as ModelCheckpoint does
         path = (run_dir / "checkpoints" / "last.ckpt").resolve()
     checkpoints = trainer.strategy.checkpoint_io
@@ -226,19 +229,16 @@ def _result(
         raise UserError(checkpoints.failures[path])
     if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
         path = resume_from
-    exported: dict[str, Any] = {
-        "global_step": trainer.global_step,
-        "val_metrics": module.val_metrics,
-        "val_step": module.val_step,
-    }
-    if best_is_there:
-        exported = read_training_checkpoint(path)
+    now = (trainer.global_step, module.val_metrics, module.val_step)
+    exported_step, metrics, metrics_step = (
+        on_first_rank(lambda: progress(path)) if best_is_there else now
+    )
     result = TrainingResult(
         step=trainer.global_step,
         interrupted=interrupted,
-        exported_step=exported["global_step"],
-        metrics=exported["val_metrics"],
-        metrics_step=exported.get("val_step"),
+        exported_step=exported_step,
+        metrics=metrics,
+        metrics_step=metrics_step,
         duration_seconds=round(seconds, 1),
         images_per_second=round(clock.images_per_second, 2),
         device=described_device(trainer),

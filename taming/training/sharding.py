@@ -1,6 +1,8 @@
 """Weights split among processes: FSDP, with checkpoints that any number of processes can read."""
 
 import time
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from taming.errors import UserError
+from taming.ranks import on_first_rank
 from taming.serialization import (
     load_sharded_checkpoint,
     read_training_checkpoint,
@@ -36,6 +39,10 @@ class ShardedStrategy(FSDPStrategy):
     checkpoint before, in files that run code when they are read, and takes the optimizer's state in
     a file to be in the order of the model's weights, which is not that of its groups.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        # they wait while the first one prepares the data
+        super().__init__(**{"timeout": timedelta(days=1), **settings})
 
     def setup(self, trainer: L.Trainer) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -67,8 +74,7 @@ class ShardedStrategy(FSDPStrategy):
         unfinished = path.with_suffix(".unfinished")
         error: BaseException | None = None
         try:
-            if self.is_global_zero:
-                remove(unfinished)
+            on_first_rank(lambda: remove(unfinished))
             save_sharded_checkpoint(checkpoint, unfinished)
             if self.is_global_zero:
                 files.put(unfinished, path)
@@ -77,7 +83,8 @@ class ShardedStrategy(FSDPStrategy):
         except OSError as failed:
             error = failed
         if error is not None and self.is_global_zero:
-            remove(unfinished)
+            with suppress(OSError):
+                remove(unfinished)
             files.report_failure(path, error)
         files.seconds += time.perf_counter() - started
 

@@ -5,9 +5,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tiny_commands import (
     TINY_TRANSFORMER,
     TINY_VQGAN,
@@ -19,6 +20,7 @@ from tiny_commands import (
     write_images,
 )
 
+from taming.cli.app import take_up_config
 from taming.errors import UserError
 from taming.training import execution
 
@@ -154,9 +156,38 @@ def test_what_can_change_on_resume(vqgan_run: Path) -> None:
 
 
 def test_single_values_can_change_on_resume(tmp_path: Path) -> None:
-    OmegaConf.save({"seed": 3, "report": True}, tmp_path / "config_composed.yaml")
-    config = resumed(tmp_path, "seed=4", "report=false")
-    assert (config.seed, config.report) == (4, False)
+    saved = {"seed": 3, "keep_checkpoints": 2, "report": True}
+    OmegaConf.save(saved, tmp_path / "config_composed.yaml")
+    config = resumed(tmp_path, "keep_checkpoints=3", "report=false")
+    assert (config.keep_checkpoints, config.report) == (3, False)
+    with pytest.raises(UserError, match="seed=4 cannot be combined"):  # the order of the images
+        resumed(tmp_path, "seed=4")
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [
+        ("data.val_path", None, "images"),
+        ("data.val_path", "images", None),
+        ("data.source.shuffle_buffer", 10, None),
+        ("data.source.split", None, "train"),
+        ("data.source.num_val_images", 10, 20),
+        ("seed", 0, 1),
+    ],
+)
+def test_the_order_and_the_split_stay_when_the_same_command_goes_on(
+    tmp_path: Path, key: str, before: Any, now: Any
+) -> None:
+    def settings(value: Any) -> DictConfig:
+        config = OmegaConf.create({"run_dir": str(tmp_path), "resume": None, "trainer": {}})
+        if value is not None or key == "data.val_path":
+            OmegaConf.update(config, key, value, force_add=True)
+        return config
+
+    OmegaConf.save(settings(before), tmp_path / "config_composed.yaml")
+    assert take_up_config(settings(before)).resume == str(tmp_path)
+    with pytest.raises(UserError, match=f"begun with {key}={before}, and now it is {now}"):
+        take_up_config(settings(now))
 
 
 def test_what_the_run_has_not_cannot_be_set_on_resume(run: Run, vqgan_run: Path) -> None:

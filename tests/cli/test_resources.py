@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tiny_commands import TINY_VQGAN, Outcome, Run, fails
 
 from taming.cli import resources
@@ -59,6 +60,16 @@ def test_what_cannot_work_ends_before_it_begins(
     fails(outcome)
     assert re.search(message, outcome.err)
     assert not Path("run").exists()
+
+
+def test_what_may_be_too_much_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = OmegaConf.create({"keep_checkpoints": 2, "run_dir": str(tmp_path)})
+    monkeypatch.setattr(resources, "_memory_of", lambda device: 300)
+    trainer = L.Trainer(accelerator="cpu", devices=1, logger=False)
+    resources.check_room(config, torch.nn.Linear(20, 5, bias=False), trainer)  # type: ignore[arg-type]
+    assert "Make the model smaller" in caplog.text  # 400 bytes, or half of it
 
 
 def test_a_place_that_cannot_be_written_to(train: Callable[..., Outcome]) -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from tiny_commands import composed, write_images
 
-from taming.cli.processes import choose_strategy
+from taming.cli.processes import choose_strategy, connect_processes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 MY_MODULE = """
@@ -135,3 +137,13 @@ def test_commands_in_two_processes(tmp_path: Path) -> None:
     assert statuses == [0], errors
     assert output.count("samples.npz") == 1  # one of them speaks, and writes
     assert len(list(tmp_path.glob("both_*/samples.npz"))) == 1
+
+
+def test_lightning_queues_no_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NTASKS": "1", "JOB_NAME": "run", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    trainer = L.Trainer(accelerator="cpu", devices=1, logger=False)
+    connect_processes(trainer)
+    environment = trainer._accelerator_connector.cluster_environment
+    assert isinstance(environment, SLURMEnvironment)
+    assert not environment.auto_requeue

@@ -1,4 +1,5 @@
 import logging
+import signal
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import torch
 from tiny_data import data_module, files, pair_files, write_pairs, zipped
 
 from taming.data import Digits, EndlessBatches
+from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
 
@@ -52,6 +54,21 @@ def test_workers_change_nothing_and_the_seed_does(make_folder: Any, kind: str) -
     assert equal(train_batches(helped, 6), reference)
     assert equal(list(alone.val_dataloader()), list(helped.val_dataloader()))
     assert not equal(train_batches(module(root, seed=1), 6), reference)
+
+
+class Handlers(torch.utils.data.Dataset[Any]):
+    """How the process that loads an item takes the signals that end a training after its step."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)]
+
+
+def test_a_signal_to_all_processes_ends_no_loader() -> None:
+    (found,) = make_loader(Handlers(), 1, batch_size=None)
+    assert found == [signal.SIG_IGN] * 3
 
 
 def test_ranks_share_the_work(make_folder: Any) -> None:

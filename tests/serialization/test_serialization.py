@@ -1,3 +1,4 @@
+import errno
 import json
 import pickle
 from pathlib import Path
@@ -10,8 +11,10 @@ from torch import nn
 
 from taming.errors import MissingPathError, UserError
 from taming.serialization import (
+    DamagedCheckpointError,
     PretrainedModel,
     SavedModel,
+    check_training_checkpoint,
     checkpoint_entry,
     find_model,
     load_model_directory,
@@ -141,6 +144,30 @@ def test_a_checkpoint_gives_back_its_model(tmp_path: Path) -> None:
     torch.save({"model": {**checkpoint_entry(saved()), "format_version": 3}}, path)
     with pytest.raises(UserError, match=r"last\.ckpt is of format version 3"):
         load_saved_model(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "damaged"),
+    [
+        (OSError(errno.EIO, "Input/output error"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (MemoryError(), False),
+        (OSError(errno.EINVAL, "Invalid argument"), True),  # an offset in a damaged file
+        (pickle.UnpicklingError("odd"), True),
+    ],
+)
+def test_a_faulty_disk_is_no_damaged_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, damaged: bool
+) -> None:
+    def fails(*args: Any, **settings: Any) -> None:
+        raise error
+
+    path = checkpoint(tmp_path / "last.ckpt")
+    monkeypatch.setattr(torch, "load", fails)
+    for read in (check_training_checkpoint, load_training_checkpoint):
+        with pytest.raises(UserError, match=r"last\.ckpt cannot be read") as found:
+            read(path)
+        assert isinstance(found.value, DamagedCheckpointError) == damaged
 
 
 class Dangerous:

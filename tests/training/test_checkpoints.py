@@ -3,6 +3,7 @@
 import io
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,14 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from tiny_training import run_training, stage
 
-from taming.training import Clock, IntervalCheckpoint, SavingShare, WholeFileCheckpointIO
+from taming.training import (
+    Clock,
+    IntervalCheckpoint,
+    SavingShare,
+    WholeFileCheckpointIO,
+    data_parallel,
+    sharding,
+)
 
 
 @pytest.fixture
@@ -117,3 +125,22 @@ def test_the_share_of_saving_is_in_the_log(tmp_path: Path) -> None:
     shares = [share for _, share in run.recorder.column("train/saving_share")]
     assert len(shares) == 8 and shares[:3] == [0, 0, 0]  # the first is saved after step 3
     assert all(0 < share < 1 for share in shares[3:])
+
+
+def test_no_process_waits_for_one_that_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> None:
+        raise PermissionError("not yours")
+
+    strategy, path = sharding.ShardedStrategy(), tmp_path / "last.ckpt"
+    files = strategy.checkpoint_io = WholeFileCheckpointIO()
+    monkeypatch.setattr(sharding, "remove", fails)
+    monkeypatch.setattr(sharding, "save_sharded_checkpoint", lambda *_: pytest.fail("waits"))
+    strategy.save_checkpoint({}, path)
+    assert "not yours" in files.failures[path]
+
+
+def test_processes_wait_long_for_the_first() -> None:
+    for strategy in (data_parallel(discriminator=False), sharding.ShardedStrategy()):
+        assert strategy._timeout == timedelta(days=1)

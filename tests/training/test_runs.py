@@ -353,6 +353,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     assert f"Going on from {before}, step 6." in caplog.text
     run_training(tmp_path, *stage("transformer"), resume=True)
     assert [step_of(path) for path in (last(tmp_path), before)] == [8, 6]
+    assert last(tmp_path).with_name("last.ckpt.damaged").is_file()
     prints = [load_saved_model(run / "model").fingerprint() for run in (whole, tmp_path)]
     assert prints[0] == prints[1]
 
