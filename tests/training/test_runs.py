@@ -204,10 +204,11 @@ def run_until(directory: Path, kind: str, end: str, **changes: Any) -> int:
     if end.startswith("SIG"):
         name, _, step_text = end.split()
         step, number = int(step_text), signal.Signals[name]
+        before = signal.getsignal(number)
         with pytest.raises(SystemExit) as ended:
             run_training(directory, *stage(kind), interrupt_at=step, interrupt_by=number, **changes)
         assert ended.value.code == 128 + number
-        assert signal.getsignal(number) == signal.SIG_DFL
+        assert signal.getsignal(number) == before
         assert not (directory / "model").exists()  # there was no time
         return step
     if end.startswith("Ctrl-C"):
