@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs[stage] += 1
             if error or weights(place / run) != expected[stage]:
                 lost.append(f"{run}: {error or 'other weights'}")
+                bar.write(f"lost {lost[-1]}")
     durations = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in seconds.items())
     print(f"{machine()}; undisturbed runs: {durations}")
     rows = [
