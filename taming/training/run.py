@@ -200,7 +200,8 @@ def _fit(
             trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
         except TrainingInterrupted as end:
             ended_by = end.signal
-    trainer.strategy.checkpoint_io.teardown()  # FSDP's strategy leaves this out
+        finally:  # Lightning leaves this out with FSDP, and where saving on an exception fails
+            trainer.strategy.checkpoint_io.teardown()
     return ended_by
 
 

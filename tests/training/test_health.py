@@ -1,5 +1,6 @@
 import copy
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from tiny_training import (
 )
 
 from taming.errors import UserError
-from taming.training import HealthWatch, OverfittingWatch
+from taming.training import HealthWatch, OverfittingWatch, WholeFileCheckpointIO
 from taming.training.health import unusual_data, unusual_schedule
 from taming.vqgan import VQGAN
 
@@ -111,7 +112,13 @@ class Poison(L.Callback):
             pl_module.vqgan.last_layer.grad.view(-1)[0] = math.nan
 
 
-def test_nan_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_nan_ends_the_run_and_leaves_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = WholeFileCheckpointIO._write
+    monkeypatch.setattr(  # a slow disk
+        WholeFileCheckpointIO, "_write", lambda *args: (time.sleep(0.2), write(*args))
+    )
     # neither the reports, one in a hundred steps, nor the losses would show it before the save
     changes: dict[str, Any] = {"log_every_n_steps": 100, "callbacks": [Poison()]}
     with pytest.raises(UserError, match=r"a gradient became NaN or infinite before step 7"):
