@@ -175,6 +175,13 @@ class WarmEMA(WeightAveraging):
         self.decay = decay
         self._swapped = False
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Copies the weights, in the precision that the model will be trained in."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            assert self._average_model is not None
+            trainer.precision_plugin.convert_module(self._average_model)
+
     @torch.no_grad()
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any

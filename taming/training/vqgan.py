@@ -161,7 +161,7 @@ class VQGANTraining(TrainingModule):
         self.vqgan.quantizer.set_step(self.global_step)
         output = self.vqgan(images)
         self.codebook_window.update(output.quantizer.code_counts)
-        reconstructions = output.reconstructions.float()
+        reconstructions = output.reconstructions.to(images.dtype)
         leaf = reconstructions.detach().requires_grad_()
         losses = self.reconstruction_losses(leaf, images)
         gradient = self._gradient(losses["reconstruction_loss"], leaf)
@@ -263,7 +263,7 @@ class VQGANTraining(TrainingModule):
         compiled = self.compiled is True  # for training: here each size of batch would be anew
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             output = self.vqgan(images)
-            reconstructions = output.reconstructions.float()
+            reconstructions = output.reconstructions.to(images.dtype)
             losses = self.reconstruction_losses(reconstructions, images)
         self.validation.update(images, output, losses)
         return reconstructions

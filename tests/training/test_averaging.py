@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.plugins import Precision
 from tiny_training import stage
 from torch import nn
 
@@ -36,7 +37,8 @@ def walk(model: Model, average: WarmEMA, values: list[float], first_step: int = 
 
 def set_up(model: L.LightningModule, decay: float) -> WarmEMA:
     average = WarmEMA(decay)
-    average.setup(SimpleNamespace(), model, "fit")  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(precision_plugin=Precision())
+    average.setup(trainer, model, "fit")
     return average
 
 

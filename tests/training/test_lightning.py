@@ -59,13 +59,14 @@ def test_limit_val_batches(tmp_path: Path, limit: int) -> None:
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_bf16_and_float16_train_much_as_float32(
+def test_other_precisions_train_much_as_float32(
     tmp_path: Path, finished: Finished, kind: str
 ) -> None:
     # Lightning itself allows float16 on GPUs alone
     scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0**32)
     plugins = [WholeFileCheckpointIO(), MixedPrecision("16-mixed", "cpu", scaler)]
     bf16 = run_training(tmp_path / "bf16", *stage(kind), precision="bf16-mixed")
+    double = run_training(tmp_path / "double", *stage(kind), precision="64-true")
     half = run_training(tmp_path / "half", *stage(kind), plugins=plugins, max_steps=24)
     assert all(math.isfinite(x) for _, row in half.recorder.rows for x in row.values())
     assert 2.0 < scaler.get_scale() < 2.0**24  # the first steps overflowed, and were skipped
@@ -74,6 +75,7 @@ def test_bf16_and_float16_train_much_as_float32(
     name = "val/pixel_loss" if kind == "vqgan" else "val/loss"
     expected = finished(kind).result.metrics[name]
     assert bf16.result.metrics[name] == pytest.approx(expected, rel=0.05)
+    assert double.result.metrics[name] == pytest.approx(expected, rel=1e-3)
     assert half.result.metrics[name] == pytest.approx(expected, rel=0.15)
 
 
