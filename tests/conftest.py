@@ -26,6 +26,16 @@ def begin_alike() -> None:
 
 
 @pytest.fixture
+def squeezenet(tmp_path: Path) -> Path:
+    """Random weights of a SqueezeNet in torchvision's key names."""
+    from torchvision.models import squeezenet1_1
+
+    path = tmp_path / "squeezenet.pth"
+    torch.save(squeezenet1_1(weights=None).state_dict(), path)
+    return path
+
+
+@pytest.fixture
 def shared() -> Path:
     """The folder of data and weights beside the repository, which users do not have."""
     path = Path(__file__).resolve().parents[2] / "shared"

@@ -1,6 +1,5 @@
 """Two processes with half of each batch do what one does with the whole of it."""
 
-import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
+from torch.testing import assert_close
+from two_processes import in_two
 
 from taming.discriminators import ActNorm
 from taming.losses import LeCAM
@@ -103,29 +104,15 @@ def uneven_evaluation(part: slice) -> dict[str, Any]:
 WORK = (ema, unused, clusters, penalty, random_start, actnorm_and_lecam, uneven_evaluation)
 
 
-def on_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    patience = datetime.timedelta(seconds=120)  # a rank that waits for nobody fails the tests
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=patience)
-    part = slice(0, 2) if rank == 0 else slice(2, 4)
-    small = slice(rank, rank + 1)
-    results = {work.__name__: work(small if work is unused else part) for work in WORK}
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def all_work(folder: Path) -> dict[str, dict[str, Any]]:
+    rank = dist.get_rank()
+    part, small = slice(2 * rank, 2 * rank + 2), slice(rank, rank + 1)
+    return {work.__name__: work(small if work is unused else part) for work in WORK}
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(on_rank, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], msg=lambda text, n=name: f"{n}: {text}")
+    return in_two(all_work, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("work", [ema, clusters, actnorm_and_lecam])
@@ -134,10 +121,10 @@ def test_each_rank_has_what_the_whole_batch_gives(
 ) -> None:
     whole = work(slice(None))
     for rank in ranks:
-        same(rank[work.__name__], whole)
+        assert_close(rank[work.__name__], whole)
     half = work(slice(0, 2))
     with pytest.raises(AssertionError):  # a part alone does not give it
-        same(half, whole)
+        assert_close(half, whole)
 
 
 def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -147,7 +134,7 @@ def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
 
 def test_the_mean_of_the_penalties_is_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
     one, other = (rank["penalty"] for rank in ranks)
-    same({name: (one[name] + other[name]) / 2 for name in one}, penalty(slice(None)))
+    assert_close({name: (one[name] + other[name]) / 2 for name in one}, penalty(slice(None)))
 
 
 def test_starting_and_reviving_agree_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -160,4 +147,4 @@ def test_in_evaluation_no_rank_waits_for_another(ranks: list[dict[str, Any]]) ->
     one, other = (rank["uneven_evaluation"] for rank in ranks)
     assert one.keys() == {*EVERY, "lecam"}
     assert other == {}
-    same(one, uneven_evaluation(slice(0, 2)))  # the local mean, as of a process on its own
+    assert_close(one, uneven_evaluation(slice(0, 2)))  # the local mean, as of a process on its own

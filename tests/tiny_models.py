@@ -1,5 +1,6 @@
 """Models of a few weights that nobody trained."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,18 @@ def perturb(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of its weights and buffers."""
+    return copy.deepcopy(module.state_dict())
+
+
+def changed(module: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
+    """The names of weights and buffers that are others now."""
+    now = module.state_dict()
+    assert now.keys() == before.keys()
+    return {name for name, tensor in now.items() if not torch.equal(tensor, before[name])}
 
 
 def as_older(saved: SavedModel) -> SavedModel:

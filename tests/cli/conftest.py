@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, write_images
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run
+from tiny_images import write_images
 
 from taming.cli import console
 

@@ -3,12 +3,13 @@
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from PIL import Image
-from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds, write_images
-from torchvision.models import squeezenet1_1
+from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds
+from tiny_images import write_images, write_maps
 
 from taming.cli.app import build, config_directory
 from taming.nested import leaves
@@ -29,28 +30,17 @@ def primary(experiment: str) -> str:
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    """SqueezeNet weights, random, in torchvision's key names."""
-    path = tmp_path / "squeezenet.pth"
-    torch.save(squeezenet1_1(weights=None).state_dict(), path)
-    return path
-
-
-@pytest.fixture
 def scenes(tmp_path: Path) -> Path:
     """Pairs of 16×16: eight pictures, and label maps of a class each."""
     write_images(tmp_path / "scenes" / "image", 8)
-    (tmp_path / "scenes" / "label").mkdir()
-    for index in range(8):
-        one_class = Image.new("L", (16, 16), index)
-        one_class.save(tmp_path / "scenes" / "label" / f"{index:03d}.png")
+    write_maps(tmp_path / "scenes" / "label", (np.full((16, 16), i, np.uint8) for i in range(8)))
     return tmp_path / "scenes"
 
 
 # label maps are tested in test_label_map.py
 @pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "label_map"])
 def test_experiment_runs_a_step(
-    run: Run, experiment: str, images: Path, scenes: Path, weights: Path, vqgan_run: Path
+    run: Run, experiment: str, images: Path, scenes: Path, squeezenet: Path, vqgan_run: Path
 ) -> None:
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
     name = primary(experiment)
@@ -66,7 +56,7 @@ def test_experiment_runs_a_step(
     elif name == "train_transformer":
         overrides += [f"vqgan={vqgan_run}"]
     elif "perceptual: features" in text:
-        overrides += [f"perceptual.weights={weights}"]
+        overrides += [f"perceptual.weights={squeezenet}"]
     elif "perceptual: none" not in text:
         overrides += ["perceptual.pretrained=false"]
     if experiment == "fashion_mnist":
@@ -122,12 +112,12 @@ def test_quantizers(option: str) -> None:
 
 
 def test_metrics_are_added_to_validation(
-    run: Run, images: Path, weights: Path, tmp_path: Path
+    run: Run, images: Path, squeezenet: Path, tmp_path: Path
 ) -> None:
     outcome = run(
         "train_vqgan", f"data.path={images}", "size=tiny", "trainer.max_steps=2", "perceptual=none",
         "adversary=none", "logger=csv", "report=false", "metrics=[frechet]",
-        f"metrics.frechet.features.weights={weights}",
+        f"metrics.frechet.features.weights={squeezenet}",
         "metrics.frechet.features.resolution=32", "run_dir=run",
         "callbacks.best.monitor=val/frechet_distance",
     )  # fmt: skip

@@ -4,7 +4,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tiny_commands import TINY_TRANSFORMER, Run, fails_before_writing, succeeds, write_pairs
+from tiny_commands import TINY_TRANSFORMER, Run, fails_before_writing, succeeds
+from tiny_images import write_pairs
 
 
 def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from tiny_commands import (
     resumed,
     succeeds,
     without_python_settings,
-    write_images,
 )
+from tiny_images import write_images
 
 from taming.cli.app import take_up_config
 from taming.errors import UserError

@@ -13,17 +13,9 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 from PIL import Image
-from tiny_commands import (
-    TINY_EVALUATION,
-    Outcome,
-    Run,
-    UntrainedLPIPS,
-    fails,
-    fails_before_writing,
-    write_images,
-)
+from tiny_commands import TINY_EVALUATION, Outcome, Run, UntrainedLPIPS, fails, fails_before_writing
+from tiny_images import write_images, write_maps
 from tiny_models import tiny_generator
-from torchvision.models import squeezenet1_1
 
 import taming
 from taming.conditioning import (
@@ -49,13 +41,6 @@ def evaluate(run: Run, images: Path) -> Run:
     return call
 
 
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
-    return tmp_path / "squeezenet.pth"
-
-
 def untrained(
     vqgan_run: Path,
     conditioning: Conditioning,
@@ -79,12 +64,12 @@ def good(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_a_generator_of_classes(
-    evaluate: Run, transformer_run: Path, tmp_path: Path, weights: Path
+    evaluate: Run, transformer_run: Path, tmp_path: Path, squeezenet: Path
 ) -> None:
     for seed, name in enumerate(("cats", "dogs")):
         write_images(tmp_path / "my_val" / name, 2, seed=seed + 5)
     arguments = (f"checkpoint={transformer_run}", "data.val_path=my_val",
-                 f"frechet.weights={weights}", "frechet.resolution=32")  # fmt: skip
+                 f"frechet.weights={squeezenet}", "frechet.resolution=32")  # fmt: skip
     outcome = evaluate(*arguments)
     found = good(outcome)
 
@@ -116,7 +101,7 @@ def test_a_generator_of_classes(
     assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
     contract = found["contract"]
     assert contract["features"] == found["frechet_features"]
-    assert contract["features_digest"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert contract["features_digest"] == hashlib.sha256(squeezenet.read_bytes()).hexdigest()
     assert contract["num_reference"] == 4 and contract["num_samples"] == 6
     assert contract["subject"] == str(transformer_run)
     assert contract["resolution"] == [16, 16] and contract["crop"] == "center"
@@ -202,19 +187,16 @@ def test_scales_that_share_a_compiled_step_are_counted_together(
     assert found["sampling"]["compile"] == [False, False, False]
 
 
-def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, weights: Path) -> None:
+def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, squeezenet: Path) -> None:
     write_images(tmp_path / "pairs" / "image", 8)
-    (tmp_path / "pairs" / "label").mkdir()
-    maps = []
-    for index in range(8):
-        classes = torch.arange(256).reshape(16, 16).add(index).remainder(3).to(torch.uint8)
-        maps.append(classes)
-        Image.fromarray(classes.numpy()).save(tmp_path / "pairs" / "label" / f"{index:03d}.png")
+    ramp = torch.arange(256).reshape(16, 16)
+    maps = [ramp.add(index).remainder(3).to(torch.uint8) for index in range(8)]
+    write_maps(tmp_path / "pairs" / "label", (classes.numpy() for classes in maps))
     shutil.copytree(tmp_path / "pairs", tmp_path / "val_pairs")
     cells = CellClasses(3, 8, 16)
     conditioning = ImageCondition(3, cells.grid_size, unlabelled=None)
     generator = untrained(vqgan_run, conditioning, cells)
-    arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={weights}",
+    arguments = ("evaluate", "checkpoint=generator", *SMALL, f"frechet.weights={squeezenet}",
                  "frechet.resolution=32")  # fmt: skip
     paired = ("data=paired", "data.path=pairs", "data.val_path=val_pairs", "data.num_classes=3",
               "data.label_map.unlabelled=null")  # fmt: skip
@@ -250,11 +232,11 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
 
 
 def test_lpips_and_a_judge_that_is_the_network_of_the_training(
-    evaluate: Run, vqgan_run: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+    evaluate: Run, vqgan_run: Path, squeezenet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taming.cli.evaluate.LPIPSLoss", UntrainedLPIPS)
     config = OmegaConf.load(vqgan_run / "config.yaml")
-    judges = (f"frechet.weights={weights}", "frechet.resolution=32")
+    judges = (f"frechet.weights={squeezenet}", "frechet.resolution=32")
     found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
     assert found["contract"]["lpips"] == "vgg"
     outcome = evaluate(f"checkpoint={vqgan_run}", "lpips=alex")
@@ -269,10 +251,10 @@ def test_lpips_and_a_judge_that_is_the_network_of_the_training(
 
 
 def test_samples_of_another_program_are_measured_as_the_generators_own(
-    evaluate: Run, run: Run, vqgan_run: Path, weights: Path
+    evaluate: Run, run: Run, vqgan_run: Path, squeezenet: Path
 ) -> None:
     untrained(vqgan_run, ClassLabel(2, 0.0, ("cats", "dogs")))
-    judged = (f"frechet.weights={weights}", "frechet.resolution=32", "max_training_images=null")
+    judged = (f"frechet.weights={squeezenet}", "frechet.resolution=32", "max_training_images=null")
     own = good(evaluate("checkpoint=generator", *judged))
     assert run("sample", "checkpoint=generator", "num_images=6", "classes=[0,0,0,1,1,1]",
                "output_dir=drawn").status == 0  # fmt: skip
@@ -356,7 +338,7 @@ def test_evaluations_of_different_contracts_are_not_in_one_table(
     ],
 )
 def test_what_cannot_be_evaluated_is_said_before_anything_is_written(
-    evaluate: Run, transformer_run: Path, weights: Path, overrides: str, parts: list[str]
+    evaluate: Run, transformer_run: Path, squeezenet: Path, overrides: str, parts: list[str]
 ) -> None:
-    settings = (f"checkpoint={transformer_run}", f"frechet.weights={weights}", overrides)
+    settings = (f"checkpoint={transformer_run}", f"frechet.weights={squeezenet}", overrides)
     fails_before_writing(evaluate(*settings), *parts)

@@ -6,16 +6,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from tiny_commands import (
-    TINY_TRANSFORMER,
-    TINY_VQGAN,
-    Outcome,
-    Run,
-    composed,
-    succeeds,
-    write_images,
-    write_pairs,
-)
+from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, composed, succeeds
+from tiny_images import write_images, write_pairs
 
 from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
 

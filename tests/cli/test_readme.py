@@ -14,9 +14,8 @@ from tiny_commands import (
     TINY_VQGAN,
     Run,
     write_compvis_checkpoint,
-    write_images,
-    write_pairs,
 )
+from tiny_images import write_images, write_pairs
 from torchvision.models import squeezenet1_1
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from tiny_commands import Run, UntrainedLPIPS, fails, fails_before_writing, succeeds
+from tiny_images import write_picture
 from tiny_models import tiny_vqgan
-from torchvision.models import squeezenet1_1
 
 import taming
 from taming.pictures import to_uint8
@@ -26,13 +26,6 @@ def vqgan_path(tmp_path: Path) -> Path:
 def save_vqgan(directory: Path, **changes: Any) -> Path:
     settings = {"resolution": 16, "channel_multipliers": (1, 1, 1), **changes}
     return tiny_vqgan(**settings).save_pretrained(directory)
-
-
-def write(path: Path, height: int, width: int, seed: int = 0) -> np.ndarray:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return pixels
 
 
 def numbers(directory: str = "out") -> dict[str, Any]:
@@ -52,9 +45,10 @@ def reconstruct(run: Run) -> Run:
 
 
 def test_a_folder_of_many_sizes(reconstruct: Run, vqgan_path: Path, tmp_path: Path) -> None:
-    pixels = write(tmp_path / "in" / "cats" / "1.png", 16, 24)
-    write(tmp_path / "in" / "cats" / "2.png", 17, 27, seed=1)  # loses a row and three columns
-    write(tmp_path / "in" / "dogs" / "1.png", 32, 12, seed=2)
+    cats = tmp_path / "in" / "cats"
+    pixels = np.array(Image.open(write_picture(cats / "1.png", 16, 24)))
+    write_picture(cats / "2.png", 17, 27, seed=1)  # loses a row and three columns
+    write_picture(tmp_path / "in" / "dogs" / "1.png", 32, 12, seed=2)
     (tmp_path / "in" / "dogs" / "bad.jpg").write_bytes(b"no picture")
     out = reconstruct(vqgan_path, "input=in", "write_images=true")
     found = numbers()
@@ -85,7 +79,7 @@ def test_numbers_are_those_of_the_images_however_they_are_read(
     reconstruct: Run, vqgan_path: Path, tmp_path: Path
 ) -> None:
     for name in range(5):
-        write(tmp_path / "in" / f"{name}.png", 20, 30, seed=name)
+        write_picture(tmp_path / "in" / f"{name}.png", 20, 30, seed=name)
     with ZipFile(tmp_path / "in.zip", "w") as archive:
         for path in sorted((tmp_path / "in").iterdir()):
             archive.write(path, path.name)
@@ -104,7 +98,7 @@ def test_numbers_are_those_of_the_images_however_they_are_read(
 
 def test_one_large_grey_image_in_tiles(reconstruct: Run, tmp_path: Path) -> None:
     grey = save_vqgan(tmp_path / "grey", image_channels=1)
-    write(tmp_path / "photo.png", 40, 60)
+    write_picture(tmp_path / "photo.png", 40, 60)
     settings = ("tile=16", "overlap=4", "write_images=true", "side_by_side=false")
     out = reconstruct(grey, "input=photo.png", *settings)
     found = numbers()
@@ -119,12 +113,11 @@ def test_one_large_grey_image_in_tiles(reconstruct: Run, tmp_path: Path) -> None
 
 
 def test_frechet_distance_names_its_network(
-    reconstruct: Run, vqgan_path: Path, tmp_path: Path
+    reconstruct: Run, vqgan_path: Path, tmp_path: Path, squeezenet: Path
 ) -> None:
-    torch.save(squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet.pth")
     for name in range(3):
-        write(tmp_path / "in" / f"{name}.png", 16, 16, seed=name)
-    settings = ("frechet.weights=squeezenet.pth", "frechet.resolution=32")
+        write_picture(tmp_path / "in" / f"{name}.png", 16, 16, seed=name)
+    settings = (f"frechet.weights={squeezenet}", "frechet.resolution=32")
     out = reconstruct(vqgan_path, "input=in", *settings)
     found = numbers()
     assert found["frechet_distance"] > 0
@@ -137,7 +130,7 @@ def test_lpips(
     reconstruct: Run, vqgan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taming.workflows.reconstruct.LPIPSLoss", UntrainedLPIPS)
-    write(tmp_path / "photo.png", 32, 32)
+    write_picture(tmp_path / "photo.png", 32, 32)
     reconstruct(vqgan_path, "lpips=alex", "input=photo.png")
     assert numbers()["lpips"] > 0
     assert numbers()["lpips_network"] == "alex"
@@ -146,7 +139,7 @@ def test_lpips(
 def test_names_that_collide_or_leave_the_folder(
     reconstruct: Run, run: Run, vqgan_path: Path, tmp_path: Path
 ) -> None:
-    write(tmp_path / "a.png", 16, 16)
+    write_picture(tmp_path / "a.png", 16, 16)
     with ZipFile(tmp_path / "in.zip", "w") as archive:
         for name in ("x/1.png", "x/1.jpg", "/top.png", "../up.png", "x/../../up.png"):
             archive.writestr(ZipInfo(name), (tmp_path / "a.png").read_bytes())
@@ -177,8 +170,8 @@ def test_names_that_collide_or_leave_the_folder(
 def test_input_that_cannot_be_used(
     run: Run, vqgan_path: Path, tmp_path: Path, overrides: str, parts: list[str]
 ) -> None:
-    write(tmp_path / "small" / "small.png", 9, 30)
-    write(tmp_path / "in" / "a.png", 16, 16)
+    write_picture(tmp_path / "small" / "small.png", 9, 30)
+    write_picture(tmp_path / "in" / "a.png", 16, 16)
     save_vqgan(tmp_path / "maps", label_maps=True)
     outcome = run("reconstruct", "checkpoint=vqgan", "output_dir=out", *overrides.split())
     fails_before_writing(outcome, *parts)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_commands import Run, fails, fails_before_writing, succeeds, write_images
+from tiny_commands import Run, fails, fails_before_writing, succeeds
+from tiny_images import noise, write_images, write_maps
 from tiny_models import tiny_generator
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition
@@ -126,12 +127,10 @@ def test_dtype_of_transformer_and_decoder(
 def test_conditions_and_images_to_complete(
     run: Run, of_maps: ImageGenerator, tmp_path: Path
 ) -> None:
-    maps = np.random.default_rng(0).integers(0, 3, (2, 4, 4), dtype=np.uint8)
+    maps = noise(2, 4, 4, most=2)
     maps[:, 0, 0] = 9
     write_images(tmp_path / "scenes" / "image", 2, side=4)
-    (tmp_path / "scenes" / "label").mkdir()
-    for index, values in enumerate(maps):
-        Image.fromarray(values).save(tmp_path / "scenes" / "label" / f"{index:03d}.png")
+    write_maps(tmp_path / "scenes" / "label", maps)
     drawn, out = samples(
         run, "checkpoint=of_maps", "num_images=3", "conditions.path=scenes",
         "conditions.subfolder=label", "conditions.unlabelled=9", "conditions.unlabelled_class=1",

@@ -12,7 +12,8 @@ import pytest
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from tiny_commands import composed, write_images
+from tiny_commands import composed
+from tiny_images import write_images
 
 from taming.cli.processes import choose_strategy, connect_processes
 

@@ -1,6 +1,5 @@
 """Both training commands and sampling, as a user runs them."""
 
-import csv
 import json
 import signal
 from pathlib import Path
@@ -14,11 +13,7 @@ from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, succeeds
 
 import taming
-
-
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+from taming.training.loggers import read_rows
 
 
 def test_stage_1_writes_its_run_directory(vqgan_run: Path) -> None:
@@ -28,7 +23,7 @@ def test_stage_1_writes_its_run_directory(vqgan_run: Path) -> None:
     assert result["step"] == 2
     assert 0 < result["metrics"]["val/codebook_usage"] <= 1
     assert list((vqgan_run / "grids").glob("reconstructions_*.png"))
-    assert [row["step"] for row in rows(vqgan_run)][-1] == "2"
+    assert [row["step"] for row in read_rows(vqgan_run / "metrics.csv")][-1] == "2"
 
 
 def test_model_directory_run_directory_and_checkpoint_agree(vqgan_run: Path) -> None:
@@ -66,7 +61,7 @@ def test_resuming_trains_on(
     for name, run_dir in (("train_vqgan", vqgan_run), ("train_transformer", transformer_run)):
         succeeds(run(name, f"resume={run_dir}", "trainer.max_steps=4"))
         assert json.loads((run_dir / "result.json").read_text())["step"] == 4
-        steps = [int(row["step"]) for row in rows(run_dir)]
+        steps = [int(row["step"]) for row in read_rows(run_dir / "metrics.csv")]
         assert steps == sorted(steps)
         assert steps[-1] == 4
         run_dir.rename(tmp_path / f"{name}_gone")  # stage 2 needs it no longer
@@ -95,16 +90,23 @@ def test_a_run_directory_is_for_one_process(run: Run, vqgan_run: Path) -> None:
     assert not Path(lock.lock_file).exists()
 
 
-class CtrlC(L.Callback):
-    """A user who interrupts the third step."""
+class Signal(L.Callback):
+    """A signal in the third step, of a user or of a cluster that needs the machine."""
+
+    def __init__(self, name: str) -> None:
+        self.signal = signal.Signals[name]
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == 2:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.signal)
+
+
+def signalled(name: str) -> tuple[str, str]:
+    return (f"+callbacks.user._target_={__name__}.Signal", f"+callbacks.user.name={name}")
 
 
 def test_an_interrupted_run_goes_on(run: Run, folder_overrides: tuple[str, ...]) -> None:
-    more = ("run_dir=run", "trainer.max_steps=100", f"+callbacks.user._target_={__name__}.CtrlC")
+    more = ("run_dir=run", "trainer.max_steps=100", *signalled("SIGINT"))
     first = run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *more)
     assert first.status == 130, first.err
     assert "train_vqgan.py resume=run" in first.out.splitlines()[-1]
@@ -118,14 +120,14 @@ def test_the_same_command_begins_goes_on_and_leaves_alone(
     run: Run, folder_overrides: tuple[str, ...], transformer_run: Path
 ) -> None:
     always = (*folder_overrides, *TINY_VQGAN, "quantizer=ema", "perceptual=none", "resume=auto")
-    always += ("trainer.max_steps=4", f"+callbacks.user._target_={__name__}.Preempted")
+    always += ("trainer.max_steps=4", *signalled("SIGUSR1"))
     fails(run("train_vqgan", *always), "resume=auto needs a directory")
     always += ("run_dir=run",)
     first = run("train_vqgan", *always)
     assert first.status == 128 + signal.SIGUSR1, first.err
     assert not Path("run", "model").exists()
     assert "4 steps done" in succeeds(run("train_vqgan", *always)).out
-    assert [int(row["step"]) for row in rows(Path("run"))][-1] == 4
+    assert [int(row["step"]) for row in read_rows(Path("run", "metrics.csv"))][-1] == 4
     for file in Path("run", "checkpoints").iterdir():
         file.unlink()
     done = succeeds(run("train_vqgan", *always))
@@ -135,14 +137,6 @@ def test_the_same_command_begins_goes_on_and_leaves_alone(
     always += ("resume=auto", "trainer.max_steps=3")  # it had two
     fails(run("train_transformer", *always, "model.embed_dim=32"), "model.embed_dim=16, and now")
     assert "3 steps done" in succeeds(run("train_transformer", *always)).out
-
-
-class Preempted(L.Callback):
-    """A cluster that needs the machine in the third step."""
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step == 2:
-            signal.raise_signal(signal.SIGUSR1)
 
 
 def test_without_conditions(run: Run, vqgan_run: Path, folder_overrides: tuple[str, ...]) -> None:
@@ -164,7 +158,8 @@ def test_resume_keeps_what_the_run_was_begun_with(
     succeeds(run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *settings))
     more = ("trainer=auto", "logger=none", "trainer.max_steps=6")
     succeeds(run("train_vqgan", "resume=run", *more))
-    steps = {int(row["step"]) for row in rows(tmp_path / "run") if row["val/psnr"]}
+    rows = read_rows(Path("run", "metrics.csv"))
+    steps = {int(row["step"]) for row in rows if row["val/psnr"]}
     assert steps == {1, 2, 3, 4, 5, 6}  # val_check_interval is still 1
     # half of two steps, not half of six: the discriminator had started
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)

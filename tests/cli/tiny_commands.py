@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
-from PIL import Image
 from tiny_models import tiny_vqgan
 
 from taming.cli import app
@@ -114,24 +112,6 @@ def fails_before_writing(outcome: Outcome, *parts: str) -> None:
 def without_python_settings() -> dict[str, str]:
     """The environment without what changes how Python starts or what it prints."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-
-
-def write_images(folder: Path, count: int, side: int = 16, seed: int = 0) -> None:
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    for index in range(count):
-        pixels = rng.integers(0, 255, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{index:03d}.png")
-
-
-def write_pairs(folder: Path, count: int, side: int = 16) -> None:
-    """`image/NAME.png` and `label/NAME.png`, maps of four classes."""
-    write_images(folder / "image", count, side)
-    (folder / "label").mkdir()
-    rng = np.random.default_rng(1)
-    for index in range(count):
-        classes = rng.integers(0, 4, (side, side), dtype=np.uint8)
-        Image.fromarray(classes).save(folder / "label" / f"{index:03d}.png")
 
 
 COMPVIS_CONFIG = """

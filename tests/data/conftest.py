@@ -1,10 +1,10 @@
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from tiny_data import write_pairs
+from tiny_images import write_picture
 
 
 @pytest.fixture
@@ -14,14 +14,10 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
     def make(
         counts: dict[str, int], name: str = "photos", size: tuple[int, int] = (24, 24)
     ) -> Path:
-        seed = 0
-        for folder, count in counts.items():
-            (tmp_path / name / folder).mkdir(parents=True, exist_ok=True)
-            for i in range(count):
-                rng = np.random.default_rng(seed)
-                pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / name / folder / f"{i}.png")
-                seed += 1
+        seeds = count()
+        for folder, number in counts.items():
+            for i in range(number):
+                write_picture(tmp_path / name / folder / f"{i}.png", *size, seed=next(seeds))
         return tmp_path / name
 
     return make

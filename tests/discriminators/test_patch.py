@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import changed, weights
 from torch import nn
 
 from taming.discriminators import PatchDiscriminator, frozen
@@ -74,15 +75,15 @@ def test_a_frozen_discriminator_normalises_by_the_batch_and_remembers_nothing(no
     torch.manual_seed(0)
     network = PatchDiscriminator(base_channels=4, num_layers=2, norm=norm).train()
     images = torch.randn(4, 3, 16, 16)
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    before = weights(network)
     with frozen(network):
         scores = network(images.requires_grad_())
     scores.sum().backward()
     assert images.grad is not None
     assert all(p.grad is None and p.requires_grad for p in network.parameters())
-    assert all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+    assert not changed(network, before)
     assert torch.equal(scores, network(images))  # the same scores as the discriminator's own pass
-    assert not all(torch.equal(before[name], t) for name, t in network.state_dict().items())
+    assert changed(network, before)
 
 
 @pytest.mark.parametrize(("norm", "alone"), [("batch", False), ("group", True), ("actnorm", True)])

@@ -133,35 +133,26 @@ def test_the_distance_of_nothing_is_not_a_number() -> None:
     assert math.isnan(first.distance(second))
 
 
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    """Random weights of a SqueezeNet in torchvision's key names."""
-    torch.manual_seed(0)
-    path = tmp_path / "squeezenet.pth"
-    torch.save(torchvision.models.squeezenet1_1(weights=None).state_dict(), path)
-    return path
-
-
 def extractor(weights: Path, **settings: Any) -> FeatureExtractor:
     return FeatureExtractor(backbone="squeezenet1_1", weights=weights, **settings)
 
 
-def test_features_are_torchvisions_averaged_over_the_image(weights: Path) -> None:
+def test_features_are_torchvisions_averaged_over_the_image(squeezenet: Path) -> None:
     network = torchvision.models.squeezenet1_1(weights=None)
-    network.load_state_dict(torch.load(weights, weights_only=True))
+    network.load_state_dict(torch.load(squeezenet, weights_only=True))
     normalize = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     prepare = v2.Compose([v2.Resize((48, 48), antialias=True), normalize])
     images = torch.rand(2, 3, 70, 90) * 2 - 1
     with torch.no_grad():
         expected = network.eval().features(prepare((images + 1) / 2)).mean((2, 3))
-    features = extractor(weights, resolution=48)
+    features = extractor(squeezenet, resolution=48)
     assert features.num_features == 512
     assert features.description == "squeezenet1_1, last stage, images at 48×48"
     torch.testing.assert_close(features(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_features_are_float32_under_autocast_and_take_grey(weights: Path) -> None:
-    features = extractor(weights, resolution=32)
+def test_features_are_float32_under_autocast_and_take_grey(squeezenet: Path) -> None:
+    features = extractor(squeezenet, resolution=32)
     grey = torch.rand(2, 1, 16, 16) * 2 - 1
     expected = features(grey.expand(-1, 3, -1, -1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -169,8 +160,8 @@ def test_features_are_float32_under_autocast_and_take_grey(weights: Path) -> Non
     assert expected.dtype == torch.float32
 
 
-def test_a_metric_keeps_the_network_out_of_checkpoints(weights: Path) -> None:
-    metric = FrechetDistance(extractor(weights, resolution=32))
+def test_a_metric_keeps_the_network_out_of_checkpoints(squeezenet: Path) -> None:
+    metric = FrechetDistance(extractor(squeezenet, resolution=32))
     assert dict(metric.state_dict()) == {}
     assert list(metric.parameters()) == []
 

@@ -7,8 +7,9 @@ import largest_error
 import torch
 from foreign_keys import Shapes
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
-from taming.importers import SOURCES, Imported
+from taming.importers import SOURCES, Imported, import_checkpoint
 
 TOLERANCE = 1e-4  # of the reference; float32 gives about 1e-5
 
@@ -17,6 +18,15 @@ def read_config(path: Path) -> dict[str, Any]:
     config = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(config, dict)
     return {str(name): value for name, value in config.items()}
+
+
+def reference(
+    source: str, checkpoint: Path, config: str = "project.yaml", **settings: Any
+) -> tuple[Imported, dict[str, torch.Tensor]]:
+    """A checkpoint of their code, imported, with inputs and outputs of their code."""
+    folder = checkpoint.parent
+    imported = import_checkpoint(source, checkpoint, read_config(folder / config), **settings)
+    return imported, load_file(folder / "expected.safetensors")
 
 
 def check(name: str, ours: torch.Tensor, reference: torch.Tensor) -> None:

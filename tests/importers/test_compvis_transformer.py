@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from foreign_keys import Shapes
 from omegaconf import OmegaConf
-from reference_check import check, on_meta, read_config
-from safetensors.torch import load_file
+from reference_check import check, on_meta, read_config, reference
 
 from taming.errors import UserError
 from taming.generation import ImageGenerator
-from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.importers import SOURCES, Imported
 from taming.sequence import to_indices
 from taming.serialization import read_foreign_checkpoint
 from taming.transformer import GPT
@@ -33,11 +32,9 @@ OBJECTS = (
 MASKS = "dropped transformer.blocks.*.attn.mask ({}): the causal mask, which is computed"
 
 
-def reference(shared: Path, name: str) -> tuple[Imported, Weights]:
+def of_compvis(shared: Path, name: str) -> tuple[Imported, Weights]:
     folder = shared / "reference" / "compvis" / f"transformer_{name}"
-    config = read_config(folder / "project.yaml")
-    imported = import_checkpoint("compvis_transformer", folder / "last.ckpt", config)
-    return imported, load_file(folder / "expected.safetensors")
+    return reference("compvis_transformer", folder / "last.ckpt")
 
 
 def content_and_config(shared: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -58,7 +55,7 @@ CLASSES = (
     [("class", [CLASSES]), ("depth", ["condition stage: used 183 weights"]), ("unconditional", [])],
 )
 def test_reference_of_compvis_transformer(shared: Path, name: str, notes: list[str]) -> None:
-    imported, expected = reference(shared, name)
+    imported, expected = of_compvis(shared, name)
     stage = "first stage: used 183 weights"
     assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, stage, *notes, OBJECTS]
     generator = ImageGenerator.from_saved(imported.model)
@@ -180,7 +177,7 @@ def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
     state = imported.model.parts["transformer"].state
     assert state["head.weight"].shape == state["token_embedding.weight"].shape == (64, 64)
     assert torch.equal(state["prefix_embedding.weight"][64:70], torch.ones(6, 64))  # classes
-    _, expected = reference(shared, "class")
+    _, expected = of_compvis(shared, "class")
     generator = ImageGenerator.from_saved(imported.model)
     logits = generator.logits(expected["tokens"], expected["prefix"][:, 0])
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-5)

@@ -7,12 +7,11 @@ import foreign_keys
 import pytest
 import torch
 from foreign_keys import Shapes
-from reference_check import check, on_meta, read_config
-from safetensors.torch import load_file
+from reference_check import check, on_meta, read_config, reference
 
 from taming.discriminators import PatchDiscriminator
 from taming.errors import UserError
-from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.importers import SOURCES, Imported
 from taming.losses import (
     adaptive_weight,
     hinge_discriminator_loss,
@@ -25,16 +24,13 @@ from taming.vqgan import VQGAN
 convert = SOURCES["compvis_vqgan"].convert
 
 
-def reference(shared: Path, name: str) -> tuple[Imported, dict[str, torch.Tensor]]:
-    folder = shared / "reference" / "compvis" / name
-    config = read_config(folder / "project.yaml")
-    imported = import_checkpoint("compvis_vqgan", folder / "last.ckpt", config)
-    return imported, load_file(folder / "expected.safetensors")
+def of_compvis(shared: Path, name: str) -> tuple[Imported, dict[str, torch.Tensor]]:
+    return reference("compvis_vqgan", shared / "reference" / "compvis" / name / "last.ckpt")
 
 
 @pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
 def test_reference_of_compvis(shared: Path, name: str) -> None:
-    imported, expected = reference(shared, name)
+    imported, expected = of_compvis(shared, name)
     assert imported.notes == [
         f"used {205 + (name == 'vqgan_gumbel') * 2} weights",
         "dropped loss.perceptual_loss.* (33): LPIPS brings its own network",
@@ -141,7 +137,7 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
 def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     folder = shared / "reference" / "compvis" / name
     content, _ = read_foreign_checkpoint(folder / "last.ckpt")
-    _, expected = reference(shared, name)
+    _, expected = of_compvis(shared, name)
     used = expected["indices"].unique().flip(0)  # an order that is not that of the codes
     assert 1 < len(used) < 64
     content["state_dict"]["quantize.used"] = used

@@ -8,12 +8,11 @@ import pytest
 import reference_check
 import torch
 from foreign_keys import Shapes
-from reference_check import check, read_config
-from safetensors.torch import load_file
+from reference_check import check, read_config, reference
 
 from taming.errors import UserError
 from taming.generation import ImageGenerator
-from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.importers import SOURCES, Imported
 from taming.sequence import to_indices
 from taming.serialization import read_foreign_checkpoint, save_model_directory
 from taming.transformer import GPT
@@ -21,15 +20,13 @@ from taming.transformer import GPT
 convert = SOURCES["llamagen_gpt"].convert
 
 
-def reference(shared: Path, **settings: Any) -> tuple[Imported, dict[str, torch.Tensor]]:
-    folder = shared / "reference" / "llamagen" / "gpt"
-    config = read_config(folder / "args.json")
-    imported = import_checkpoint("llamagen_gpt", folder / "c2i.pt", config, **settings)
-    return imported, load_file(folder / "expected.safetensors")
+def of_llamagen(shared: Path, **settings: Any) -> tuple[Imported, dict[str, torch.Tensor]]:
+    checkpoint = shared / "reference" / "llamagen" / "gpt" / "c2i.pt"
+    return reference("llamagen_gpt", checkpoint, "args.json", **settings)
 
 
 def test_reference_of_llamagen_gpt(shared: Path) -> None:
-    imported, expected = reference(shared)
+    imported, expected = of_llamagen(shared)
     generator = ImageGenerator.from_saved(imported.model)
     labels = expected["labels"]
     check("logits", generator.logits(expected["tokens"], labels), expected["logits"])
@@ -49,11 +46,10 @@ def test_reference_of_llamagen_gpt(shared: Path) -> None:
 
 
 def test_with_the_tokenizer_it_draws_images(shared: Path, tmp_path: Path) -> None:
-    folder = shared / "reference" / "llamagen" / "tokenizer"
-    config = read_config(folder / "args.json")
-    tokenizer = import_checkpoint("llamagen_tokenizer", folder / "vq_ds.pt", config)
+    checkpoint = shared / "reference" / "llamagen" / "tokenizer" / "vq_ds.pt"
+    tokenizer, _ = reference("llamagen_tokenizer", checkpoint, "args.json")
     save_model_directory(tokenizer.model, tmp_path / "tokenizer")
-    imported, expected = reference(shared, tokenizer=tmp_path / "tokenizer")
+    imported, expected = of_llamagen(shared, tokenizer=tmp_path / "tokenizer")
     generator = ImageGenerator.from_saved(imported.model)
     assert generator.tokenizer is not None
     images = generator.sample(3, expected["labels"], greedy=True)
@@ -62,15 +58,15 @@ def test_with_the_tokenizer_it_draws_images(shared: Path, tmp_path: Path) -> Non
     torch.testing.assert_close(images, decoded.clamp(-1, 1), rtol=0, atol=1e-5)
     assert not any("no tokenizer" in note for note in imported.notes)
 
-    config["codebook_size"] = 64
-    content, _ = read_foreign_checkpoint(folder / "vq_ds.pt")
+    config = read_config(checkpoint.with_name("args.json")) | {"codebook_size": 64}
+    content, _ = read_foreign_checkpoint(checkpoint)
     content["model"]["quantize.embedding.weight"] = torch.zeros(64, 8)
     other = SOURCES["llamagen_tokenizer"].convert(content, config)
     save_model_directory(other.model, tmp_path / "other")
     with pytest.raises(UserError, match="has 64 codes and the transformer 128"):
-        reference(shared, tokenizer=tmp_path / "other")
+        of_llamagen(shared, tokenizer=tmp_path / "other")
     with pytest.raises(UserError, match="nowhere does not exist"):
-        reference(shared, tokenizer=tmp_path / "nowhere")
+        of_llamagen(shared, tokenizer=tmp_path / "nowhere")
 
 
 # --- published sizes, by name and shape ---------------------------------------------------------

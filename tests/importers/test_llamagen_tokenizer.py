@@ -7,21 +7,18 @@ import pytest
 import reference_check
 import torch
 from foreign_keys import Shapes
-from reference_check import check, read_config
-from safetensors.torch import load_file
+from reference_check import check, reference
 
 from taming.errors import UserError
-from taming.importers import SOURCES, Imported, import_checkpoint
+from taming.importers import SOURCES, Imported
 from taming.vqgan import VQGAN
 
 convert = SOURCES["llamagen_tokenizer"].convert
 
 
 def test_reference_of_llamagen(shared: Path) -> None:
-    folder = shared / "reference" / "llamagen" / "tokenizer"
-    config = read_config(folder / "args.json")
-    imported = import_checkpoint("llamagen_tokenizer", folder / "vq_ds.pt", config)
-    expected = load_file(folder / "expected.safetensors")
+    checkpoint = shared / "reference" / "llamagen" / "tokenizer" / "vq_ds.pt"
+    imported, expected = reference("llamagen_tokenizer", checkpoint, "args.json")
     vqgan = VQGAN.from_saved(imported.model)
     with torch.no_grad():
         check("latents", vqgan.encode_latents(expected["images"]), expected["latents"])

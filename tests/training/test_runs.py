@@ -1,6 +1,5 @@
 """Whole runs of both stages: steps, checkpoints, resuming and ending."""
 
-import csv
 import io
 import json
 import logging
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 from taming.errors import MissingPathError, UserError, replacing
 from taming.serialization import load_saved_model, load_training_checkpoint, saved_checkpoints
 from taming.training import EndAfterStep, WholeFileCheckpointIO, check_resume, checkpoints
+from taming.training.loggers import read_rows
 from taming.vqgan import VQGAN
 
 Finished = Callable[..., Run]
@@ -37,11 +37,6 @@ def content(path: Path) -> dict[str, Any]:
 
 def step_of(path: Path) -> int:
     return content(path)["global_step"]
-
-
-def rows(directory: Path) -> list[dict[str, str]]:
-    with (directory / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def validations(module: Any, values: list[float]) -> None:
@@ -269,7 +264,7 @@ def test_a_resumed_run_is_the_run_that_did_not_end(
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     prints = [load_saved_model(run / "model").fingerprint() for run in (whole.directory, parts)]
     assert prints[0] == prints[1]
-    assert rows(whole.directory) == rows(parts)
+    assert read_rows(whole.directory / "metrics.csv") == read_rows(parts / "metrics.csv")
     assert torch.get_float32_matmul_precision() == "highest"  # as ever on a CPU
 
 

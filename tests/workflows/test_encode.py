@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_images import noise, write_images, write_maps
 from tiny_models import tiny_vqgan
 
 from taming.conditioning import CellClasses
@@ -37,14 +38,8 @@ def tokenizer(seed: int = 0, **changes: Any) -> VQGAN:
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     """Seven pictures and label maps of five classes, 20×20."""
-    rng = np.random.default_rng(0)
-    for folder in ("image", "label"):
-        (tmp_path / "pairs" / folder).mkdir(parents=True)
-    for index in range(7):
-        classes = rng.integers(0, 5, (5, 5), dtype=np.uint8).repeat(4, 0).repeat(4, 1)
-        pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(classes).save(tmp_path / "pairs" / "label" / f"{index}.png")
-        Image.fromarray(pixels).save(tmp_path / "pairs" / "image" / f"{index}.png")
+    write_images(tmp_path / "pairs" / "image", 7, 20)
+    write_maps(tmp_path / "pairs" / "label", noise(7, 5, 5, most=4).repeat(4, 1).repeat(4, 2))
     return tmp_path / "pairs"
 
 
@@ -174,13 +169,13 @@ def test_a_cache_says_whose_stand_ins_it_holds(
     model = tokenizer()
     interrupting(model, 1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        tokens(model, pairs / "image" / "2.png")
-    for unreadable in (pairs / "image" / "6.png", None):  # made, and then found
-        assert tokens(tokenizer(), unreadable).replaced_names == ["image/2.png", "image/6.png"]
+        tokens(model, pairs / "image" / "002.png")
+    for unreadable in (pairs / "image" / "006.png", None):  # made, and then found
+        assert tokens(tokenizer(), unreadable).replaced_names == ["image/002.png", "image/006.png"]
         (directory,) = caches(tmp_path / "cache")
         message = caplog.messages[-1]
         assert "pairs: 2 images could not be read" in message
-        assert "image/2.png" in message
+        assert "image/002.png" in message
         assert f"delete {directory}" in message
 
 
@@ -262,7 +257,7 @@ def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> No
     assert is_new(num_views=1)
     assert not is_new(num_views=1, data=dataset(pairs, seed=1))  # nothing of it is random
     assert is_new(data=dataset(pairs, horizontal_flip=False))
-    file = pairs / "label" / "0.png"
+    file = pairs / "label" / "000.png"
     Image.open(file).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(file)
     assert is_new()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_images import noise, write_maps, write_picture
 from tiny_models import tiny_generator as generator
 from tiny_models import tiny_vqgan as vqgan
 from torch import Tensor
@@ -36,20 +37,14 @@ def of_label_maps(dropout: float = 0.0, **reading: int) -> ImageGenerator:
 @pytest.fixture
 def maps(tmp_path: Path) -> Path:
     """Three label maps of 2×5: the model sees the three columns in the middle."""
-    (tmp_path / "maps").mkdir()
-    for index in range(3):
-        values = np.random.default_rng(index).integers(0, 3, (2, 5), dtype=np.uint8)
-        Image.fromarray(values).save(tmp_path / "maps" / f"map{index}.png")
-    return tmp_path / "maps"
+    return write_maps(tmp_path / "maps", noise(3, 2, 5, most=2))
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two photos of 4×6."""
-    (tmp_path / "photos").mkdir()
     for index in range(2):
-        pixels = np.random.default_rng(index).integers(0, 256, (4, 6, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"photo{index}.png")
+        write_picture(tmp_path / "photos" / f"{index}.png", 4, 6, seed=index)
     return tmp_path / "photos"
 
 
@@ -99,7 +94,7 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
     assert list(arrays) == ["arr_0"]
     assert np.array_equal(arrays["arr_0"], expected)
     names = sorted(path.name for path in (tmp_path / "out" / "images").iterdir())
-    assert names[:4] == [f"00000{i}_map{i % 3}.png" for i in range(4)]
+    assert names[:4] == [f"00000{i}_00{i % 3}.png" for i in range(4)]
     # four pictures a row, each 4×6 twelve times as large; a condition's pixel has 2×2 of a sample's
     grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
     for number in range(5):
@@ -171,7 +166,7 @@ def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
 
 
 def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
-    Image.open(photos / "photo0.png").resize((12, 8)).save(tmp_path / "large.png")
+    Image.open(photos / "0.png").resize((12, 8)).save(tmp_path / "large.png")
     model = generator(Unconditional())
     complete = ImagesToComplete(tmp_path / "large.png", keep_rows=3)
     drawn = draw(model, tmp_path, complete=complete, grid_size=[4, 6])
@@ -185,7 +180,7 @@ def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
     [
         ("photos", "photos", [0, 1, 0]),  # in no class's folder: all classes in turn
         ("dogs", "dogs", [1, 1, 1]),
-        ("dogs", "dogs/photo0.png", [1, 1, 1]),
+        ("dogs", "dogs/0.png", [1, 1, 1]),
         ("all/dogs/cats", "all", [1, 1, 1]),  # of a dog
         ("dogs/all/cats", "dogs", [0, 0, 0]),  # said of all, and then of these
     ],
@@ -231,7 +226,7 @@ def test_each_image_to_complete_is_of_its_own_folders_class(photos: Path, tmp_pa
     model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
     for number, name in enumerate(["dogs", "cats"]):  # the other way round than their labels
         (tmp_path / "all" / name).mkdir(parents=True)
-        (photos / f"photo{number}.png").rename(tmp_path / "all" / name / f"{number}.png")
+        (photos / f"{number}.png").rename(tmp_path / "all" / name / f"{number}.png")
     complete = ImagesToComplete(tmp_path / "all")
     completed = draw(model, tmp_path, complete=complete, num_images=3)
     assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 0]  # cats/1.png is the first
@@ -250,22 +245,22 @@ def test_conditions_and_images_to_complete_that_belong_to_others(
 ) -> None:
     """One photo is missing, and all that follow would go with the map before their own."""
     for number in (1, 0):
-        (photos / f"photo{number}.png").rename(photos / f"map{2 * number}.png")
+        (photos / f"{number}.png").rename(photos / f"00{2 * number}.png")
     given: dict[str, Any] = {
         "conditions": GivenImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"no partner .* remove map1\.$"):
+    with pytest.raises(UserError, match=r"no partner .* remove 001\.$"):
         draw(of_label_maps(), tmp_path, **given)
     assert len(draw(of_label_maps(), tmp_path, **given, num_images=1)) == 1
-    given["conditions"] = GivenImages(maps / "map2.png")  # one for all
+    given["conditions"] = GivenImages(maps / "002.png")  # one for all
     assert len(draw(of_label_maps(), tmp_path, **given)) == 2
 
 
 def test_a_broken_image_is_left_out(maps: Path, tmp_path: Path) -> None:
-    (maps / "map1.png").write_bytes((maps / "map1.png").read_bytes()[:45])
+    (maps / "001.png").write_bytes((maps / "001.png").read_bytes()[:45])
     model = of_label_maps()
     drawn = draw(model, tmp_path, conditions=GivenImages(maps))
-    (maps / "map1.png").unlink()
+    (maps / "001.png").unlink()
     expected = model.sample(2, one_hot_of(maps, [0, 1]), seed=0)
     assert np.array_equal(drawn, to_uint8(expected))
 
@@ -274,13 +269,13 @@ def test_the_partner_of_a_broken_image_is_left_out(
     maps: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (1, 0):
-        (photos / f"photo{number}.png").rename(photos / f"map{2 * number}.png")
-    (photos / "map1.png").write_bytes((photos / "map0.png").read_bytes()[:60])
+        (photos / f"{number}.png").rename(photos / f"00{2 * number}.png")
+    (photos / "001.png").write_bytes((photos / "000.png").read_bytes()[:60])
     model = of_label_maps()
     given = {"conditions": GivenImages(maps), "complete": ImagesToComplete(photos)}
     drawn = draw(model, tmp_path, **given)
-    assert "left out, because the partner is broken or missing: map1" in caplog.text
-    (photos / "map1.png").unlink()
+    assert "left out, because the partner is broken or missing: 001" in caplog.text
+    (photos / "001.png").unlink()
     expected = model.complete(as_images(photos, [0, 1]), 1, one_hot_of(maps, [0, 2]), seed=0)
     assert np.array_equal(drawn, to_uint8(expected))
 

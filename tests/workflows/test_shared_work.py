@@ -1,6 +1,5 @@
 """Two processes share the work of a command, and write what one does."""
 
-import datetime
 import json
 import shutil
 from collections.abc import Callable
@@ -10,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from PIL import Image
+from tiny_images import write_picture
 from tiny_models import tiny_generator
-from torch import multiprocessing
+from two_processes import in_two
 
 from taming.cli.data import set_up
 from taming.conditioning import ClassLabel
@@ -32,13 +30,10 @@ pytestmark = pytest.mark.slow
 OPTIONS = SamplingOptions(seed=0, batch_size=4)
 
 
-def write_images(folder: Path) -> None:
+def write_classes(folder: Path) -> None:
     """Eleven pictures of one class, ten of another, all 16×16, and a file that is broken."""
-    rng = np.random.default_rng(0)
     for number in range(21):
-        path = folder / "ab"[number % 2] / f"{number:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+        write_picture(folder / "ab"[number % 2] / f"{number:02d}.png", seed=number)
     (folder / "a" / "broken.png").write_bytes(b"none")
     cut = folder.parent / "cut"  # the second batch of four lacks what comes after the header
     shutil.copytree(folder / "a", cut, ignore=shutil.ignore_patterns("broken.png"))
@@ -120,7 +115,7 @@ def reconstruct_cut(folder: Path, output: Path) -> None:
     reconstruct_images(generator().require_tokenizer(), folder / "cut", output, batch_size=4)
 
 
-def do_all(folder: Path, output: Path) -> dict[str, Any]:
+def do_all(folder: Path, name: str = "two") -> dict[str, Any]:
     folders = 0
     init = ImageFolder.__init__
 
@@ -135,7 +130,7 @@ def do_all(folder: Path, output: Path) -> dict[str, Any]:
     ]  # fmt: skip
     try:
         for command in commands:
-            command(folder, output / command.__name__)
+            command(folder, folder / name / command.__name__)
     finally:
         ImageFolder.__init__ = init  # type: ignore[method-assign]
     return {
@@ -148,26 +143,24 @@ def do_all(folder: Path, output: Path) -> dict[str, Any]:
     }
 
 
-def on_rank(number: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    patience = datetime.timedelta(seconds=120)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, rank=number, world_size=2, timeout=patience)
-    results = do_all(Path(folder), Path(folder, "two"))
-    torch.save(results, f"{folder}/{number}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one process and two have done the same."""
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Where one process and two have done the same, and what each of the two knows."""
     folder = tmp_path_factory.mktemp("shared")
-    write_images(folder / "images")
-    do_all(folder, folder / "one")
+    write_classes(folder / "images")
+    do_all(folder, "one")
     unfinished(folder)
-    multiprocessing.spawn(on_rank, (str(folder),), nprocs=2)
-    return folder
+    return folder, in_two(do_all, folder)
+
+
+@pytest.fixture
+def folder(done: tuple[Path, Any]) -> Path:
+    return done[0]
+
+
+@pytest.fixture
+def ranks(done: tuple[Path, Any]) -> list[dict[str, Any]]:
+    return done[1]
 
 
 def files(directory: Path) -> dict[str, Path]:
@@ -220,13 +213,12 @@ def test_a_process_that_can_read_none_of_its_images_names_them(folder: Path) -> 
     assert [name for name, _ in found["broken"]] == ["08.png", "10.png", "12.png", "14.png"]
 
 
-def test_the_first_process_looks_for_images_for_both(folder: Path) -> None:
-    ranks = [torch.load(folder / f"{number}.pt", weights_only=False) for number in (0, 1)]
+def test_the_first_process_looks_for_images_for_both(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["folders"] == 4 and ranks[1]["folders"] == 0
 
 
-def test_what_is_dealt_comes_back_in_turn(folder: Path) -> None:
-    one, other = (torch.load(folder / f"{number}.pt", weights_only=False) for number in (0, 1))
+def test_what_is_dealt_comes_back_in_turn(ranks: list[dict[str, Any]]) -> None:
+    one, other = ranks
     assert (one["dealt"], other["dealt"]) == ([0, 2, 4], [1, 3])
     assert one["largest_share"] == other["largest_share"] == 3
     assert (one["in_turn"], other["in_turn"]) == ([0, 10, 20, 30, 40], [])
