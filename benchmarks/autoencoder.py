@@ -1,16 +1,18 @@
 """Times stage 1: training steps, encoding and decoding, beside CompVis' VQGAN and diffusers'."""
 
-from benchmarks.command import Preset, main
+from benchmarks.command import QUICK, Preset, main
 
 MEASUREMENTS = ("step", "step_before_start", "autoencoder_step", "encode", "decode")
-F16 = {  # the paper's model of 72 million parameters
-    "batch_size": 16,
+NETWORK = {  # the paper's model of 72 million parameters
     "resolution": 256,
     "base_channels": 128,
     "channel_multipliers": [1, 1, 2, 2, 4],
     "num_residual_blocks": 2,
     "attention_resolutions": [16],
     "latent_channels": 256,
+}
+F16 = NETWORK | {
+    "batch_size": 16,
     "codebook_size": 1024,
     "codebook_dim": 256,
     "discriminator_channels": 64,
@@ -25,26 +27,39 @@ SMALL = F16 | {
     "latent_channels": 128,
     "codebook_dim": 128,
 }
-CPU = {  # float32: a small model on small images, and the paper's on one
-    "cases": {
-        "ch32": SMALL,
-        "f16": F16 | {"batch_size": 1, "resolution": 128, "attention_resolutions": [8]},
-    },
-    "peers": {"compvis": ("compvis", None), "diffusers": ("diffusers_vqmodel", None)},
+TINY = SMALL | {
+    "batch_size": 2,
+    "resolution": 16,
+    "num_residual_blocks": 1,
+    "latent_channels": 32,
+    "codebook_size": 8,
+    "codebook_dim": 4,
+    "discriminator_channels": 4,
+    "discriminator_layers": 1,
 }
-GPU = {  # ours in bf16
-    "cases": {"f16": F16},
-    "peers": {
-        "compvis_float32": ("compvis", "float32"),  # as it was
-        "compvis_bf16": ("compvis", "bf16"),
-        "diffusers_bf16": ("diffusers_vqmodel", "bf16"),
+CPU_PEERS = {"compvis": ("compvis", None), "diffusers": ("diffusers_vqmodel", None)}
+PRESETS: dict[str, Preset] = {
+    "cpu": {  # float32: a small model on small images, and the paper's on one
+        "cases": {
+            "ch32": SMALL,
+            "f16": F16 | {"batch_size": 1, "resolution": 128, "attention_resolutions": [8]},
+        },
+        "peers": CPU_PEERS,
     },
-    "device": "cuda",
-    "dtype": "bf16",
-    "compile": True,
-    "channels_last": True,
+    "gpu": {  # ours in bf16
+        "cases": {"f16": F16},
+        "peers": {
+            "compvis_float32": ("compvis", "float32"),  # as it was
+            "compvis_bf16": ("compvis", "bf16"),
+            "diffusers_bf16": ("diffusers_vqmodel", "bf16"),
+        },
+        "device": "cuda",
+        "dtype": "bf16",
+        "compile": True,
+        "channels_last": True,
+    },
+    "tiny": {"cases": {"tiny": TINY}, "peers": CPU_PEERS, **QUICK},
 }
-PRESETS: dict[str, Preset] = {"cpu": CPU, "gpu": GPU}
 
 if __name__ == "__main__":
     main(PRESETS, MEASUREMENTS, __doc__)

@@ -4,7 +4,7 @@ import argparse
 import datetime
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from benchmarks.compare import OURS, PEERS, ROOT, Program, ProgramError, Record,
 from benchmarks.machine import machine
 from benchmarks.table import table
 
-__all__ = ["DEFAULTS", "Preset", "main"]
+__all__ = ["DEFAULTS", "QUICK", "Preset", "main", "written"]
 
 # "cases": architectures and batches by name, whose "measurements" say what they are for;
 # "peers": file in peers/ and, where it is not the run's, dtype; and defaults of the options
@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {  # of options; a case's own value comes before
     "warmup": 2,  # uncounted calls before them, besides the first
     "turn_seconds": 1.0,  # least duration of a turn of ours, about
 }
+QUICK = {"rounds": 1, "warmup": 0, "turn_seconds": 0.0}  # to see that it works
 
 
 def main(
@@ -50,17 +51,21 @@ def main(
     options = parsed(presets, measurements, description, arguments)
     torch.set_num_threads(options.threads)
     computer = machine(options.device)
-    records: list[Record] = []
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack, options.output.open("w", encoding="utf-8") as lines:
+    with ExitStack() as stack:
         ours, *peers = map(stack.enter_context, map(closing, programs(options)))
-        for record in measured(options, ours, peers):
-            records.append({"machine": computer, **record})
-            print(json.dumps(records[-1], ensure_ascii=False), file=lines, flush=True)
-    print(f"on {computer}")
-    print(table(records) if records else "nothing was timed: no case has these measurements")
-    print(f"wrote {options.output}")
+        timed = ({"machine": computer, **record} for record in measured(options, ours, peers))
+        records = list(written(timed, options.output))
+    print(f"on {computer}\n{table(records)}\nwrote {options.output}")
     return records
+
+
+def written(records: Iterable[Record], path: Path) -> Iterator[Record]:
+    """Yields records, each after writing it to a file as a line of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            print(json.dumps(record, ensure_ascii=False), file=file, flush=True)
+            yield record
 
 
 def programs(options: argparse.Namespace) -> Iterator[Program]:
@@ -86,22 +91,22 @@ def measured(
     for name in options.cases:
         case = common | options.all_cases[name] | dict(options.set) | {"name": name}
         possible = case.pop("measurements", options.measurements)
-        wanted = [case | {"measurement": m} for m in possible if m in options.measurements]
         timed = set()
-        for peer in peers:
-            for settings in wanted:
+        for peer in [*peers, None]:
+            for measurement in possible:
+                done = peer is None and measurement in timed
+                if done or measurement not in options.measurements:
+                    continue
                 try:
-                    record = compare(settings, ours, peer)
+                    record = compare(case | {"measurement": measurement}, ours, peer)
                 except ProgramError as error:
                     print(error, file=sys.stderr)
                     continue
                 if record is not None:
-                    timed.add(settings["measurement"])
+                    timed.add(measurement)
                     yield record
-            peer.close()
-        for settings in wanted:
-            if settings["measurement"] not in timed and (record := compare(settings, ours)):
-                yield record
+            if peer is not None:
+                peer.close()
 
 
 def parsed(
@@ -114,7 +119,7 @@ def parsed(
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=presets, default=next(iter(presets)))
     preset = dict(presets[first.parse_known_args(arguments)[0].preset])
-    cases, peers = preset.pop("cases"), preset.pop("peers")
+    cases, peers = preset.pop("cases"), preset.pop("peers", {})
     parser = argparse.ArgumentParser(
         parents=[first],
         description=description,

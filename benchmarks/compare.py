@@ -1,17 +1,19 @@
-"""Two programs, each a process, take turns."""
+"""Times one measurement of two programs, each a process."""
 
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-__all__ = ["OURS", "PEERS", "ROOT", "Program", "ProgramError", "Record", "compare", "spread"]
+from benchmarks.table import ratios, take_turns
+
+__all__ = ["OURS", "PEERS", "ROOT", "Program", "ProgramError", "Record", "compare"]
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = Path("benchmarks/ours.py")  # below a checkout
@@ -83,10 +85,7 @@ class Program:
 
 
 def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None) -> Record | None:
-    """Times a measurement of our side, alone or beside a peer: first calls, warm-up, rounds.
-
-    The other side sleeps meanwhile, and who is first changes from round to round, so that a machine
-    that slows down or speeds up favours no side.
+    """Times a measurement of our side, alone or beside a peer: first calls, then rounds.
 
     Args:
         settings: the measurement, its case and options, the same on both sides.
@@ -94,7 +93,8 @@ def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None
         peer: another one, or another version of this one.
 
     Returns:
-        A line of the results; None if the peer does no such thing.
+        A line of the results: `settings`, `ours`, `peer`, and its seconds over ours, the `ratio` of
+        each round; None if the peer does no such thing.
 
     Raises:
         ProgramError: if a side fails, or the peer has another architecture.
@@ -107,36 +107,32 @@ def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None
         if facts is None:
             return None
         record[key] = {"name": side.name, "dtype": dtype, **facts}
-    own, other = (record[key]["parameters"] if record[key] else {} for key in ("ours", "peer"))
-    for part in own.keys() & other.keys():
-        if own[part] != other[part]:
-            raise ProgramError(
-                f"{record['peer']['name']} is not of the same architecture: its {part} has "
-                f"{other[part]:,} parameters, and ours has {own[part]:,}"
-            )
+    if peer is not None:
+        check_architecture(record["ours"], record["peer"])
     for key, side in sides.items():
-        seconds = [side.ask("run", 1)["seconds"] for _ in range(1 + settings["warmup"])]
-        record[key] |= {"first_seconds": seconds[0], "second_seconds": [*seconds, None][1]}
-    steps = max(1, math.ceil(settings["turn_seconds"] / seconds[-1]))
-    turns: dict[str, list[Record]] = {key: [] for key in sides}
-    for number in range(settings["rounds"]):
-        for key in list(sides)[:: -1 if number % 2 == 0 else 1]:
-            turns[key].append(sides[key].ask("run", steps))
-    for key, of_side in turns.items():
-        rounds = [turn["seconds"] / steps for turn in of_side]
+        calls = [side.ask("run", 1)["seconds"] for _ in range(1 + settings["warmup"])]
+        record[key]["first_seconds"] = calls
+    steps = max(1, math.ceil(settings["turn_seconds"] / calls[-1]))
+    turns = {key: partial(side.ask, "run", steps) for key, side in sides.items()}
+    for key, taken in take_turns(turns, settings["rounds"]).items():
+        seconds = [turn["seconds"] / steps for turn in taken]
+        things = settings["batch_size"] * settings.get("num_tokens", 1)  # guided ones count once
         record[key] |= {
-            "seconds": spread(rounds) | {"rounds": rounds},
-            "per_second": settings["batch_size"]
-            * settings.get("num_tokens", 1)  # with guidance too only the images' tokens count
-            / statistics.median(rounds),
-            "peak_memory_gib": max(turn["peak_memory_gib"] for turn in of_side),
+            "seconds": seconds,
+            "per_second": things / median(seconds),
+            "peak_memory_gib": max(turn["peak_memory_gib"] for turn in taken),
         }
     if peer is not None:
-        pairs = zip(*(record[key]["seconds"]["rounds"] for key in sides), strict=True)
-        record["ratio"] = spread([theirs / here for theirs, here in pairs])
+        record["ratio"] = ratios(record["peer"]["seconds"], record["ours"]["seconds"])
     return record
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Returns median, least and greatest of one number a round."""
-    return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
+def check_architecture(ours: Record, peer: Record) -> None:
+    """Raises ProgramError if parts that both have differ in their numbers of parameters."""
+    for part in ours["parameters"].keys() & peer["parameters"].keys():
+        here, there = (side["parameters"][part] for side in (ours, peer))
+        if here != there:
+            raise ProgramError(
+                f"{peer['name']} is not of the same architecture: its {part} has {there:,} "
+                f"parameters, and ours has {here:,}"
+            )

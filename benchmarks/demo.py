@@ -13,20 +13,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
-from benchmarks.compare import ROOT, spread
+from benchmarks.compare import ROOT
 from benchmarks.machine import machine
-from benchmarks.table import aligned, spread_text
+from benchmarks.table import aligned, number, spread
 
-COLUMNS = {  # heading: entry of the report, what it is multiplied by, decimals
-    "agreement %": ("agreement", 100, 1),
-    "PSNR dB": ("psnr", 1, 1),
-    "distance ratio": ("distance_ratio", 1, 2),
-    "bits per token": ("bits_per_token", 1, 3),
-    "codes used %": ("codebook_usage", 100, 0),
-    "seconds": ("total_seconds", 1, 0),
-    "products": ("products", 1, 0),
-}
+COLUMNS = (  # entries of the reports
+    *("agreement", "psnr", "distance_ratio", "bits_per_token", "codebook_usage"),
+    *("total_seconds", "products"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,23 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reports[seed] = {**report, "total_seconds": seconds}
         # written after each: a long run that is broken off leaves what it has
         (options.output / "seeds.json").write_text(json.dumps(reports, indent=2) + "\n")
-    print(f"\n{machine()}; {reports[options.seeds[0]]['num_samples']} samples a seed")
-    print("\n".join(table(reports)))
+    values = {name: [report[name] for report in reports.values()] for name in COLUMNS}
+    rows = [
+        {"seed": str(seed), **{name: number(report[name]) for name in COLUMNS}}
+        for seed, report in reports.items()
+    ]
+    rows.append({"seed": "mean", **{name: number(mean(found)) for name, found in values.items()}})
+    rows.append({"seed": "median", **{name: spread(found) for name, found in values.items()}})
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
-    print(f"the largest process took {largest:.2f} GB")
-
-
-def table(reports: dict[int, dict[str, float]]) -> list[str]:
-    """Returns a line for each seed's report, one of means, and one of medians with ranges."""
-    rows = [{"seed": str(seed)} for seed in reports] + [{"seed": "mean"}, {"seed": "median"}]
-    for heading, (name, factor, decimals) in COLUMNS.items():
-        values = [report[name] for report in reports.values()]
-        shown = [*values, sum(values) / len(values)]
-        cells = [f"{factor * value:.{decimals}f}" for value in shown]
-        cells.append(spread_text(spread(values), decimals, factor))
-        for row, cell in zip(rows, cells, strict=True):
-            row[heading] = cell
-    return aligned(rows)
+    print(f"\n{machine()}; {report['num_samples']} samples a seed")
+    print(f"{aligned(rows)}\nthe largest process took {largest:.2f} GB")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ numbers of each process is off: dropout and the revival of codes.
 """
 
 import argparse
-import csv
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.compare import ROOT
 from benchmarks.table import aligned
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS, BATCH = 8, 16
 COMMON = f"""
 data=digits data.resolution=16 trainer.val_check_interval={STEPS} trainer.log_every_n_steps=1
-training.compile=false training.optimizer.schedule=constant
+training.compile=false training.optimizer.schedule=constant trainer.precision=32-true
 training.optimizer.warmup_steps=5 callbacks.grids=null logger=csv report=false
 """.split()
 STAGE_1 = f"""
@@ -31,11 +30,11 @@ quantizer=ema model.quantizer.codebook_size=64 model.quantizer.init=uniform
 model.quantizer.revive_after=null model.base_channels=16 model.channel_multipliers=[1,2]
 model.num_residual_blocks=1 perceptual=none training.channels_last=false adversary.start=2
 adversary.warmup=1 adversary.ramp=2 adversary.discriminator.base_channels=16
-adversary.discriminator.num_layers=2 trainer.max_steps={STEPS} trainer.precision=32-true
+adversary.discriminator.num_layers=2 trainer.max_steps={STEPS}
 """.split()
 STAGE_2 = [
     *("model.num_layers=2", "model.num_heads=2", "model.embed_dim=32", "model.dropout=0"),
-    *("tokens.num_views=1", "trainer.precision=32-true", "callbacks.average.decay=null"),
+    *("tokens.num_views=1", "callbacks.average.decay=null"),
 ]
 SHOWN = ("loss", "gradient_norm", "reconstruction_loss", "psnr", "codebook_usage")
 
@@ -46,22 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/equality"))
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     options = parser.parse_args(arguments)
-    output, processes = options.output.resolve(), options.processes
-    stage_1 = {f"{n}": output / f"vqgan_{n}" for n in processes}
-    for n, run_dir in zip(processes, stage_1.values(), strict=True):
-        train("train_vqgan", n, *COMMON, *STAGE_1, f"run_dir={run_dir}")
-    compare("stage 1", stage_1)
-    settings = [*COMMON, *STAGE_2, f"vqgan={stage_1[str(processes[0])]}"]
+    output = options.output.resolve()
+    stage_1 = {f"{n}": output / f"vqgan_{n}" for n in options.processes}
+    for n, run_dir in stage_1.items():
+        train("train_vqgan", int(n), *COMMON, *STAGE_1, f"run_dir={run_dir}")
+    print(table("stage 1", stage_1), end="\n\n")
+    settings = [*COMMON, *STAGE_2, f"vqgan={stage_1[str(options.processes[0])]}"]
     settings.append(f"tokens.cache_dir={output / 'tokens'}")
-    stage_2 = {f"{n}": output / f"gpt_{n}" for n in processes}
-    for n, run_dir in zip(processes, stage_2.values(), strict=True):
-        train("train_transformer", n, *settings, f"run_dir={run_dir}", f"trainer.max_steps={STEPS}")
+    stage_2 = {f"{n}": output / f"gpt_{n}" for n in options.processes}
+    for n, run_dir in stage_2.items():
+        steps = f"trainer.max_steps={STEPS}"
+        train("train_transformer", int(n), *settings, f"run_dir={run_dir}", steps)
     stage_2["2 split, 1, 2 split"] = run_dir = output / "gpt_split"
     first, second, third = (f"trainer.max_steps={STEPS * part // 4}" for part in (2, 3, 4))
     train("train_transformer", 2, *settings, f"run_dir={run_dir}", first, split=True)
     train("train_transformer", 1, f"resume={run_dir}", second)
     train("train_transformer", 2, f"resume={run_dir}", third, split=True)
-    compare("stage 2", stage_2)
+    print(table("stage 2", stage_2), end="\n\n")
 
 
 def train(command: str, processes: int, *settings: str, split: bool = False) -> None:
@@ -94,36 +94,32 @@ def run(command: str) -> None:
     start(command)
 
 
-def compare(title: str, runs: dict[str, Path]) -> None:
-    """Prints the last numbers of the first run, and how far the others' are from them."""
-    found = {name: numbers(run_dir) for name, run_dir in runs.items()}
-    first, *others = found
+def table(title: str, runs: dict[str, Path]) -> str:
+    """Lays out the last numbers of the first run, and how far the others' are from them."""
+    (first, expected), *others = ((name, numbers(run_dir)) for name, run_dir in runs.items())
     rows = []
-    for key, value in found[first].items():
+    for key, value in expected.items():
         size = value.abs().max()
         row = {title: key, f"{first} process": f"{size:.6g}"}
-        for name in others:
-            difference = (found[name][key] - value).abs().max()
+        for name, found in others:
+            difference = (found[key] - value).abs().max()
             row[f"{name}: difference"] = f"{difference:.1e} ({difference / size:.0e})"
         rows.append(row)
-    print("\n".join(aligned(rows)), end="\n\n")
+    return aligned(rows)
 
 
 def numbers(run_dir: Path) -> dict[str, torch.Tensor]:
     """Returns the last of the logged numbers, and the weights and codebook of the model."""
-    last: dict[str, str] = {}
-    with (run_dir / "metrics.csv").open() as file:
-        for row in csv.DictReader(file):
-            last |= {name: value for name, value in row.items() if value}
+    from taming.report.records import read_run
+
+    metrics = read_run(run_dir).metrics
     found = {
-        name: torch.tensor(float(value), dtype=torch.float64)
-        for name, value in last.items()
+        name: torch.tensor(values[-1], dtype=torch.float64)
+        for name, (_, values) in metrics.items()
         if name.split("/")[-1] in SHOWN
     }
-    model = run_dir / "model"
-    weights = load_file(
-        next(p for p in (model / "transformer", model) if p.exists()) / "model.safetensors"
-    )
+    *_, trained = sorted((run_dir / "model").rglob("model.safetensors"))  # the transformer is last
+    weights = load_file(trained)
     if "quantizer.codebook" in weights:
         found["codebook"] = weights["quantizer.codebook"]
     floats = [weight.flatten() for weight in weights.values() if weight.is_floating_point()]

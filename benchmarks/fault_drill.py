@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,19 +27,15 @@ from benchmarks.machine import machine
 from benchmarks.table import aligned
 
 TINY = (
-    "size=tiny",
-    "data.path=images",
-    "data.batch_size=4",
-    "logger=csv",
-    "resume=auto",
-    "trainer.max_steps=24",
-    "trainer.val_check_interval=4",  # each writes a checkpoint
+    *("size=tiny", "data.path=images", "data.batch_size=4", "logger=csv", "resume=auto"),
+    *("trainer.max_steps=24", "trainer.val_check_interval=4"),  # each writes a checkpoint
 )
 STAGES = {
     "vqgan": ("data.resolution=16", "model.base_channels=16", "perceptual=none"),
     "transformer": ("vqgan=undisturbed/vqgan", "model.num_layers=2", "model.embed_dim=32"),
 }
-MOMENTS = {  # files below a run's directory that exist while it does something
+MOMENTS = {  # files below a run's directory that it writes then
+    "any": None,
     "saving": "checkpoints/*.unfinished",
     "encoding": "tokens/*.unfinished",
     "export": "model.unfinished*",
@@ -58,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lost: list[str] = []
     with tempfile.TemporaryDirectory() as name, tqdm(total=options.kills, unit="kill") as bar:
         place = Path(name)
-        write_images(place / "images")
+        write_images(place / "images", 24, 16)
         expected, seconds = {}, {}
         for stage in STAGES:
             started = time.monotonic()
@@ -69,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stage = rng.choice(list(STAGES))
             run = f"{stage}{runs.total()}"
             for _ in range(min(KILLS_A_RUN, options.kills - bar.n)):
-                moment = rng.choice(["any", *MOMENTS])
-                process = start(stage, place, run)
-                if kill(process, place / run, moment, seconds[stage], rng):
+                moment = rng.choice(list(MOMENTS))
+                often = moment in ("any", "saving")
+                delay = rng.uniform(0, seconds[stage]) if often else 0.0
+                if kill(start(stage, place, run), place / run, MOMENTS[moment], delay):
                     kills[stage, moment] += 1
                     bar.update()
             error = finish(start(stage, place, run), place / "log")
@@ -83,20 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{machine()}; undisturbed runs: {durations}")
     rows = [
         {"stage": stage, "runs": str(runs[stage])}
-        | {f"killed: {moment}": str(kills[stage, moment]) for moment in ("any", *MOMENTS)}
+        | {f"killed: {moment}": str(kills[stage, moment]) for moment in MOMENTS}
         for stage in STAGES
     ]
-    print("\n".join(aligned(rows)))
+    print(aligned(rows))
     print(f"{kills.total()} kills, {runs.total()} runs, {len(lost)} lost", *lost, sep="\n  ")
     sys.exit(bool(lost))
 
 
-def write_images(folder: Path) -> None:
-    """Writes 24 small pictures of noise."""
+def write_images(folder: Path, count: int, side: int) -> None:
+    """Writes small pictures of noise."""
     folder.mkdir()
     rng = np.random.default_rng(0)
-    for number in range(24):
-        pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    for number in range(count):
+        pixels = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
 
 
@@ -120,38 +118,25 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> str:
     return "" if process.wait() == 0 else log.read_text().strip().split("\n")[-1]
 
 
-def kill(
-    process: subprocess.Popen[bytes], run: Path, moment: str, seconds: float, rng: random.Random
-) -> bool:
-    """Kills a process at a moment; returns whether it was still running.
+def kill(process: subprocess.Popen[bytes], run: Path, pattern: str | None, delay: float) -> bool:
+    """Kills a process after a delay, and not before it writes a file of the pattern.
 
-    A moment that does not come (the tokens are there already) lets the run finish.
+    Returns whether it was still running: it finishes if no such file comes (any more).
     """
-    if moment == "any":
-        happened = iter([rng.uniform(0, seconds)])
-    else:
-        happened = appearances(run, MOMENTS[moment], process)
-        for _ in range(rng.randrange(3) if moment == "saving" else 0):
-            next(happened, None)
-    if (delay := next(happened, None)) is not None:
-        time.sleep(delay)
-    else:
-        process.wait()
-    alive = process.poll() is None
-    if alive:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return alive
+    started = time.time()
 
+    def is_written(path: Path) -> bool:
+        with suppress(FileNotFoundError):  # it has its final name by now
+            return path.stat().st_mtime >= started  # others are an earlier kill's
+        return False
 
-def appearances(run: Path, pattern: str, process: subprocess.Popen[bytes]) -> Iterator[float]:
-    """Yields 0 each time that files of a pattern appear, until the process ends."""
-    there = False
     while process.poll() is None:
-        before, there = there, any(run.glob(pattern))
-        if there and not before:
-            yield 0.0
+        late = time.time() >= started + delay
+        if late and (pattern is None or any(map(is_written, run.glob(pattern)))):
+            os.killpg(process.pid, signal.SIGKILL)
+            return process.wait() == -signal.SIGKILL
         time.sleep(0.0005)
+    return False
 
 
 def weights(run: Path) -> dict[str, bytes]:

@@ -9,7 +9,6 @@ the device was measured to do with large products in bfloat16, and with copies i
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,16 +16,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.benchmark import Timer
 
 from benchmarks import autoencoder, transformer
-from benchmarks.command import DEFAULTS
-from benchmarks.compare import OURS, PEERS, ROOT, Program, ProgramError, Record, compare, spread
+from benchmarks.command import DEFAULTS, QUICK, written
+from benchmarks.compare import OURS, ROOT, Program, ProgramError, Record, compare
 from benchmarks.machine import machine
-from benchmarks.table import aligned, cells, milliseconds
+from benchmarks.table import aligned, cells, number, spread
 
 # measurement, batch size, and what differs from an eager step: the targets first
 PARTS = """
@@ -52,29 +52,17 @@ step 16 compile
 encode 16 channels_last
 decode 16 channels_last
 """.strip().splitlines()
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "gpu": {
-        "stage 1": autoencoder.F16,
-        "stage 2": transformer.LARGE,
+        "stages": (autoencoder.F16, transformer.LARGE),
         "timing": {"warmup": 3, "steps": 10},
     },
     "tiny": {  # to see that it works, on a processor too; nothing is compiled
-        "stage 1": autoencoder.F16
-        | {"resolution": 16, "base_channels": 32, "num_residual_blocks": 1}
-        | {"channel_multipliers": [1, 2], "attention_resolutions": [], "latent_channels": 32}
-        | {"codebook_size": 8, "codebook_dim": 4}
-        | {"discriminator_layers": 1, "discriminator_channels": 4},
-        "stage 2": transformer.LARGE
-        | {"num_tokens": 9, "num_layers": 1, "num_heads": 2, "embed_dim": 8}
-        | {"codebook_size": 16, "top_k": 4},
-        "timing": {"batch_size": 2, "rounds": 1, "warmup": 1, "turn_seconds": 0.0, "steps": 2},
+        "stages": (autoencoder.TINY, transformer.TINY),
+        "timing": {**QUICK, "batch_size": 2, "steps": 2},
     },
 }
 TEST_SECONDS = 150
-
-
-class OutOfTimeError(Exception):
-    """The time for everything is over."""
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Record]:
@@ -90,8 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> list[Record]:
     add("--preset", choices=PRESETS, default="gpu")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    for name in ("profiles.txt", "results.jsonl"):
-        (options.output / name).unlink(missing_ok=True)
     parts = [part for part in PARTS if options.preset == "gpu" or "compile" not in part]
     lines, records = [machine(options.device)], []
     if find_spec("lpips") is None:
@@ -108,18 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> list[Record]:
             peaks = f"{flops / 1e12:.4g} Tflop/s in bf16, copies {bandwidth / 1e9:.4g} GB/s"
             lines.append(f"measured: {peaks}")
             found = measure(options, parts, flops, bandwidth)
-        for record in found:
+        for record in written(found, options.output / "results.jsonl"):
             records.append(record)
-            with (options.output / "results.jsonl").open("a", encoding="utf-8") as file:
-                print(json.dumps(record, ensure_ascii=False), file=file)
-    except OutOfTimeError:
+    except TimeoutError:
         lines.append(f"{options.seconds:g} s were too few for everything")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     timed = {record["part"] for record in records}
     lines += [f"not timed: {part}" for part in parts if part not in timed]
-    lines += aligned([record["row"] for record in records])
-    text = "\n".join(lines)
+    text = "\n".join([*lines, aligned([record["row"] for record in records])])
     (options.output / "table.txt").write_text(text + "\n", encoding="utf-8")
     print(f"{text}\nwrote {options.output}")
     return records
@@ -127,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Record]:
 
 def out_of_time(*_: object) -> NoReturn:
     """Ends what is running."""
-    raise OutOfTimeError
+    raise TimeoutError
 
 
 def run_tests(path: Path) -> str:
@@ -165,10 +148,9 @@ def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings of both stages' benchmarks, in bf16, with what a part changes."""
     measurement, batch_size, *words = part.split()
     preset = PRESETS[options.preset]
-    stage = "stage 1" if measurement in autoencoder.MEASUREMENTS else "stage 2"
     return {
         **DEFAULTS,
-        **preset[stage],
+        **preset["stages"][measurement in transformer.MEASUREMENTS],
         "measurement": measurement,
         "batch_size": int(batch_size),
         "guidance_scale": 2.0 if "guidance" in words else 1.0,
@@ -185,54 +167,53 @@ def measure(
     options: argparse.Namespace, parts: Sequence[str], flops: float, bandwidth: float
 ) -> Iterator[Record]:
     """Yields a record for each part, with its share of a peak; writes traces."""
-    traces = 0
-    with closing(Program("taming", ROOT / OURS, checkout=ROOT)) as program:
+    with (
+        closing(Program("taming", ROOT / OURS, checkout=ROOT)) as program,
+        (options.output / "profiles.txt").open("w", encoding="utf-8") as profiles,
+    ):
         for part in parts:
             print(part, flush=True)
             try:
-                record = compare(settings_of(part, options), program)
+                settings = settings_of(part, options)
+                record = compare(settings, program)
                 assert record is not None
-                ours, row = record["ours"], {"": part, **cells(record)}
-                row["second call s"] = f"{ours['second_seconds']:.2f}"
+                ours = record["ours"]
                 if "bytes_read" in ours:
                     share, of = ours["bytes_read"] / bandwidth, "of bandwidth"
                 else:
                     share, of = program.ask("flops") / flops, "of peak"
-                share /= ours["seconds"]["median"]
-                yield {"part": part, "row": row | {of: f"{share:.1%}"}, "share": share, **record}
+                share /= median(ours["seconds"])
+                row = {"": part, **cells(settings, ours), of: f"{share:.1%}"}
+                yield {"part": part, "row": row, "share": share, **record}
                 if "profile" in part:
-                    traces += 1
-                    path = options.output.resolve() / f"trace_{traces}.json.gz"
+                    path = options.output.resolve() / f"{part.replace(' ', '_')}.json.gz"
                     table = program.ask("profile", str(path))
-                    with (options.output / "profiles.txt").open("a", encoding="utf-8") as file:
-                        print(f"{path.name}: two calls of {part}\n{table}\n", file=file)
+                    print(f"{path.name}: two calls of {part}\n{table}\n", file=profiles, flush=True)
             except ProgramError as error:
                 print(f"{part}: {error}")
 
 
 def measure_in_parallel(options: argparse.Namespace, parts: Sequence[str]) -> Iterator[Record]:
     """Yields a record of each part in one process, and one in several; see `ranks.py`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PEERS)])}
     for part in parts:
         alone: float | None = None
         for devices in (1, options.devices):
             print(f"{part} in {devices} processes", flush=True)
             settings = settings_of(part, options) | {"devices": devices}
             command = [sys.executable, "-m", "benchmarks.ranks", json.dumps(settings)]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
             if done.returncode:
                 continue  # it has said why
             record: Record = json.loads(done.stdout.strip().splitlines()[-1])
-            seconds = spread(record["rounds"])
-            per_second = devices * settings["batch_size"] / seconds["median"]
+            per_second = devices * settings["batch_size"] / median(record["rounds"])
             alone = alone or (per_second if devices == 1 else None)
-            calls = ", ".join(f"{number} {name}" for name, number in record["collectives"].items())
+            calls = ", ".join(f"{count} {name}" for name, count in record["collectives"].items())
             row = {
                 "": part,
                 "processes": str(devices),
-                "ms a step": milliseconds(seconds),
-                "images or sequences/s": f"{per_second:.4g}",
-                "of one": f"{per_second / alone:.2f}" if alone else "",
+                "s a step": spread(record["rounds"]),
+                "images or sequences/s": number(per_second),
+                "of one": number(per_second / alone) if alone else "",
                 "collective calls a step": calls,
             }
             yield {"part": part, "row": row, "settings": settings, **record}

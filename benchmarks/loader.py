@@ -5,23 +5,23 @@ ours with its Lanczos filter, torchvision's `ImageFolder` and `DataLoader` with 
 """
 
 import argparse
-import io
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
+import PIL.ImageOps
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from benchmarks.compare import spread
 from benchmarks.machine import machine
-from benchmarks.table import aligned, spread_text
+from benchmarks.table import aligned, ratios, spread, take_turns
 from taming.data import HuggingFaceImages, ImageFiles, ImageTransform, LoaderOptions, PictureReader
 from taming.data.files import open_files
 from taming.data.module import ImageDataModule
@@ -41,38 +41,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=20, help="a round")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        copy(options.images, place / "folder", options.max_images, options.scale)
-        batches = {
-            "torchvision": torchvision(place / "folder", options),
-            "folder, whole JPEGs": ours(files(place / "folder"), options, draft=False),
-            "folder": ours(files(place / "folder"), options),
-            "zip": ours(files(zipped(place / "folder")), options),
-            "shards": ours(files(sharded(place / "folder")), options),
-            "parquet": ours(parquet(place / "folder"), options),
+    with tempfile.TemporaryDirectory() as place:
+        rates = measured(Path(place), options)
+    rows = [
+        {
+            "source": source,
+            "images/s": spread(found),
+            "times torchvision": spread(ratios(found, rates["torchvision"])),
         }
-        for stream in batches.values():  # starts the workers
-            rate(stream, options.num_workers * 2 + 1)
-        rounds = [
-            {source: rate(stream, options.batches) for source, stream in batches.items()}
-            for _ in range(options.rounds)
-        ]
-        sources = list(batches)
-        batches.clear()  # ends the workers, before their files are removed
-        print(f"{machine()}; {options.num_workers} loader processes; {options.images}")
-        print("\n".join(aligned([row(source, rounds) for source in sources])))
+        for source, found in rates.items()
+    ]
+    print(f"{machine()}; {options.num_workers} loader processes; {options.images}\n{aligned(rows)}")
 
 
-def row(source: str, rounds: list[dict[str, float]]) -> dict[str, str]:
-    """Returns a row of the table."""
-    rates = spread([taken[source] for taken in rounds])
-    ratios = spread([taken[source] / taken["torchvision"] for taken in rounds])
-    return {
-        "source": source,
-        "images/s": spread_text(rates, 0),
-        "times torchvision": spread_text(ratios, 2),
-    }
+def measured(place: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns the images a second of each source, round by round."""
+    batches = sources(place, options)
+    for stream in batches.values():  # starts the workers
+        rate(stream, options.num_workers * 2 + 1)
+    sides = {source: partial(rate, stream, options.batches) for source, stream in batches.items()}
+    return take_turns(sides, options.rounds)
 
 
 def rate(batches: Iterator[Any], count: int) -> float:
@@ -83,14 +71,34 @@ def rate(batches: Iterator[Any], count: int) -> float:
     return BATCH_SIZE * count / (time.perf_counter() - started)
 
 
-def endless(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    """Yields one pass after the other."""
-    while True:
-        yield from make()
+def sources(place: Path, options: argparse.Namespace) -> dict[str, Iterator[Any]]:
+    """Writes the images into each kind of source, and returns their batches."""
+    folder, shards = place / "folder", place / "shards"
+    copy(options.images, folder, options.max_images, options.scale)
+    make_shards(folder, shards, shard_size=64)
+    archive = Path(shutil.make_archive(str(folder), "zip", folder))
+
+    def ours(source: Any, draft: bool = True) -> Iterator[Any]:
+        transform = ImageTransform(
+            resolution=options.resolution, resize="shorter_side", crop="random",
+            crop_scale=(0.8, 1.0), horizontal_flip=True, draft=draft,
+        )  # fmt: skip
+        loading = LoaderOptions(batch_size=BATCH_SIZE, num_workers=options.num_workers)
+        return iter(ImageDataModule(source, transform, loading).train_dataloader())
+
+    files = partial(ImageFiles, reader=PictureReader(), check="none")
+    return {
+        "torchvision": torchvision(folder, options),
+        "folder, whole JPEGs": ours(files(path=folder), draft=False),
+        "folder": ours(files(path=folder)),
+        "zip": ours(files(path=archive)),
+        "shards": ours(files(path=shards)),
+        "parquet": ours(parquet(folder)),
+    }
 
 
 def torchvision(folder: Path, options: argparse.Namespace) -> Iterator[Any]:
-    """Returns torchvision's batches."""
+    """Returns torchvision's batches, one pass after the other."""
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(options.resolution, scale=(0.64, 1), ratio=(1, 1)),
@@ -107,22 +115,7 @@ def torchvision(folder: Path, options: argparse.Namespace) -> Iterator[Any]:
         num_workers=options.num_workers,
         persistent_workers=options.num_workers > 0,
     )
-    return endless(lambda: loader)
-
-
-def ours(source: Any, options: argparse.Namespace, draft: bool = True) -> Iterator[Any]:
-    """Returns our batches of a source."""
-    transform = ImageTransform(
-        resolution=options.resolution, resize="shorter_side", crop="random",
-        crop_scale=(0.8, 1.0), horizontal_flip=True, draft=draft,
-    )  # fmt: skip
-    loading = LoaderOptions(batch_size=BATCH_SIZE, num_workers=options.num_workers)
-    return iter(ImageDataModule(source, transform, loading).train_dataloader())
-
-
-def files(path: Path) -> ImageFiles:
-    """Returns a folder's, an archive's or shards' images."""
-    return ImageFiles(path=path, reader=PictureReader(), check="none")
+    return chain.from_iterable(repeat(loader))
 
 
 def copy(images: Path, folder: Path, most: int, scale: float) -> None:
@@ -130,27 +123,15 @@ def copy(images: Path, folder: Path, most: int, scale: float) -> None:
     listed = open_files(images)
     step = -(-len(listed.entries) // most)  # of every class
     for entry in listed.entries[::step]:
-        target = folder / Path(entry.name).parent.name / f"{Path(entry.name).stem}.jpg"
+        path = Path(entry.name)
+        target = folder / path.parent.name / f"{path.stem}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
         with listed.open(entry.name) as file:
-            content = file.read()
-        if scale == 1:
-            target.write_bytes(content)
-            continue
-        image = PIL.Image.open(io.BytesIO(content)).convert("RGB")
-        size = round(image.width * scale), round(image.height * scale)
-        image.resize(size, PIL.Image.Resampling.BICUBIC).save(target, quality=90)
-
-
-def zipped(folder: Path) -> Path:
-    """Returns an archive of a folder."""
-    return Path(shutil.make_archive(str(folder), "zip", folder))
-
-
-def sharded(folder: Path) -> Path:
-    """Returns WebDataset shards of a folder."""
-    make_shards(folder, folder.with_name("shards"), shard_size=64)
-    return folder.with_name("shards")
+            if scale == 1:
+                target.write_bytes(file.read())
+            else:
+                image = PIL.Image.open(file).convert("RGB")
+                PIL.ImageOps.scale(image, scale).save(target, quality=90)
 
 
 def parquet(folder: Path) -> HuggingFaceImages:
@@ -159,12 +140,9 @@ def parquet(folder: Path) -> HuggingFaceImages:
 
     found, file = sorted(folder.glob("*/*.jpg")), folder.with_name("images.parquet")
     labels = [path.parent.name for path in found]
-    columns = {
-        "image": [{"bytes": path.read_bytes(), "path": None} for path in found],
-        "label": labels,
-    }
+    images = [{"bytes": path.read_bytes(), "path": None} for path in found]
     features = Features({"image": Image(), "label": ClassLabel(names=sorted(set(labels)))})
-    Dataset.from_dict(columns, features).to_parquet(file)
+    Dataset.from_dict({"image": images, "label": labels}, features).to_parquet(file)
     return HuggingFaceImages(path=str(file), reader=PictureReader())
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from serve import Call, Settings, inference, num_parameters, training_step
 from torch._inductor.utils import fresh_cache
 
 import taming
+from benchmarks import autoencoder, transformer
+from benchmarks.peers.serve import Call, Settings, inference, num_parameters, training_step
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.discriminators import PatchDiscriminator
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.losses import LPIPSLoss
-from taming.sequence import to_indices
 from taming.training import (
     Adversary,
     OptimizerConfig,
@@ -31,47 +31,35 @@ from taming.vqgan import VQGAN
 NEVER = 10**9  # a step that is not reached
 DEFAULT_STEPS = 50_000  # of a training whose length is not given
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
-AUTOENCODER = (
-    "resolution",
-    "base_channels",
-    "channel_multipliers",
-    "num_residual_blocks",
-    "attention_resolutions",
-    "latent_channels",
-)
-TRANSFORMER = ("codebook_size", "num_layers", "num_heads", "embed_dim")
-VERSIONS = {"taming": taming.__version__}
 
 
 def build(
     settings: Settings, measurement: str, inputs: torch.Tensor
 ) -> tuple[Call, dict[str, Any]]:
     """Returns the call to time and facts about it; see `peers/serve.py`."""
-    of_stage = transformer_call if "num_tokens" in settings else autoencoder_call
-    return of_stage(settings, measurement, inputs)
-
-
-def autoencoder_call(
-    settings: Settings, measurement: str, images: torch.Tensor
-) -> tuple[Call, dict[str, Any]]:
-    """Builds a training step of stage 1, `encode` or `decode`."""
-    module = vqgan_training(settings, measurement).to(images.device)
-    parts = {"autoencoder": [module.vqgan]}
-    if module.adversary is not None:
-        parts["discriminator"] = [module.adversary.discriminator]
-    if module.perceptual is not None:
-        parts["perceptual"] = [module.perceptual.lpips.network]
-    facts = {"versions": VERSIONS, "parameters": num_parameters(**parts)}
+    if measurement in transformer.MEASUREMENTS:
+        module = transformer_training(settings).to(inputs.device)
+        gpt = module.transformer
+        parts = {
+            "blocks": [gpt.blocks],
+            "embeddings": [gpt.token_embedding, gpt.positions],
+            "head": [gpt.norm, gpt.head],
+            "prefix": [gpt.prefix_embedding],  # the peers have none
+        }
+    else:
+        module = vqgan_training(settings, measurement).to(inputs.device)
+        parts = {"autoencoder": [module.vqgan]}
+        if module.adversary is not None:
+            parts["discriminator"] = [module.adversary.discriminator]
+        if module.perceptual is not None:
+            parts["perceptual"] = [module.perceptual.lpips.network]
+    parameters = num_parameters(**parts)
+    facts: dict[str, Any] = {"versions": {"taming": taming.__version__}, "parameters": parameters}
     if "step" in measurement:
-        return step_of(module, settings, {"images": images}, facts), facts
-    module.setup("fit")
-    if settings["channels_last"]:
-        images = images.contiguous(memory_format=torch.channels_last)
-    vqgan = module.vqgan.eval()
-    encode = inference(settings, lambda: vqgan.encode(images))
-    indices = encode()
-    decode = inference(settings, lambda: vqgan.decode(indices))
-    return encode if measurement == "encode" else decode, facts
+        return step(module, settings, batch_of(inputs), facts), facts
+    if measurement in transformer.MEASUREMENTS:
+        return sampling(module.generator, settings, measurement, facts), facts
+    return coding(module, settings, measurement, inputs), facts
 
 
 def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
@@ -101,7 +89,7 @@ def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
         if settings.get("perceptual", True):
             perceptual = LPIPSLoss(pretrained=False)  # the same work, and no download
     return VQGANTraining(
-        VQGAN(quantizer=quantizer, **{key: settings[key] for key in AUTOENCODER}),
+        VQGAN(quantizer=quantizer, **{key: settings[key] for key in autoencoder.NETWORK}),
         perceptual,
         adversary,
         optimizer=OPTIMIZER,
@@ -110,53 +98,12 @@ def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
     )
 
 
-def transformer_call(
-    settings: Settings, measurement: str, tokens: torch.Tensor
-) -> tuple[Call, dict[str, Any]]:
-    """Builds a training step of stage 2, or sampling."""
-    module = transformer_training(settings).to(tokens.device)
-    generator, gpt, (b, n) = module.generator, module.transformer, tokens.shape
-    parameters = num_parameters(
-        blocks=[gpt.blocks],
-        embeddings=[gpt.token_embedding, gpt.positions],
-        head=[gpt.norm, gpt.head],
-        prefix=[gpt.prefix_embedding],  # the peers have none
-    )
-    facts: dict[str, Any] = {"versions": VERSIONS, "parameters": parameters}
-    if measurement == "gpt_step":
-        return step_of(module, settings, token_batch(module, tokens), facts), facts
-    generator.eval()
-    if settings["dtype"] == "bf16":
-        generator.to(torch.bfloat16)
-    # each token's step reads all weights but the tables', of which it needs a row, and of each
-    # sequence the keys and values so far
-    guided = settings["guidance_scale"] != 1
-    cached = n * (n + 1) * settings["embed_dim"] * settings["num_layers"] * b * (1 + guided)
-    weights = n * (parameters["blocks"] + parameters["head"])
-    facts["bytes_read"] = (weights + cached) * gpt.head.weight.element_size()
-    compiled = measurement == "sample_compiled"
-    condition = torch.zeros(b, dtype=torch.int64) if guided else None
-    guidance = Guidance(settings["guidance_scale"])
-    options = SamplingOptions(
-        top_k=settings["top_k"], guidance=guidance, seed=0, compile=compiled, batch_size=b
-    )
-    if compiled:
-        torch.compiler.reset()
-    caches = iter([fresh_cache()] if compiled else [])
-
-    def sample() -> torch.Tensor:
-        with next(caches, nullcontext()):  # the first call takes what a newcomer's does
-            return generator.sample_tokens(b, condition, options=options)
-
-    return sample, facts
-
-
 def transformer_training(settings: Settings) -> TransformerTraining:
     """Builds stage 2; where there is guidance the model knows one class."""
     guided, grid_size = settings["guidance_scale"] != 1, (1, settings["num_tokens"])
     conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
     config = GPTConfig(
-        **{key: settings[key] for key in TRANSFORMER},
+        **{key: settings[key] for key in transformer.NETWORK},
         **conditioning.transformer_config(grid_size),
         positions="learned",
     )
@@ -164,13 +111,14 @@ def transformer_training(settings: Settings) -> TransformerTraining:
     return TransformerTraining(generator, optimizer=OPTIMIZER, compile=settings["compile"])
 
 
-def token_batch(module: TransformerTraining, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns tokens `(b n)` as the batch that stage 2 trains on."""
-    indices = to_indices(tokens, module.generator.grid_size)
-    return {"indices": indices, "labels": tokens.new_zeros(len(tokens))}
+def batch_of(inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns images `(b c H W)` or tokens `(b n)` as the batch that their stage trains on."""
+    if inputs.ndim == 4:
+        return {"images": inputs}
+    return {"indices": inputs[:, None], "labels": inputs.new_zeros(len(inputs))}
 
 
-def step_of(
+def step(
     module: TrainingModule,
     settings: Settings,
     batch: dict[str, torch.Tensor],
@@ -207,3 +155,46 @@ def step_of(
     optimizer.register_step_pre_hook(lambda *_: module.configure_gradient_clipping(optimizer))
     optimizer.register_step_post_hook(lambda *_: schedule.step())
     return training_step(settings, lambda: module.training_step(batch, 0)["loss"], optimizer)
+
+
+def coding(
+    module: VQGANTraining, settings: Settings, measurement: str, images: torch.Tensor
+) -> Call:
+    """Makes `encode` or `decode`."""
+    module.setup("fit")
+    if settings["channels_last"]:
+        images = images.contiguous(memory_format=torch.channels_last)
+    vqgan = module.vqgan.eval()
+    encode = inference(settings, lambda: vqgan.encode(images))
+    indices = encode()
+    return encode if measurement == "encode" else inference(settings, lambda: vqgan.decode(indices))
+
+
+def sampling(
+    generator: ImageGenerator, settings: Settings, measurement: str, facts: dict[str, Any]
+) -> Call:
+    """Makes sampling; the facts tell how many bytes it must read."""
+    b, n, guided = settings["batch_size"], settings["num_tokens"], settings["guidance_scale"] != 1
+    generator.eval()
+    if settings["dtype"] == "bf16":
+        generator.to(torch.bfloat16)
+    # each token's step reads all weights but the tables', of which it needs a row, and of each
+    # sequence the keys and values so far
+    cached = n * (n + 1) * settings["embed_dim"] * settings["num_layers"] * b * (1 + guided)
+    weights = n * (facts["parameters"]["blocks"] + facts["parameters"]["head"])
+    facts["bytes_read"] = (weights + cached) * generator.transformer.head.weight.element_size()
+    compiled = measurement == "sample_compiled"
+    condition = torch.zeros(b, dtype=torch.int64) if guided else None
+    guidance = Guidance(settings["guidance_scale"])
+    options = SamplingOptions(
+        top_k=settings["top_k"], guidance=guidance, seed=0, compile=compiled, batch_size=b
+    )
+    if compiled:
+        torch.compiler.reset()
+    caches = iter([fresh_cache()] if compiled else [])
+
+    def sample() -> torch.Tensor:
+        with next(caches, nullcontext()):  # the first call takes what a newcomer's does
+            return generator.sample_tokens(b, condition, options=options)
+
+    return sample

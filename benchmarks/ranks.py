@@ -14,17 +14,17 @@ from typing import Any
 
 import lightning as L
 import torch
-from serve import random_inputs
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.ours import NEVER, token_batch, transformer_training, vqgan_training
+from benchmarks.ours import NEVER, batch_of, transformer_training, vqgan_training
+from benchmarks.peers.serve import random_inputs
 from taming.training import EndAfterStep, TrainingModule, data_parallel
 
 WARMUP, ROUNDS = 5, 5
 
 
 class Clock(L.Callback):
-    """Times rounds of steps after a warm-up, and counts the collective calls of the last step.
+    """Times rounds of steps after a warm-up, and records the calls of one more step.
 
     Args:
         steps: of a round.
@@ -45,14 +45,6 @@ class Clock(L.Callback):
         elif trainer.global_step == trainer.max_steps:
             self.profiler.stop()
 
-    def collectives(self) -> Counter[str]:
-        """Returns the number of collective calls of the last step, by name."""
-        found: Counter[str] = Counter()
-        for event in self.profiler.key_averages():
-            if event.key.startswith("c10d::"):
-                found[event.key.removeprefix("c10d::").strip("_")] += event.count
-        return found
-
 
 def main(settings: dict[str, Any]) -> None:
     """Trains for as many steps as `Clock` needs, and prints what it found."""
@@ -60,20 +52,17 @@ def main(settings: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    inputs = random_inputs(settings)
-    of_gpt, alone = settings["measurement"] == "gpt_step", settings["devices"] == 1
+    of_gpt = settings["measurement"] == "gpt_step"
     module: TrainingModule
     if of_gpt:
         module = transformer_training(settings)
-        batch = token_batch(module, inputs)
     else:
         module = vqgan_training(settings, settings["measurement"])
-        batch = {"images": inputs}
     clock = Clock(settings["steps"])
     trainer = L.Trainer(
         accelerator="gpu" if settings["device"] == "cuda" else "cpu",
         devices=settings["devices"],
-        strategy="auto" if alone else data_parallel(discriminator=not of_gpt),
+        strategy="auto" if settings["devices"] == 1 else data_parallel(discriminator=not of_gpt),
         precision="bf16-mixed",
         max_steps=clock.ends[-1] + 1,
         callbacks=[EndAfterStep(), clock],
@@ -86,10 +75,14 @@ def main(settings: dict[str, Any]) -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    trainer.fit(module, repeat(batch))
+    trainer.fit(module, repeat(batch_of(random_inputs(settings))))
     if trainer.is_global_zero:
         rounds = [(end - start) / settings["steps"] for start, end in pairwise(clock.times)]
-        print(json.dumps({"rounds": rounds, "collectives": clock.collectives()}))
+        collectives: Counter[str] = Counter()
+        for event in clock.profiler.key_averages():
+            if event.key.startswith("c10d::"):
+                collectives[event.key.removeprefix("c10d::").strip("_")] += event.count
+        print(json.dumps({"rounds": rounds, "collectives": collectives}))
 
 
 if __name__ == "__main__":

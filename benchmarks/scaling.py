@@ -7,21 +7,18 @@ numbers below to those of your machines.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import vgg16
 
-from benchmarks import autoencoder
+from benchmarks import autoencoder, transformer
 from benchmarks.table import aligned
 from taming.conditioning import Unconditional
 from taming.discriminators import PatchDiscriminator
 from taming.transformer import GPT, GPTConfig
 from taming.vqgan import VQGAN
 
-AUTOENCODER = ("resolution", "base_channels", "channel_multipliers", "num_residual_blocks",
-    "attention_resolutions", "latent_channels")  # fmt: skip
 PEAK = 989e12  # operations a second in bf16: an H100's
 UTILISATION = 0.35  # share of the peak that a step reaches
 INSIDE = 450e9  # bytes a second and direction between the 8 GPUs of a machine: NVLink 4
@@ -31,45 +28,28 @@ BACKWARD = 2 / 3  # share of the step in which gradients are sent as they come
 PER_MACHINE = 8
 
 
-@dataclass
-class Step:
-    """A step of a GPU: its images, trained parameters, and operations."""
-
-    images: int
-    parameters: int
-    flops: float
-
-    @property
-    def seconds(self) -> float:
-        return self.flops / (PEAK * UTILISATION)
-
-
-def stage_1(images: int) -> Step:
-    """The paper's f16 model at 256×256, with LPIPS and the discriminator.
+def stage_1() -> tuple[int, int]:
+    """Returns parameters, and operations an image, of the paper's f16 model with LPIPS.
 
     Gradients take twice the operations of the forward pass, of an input alone as many. LPIPS sees
     images and reconstructions; the discriminator these for the generator, and both for itself.
     """
     quantizer = {"kind": "vector", "codebook_size": 1024, "codebook_dim": 256}
-    shape = {name: autoencoder.F16[name] for name in AUTOENCODER}
-    vqgan = VQGAN(quantizer=quantizer, **shape)
+    vqgan = VQGAN(quantizer=quantizer, **autoencoder.NETWORK)
     discriminator, vgg = PatchDiscriminator(norm="batch"), vgg16().features
-    images_in, indices = torch.empty(1, 3, 256, 256), torch.zeros(1, 16, 16, dtype=torch.int64)
-    encoded, decoded = forward(vqgan.encode_latents, images_in), forward(vqgan.decode, indices)
-    seen, judged = forward(vgg, images_in), forward(discriminator, images_in)
+    images, indices = torch.empty(1, 3, 256, 256), torch.zeros(1, 16, 16, dtype=torch.int64)
+    autoencoded = forward(vqgan.encode_latents, images) + forward(vqgan.decode, indices)
+    seen, judged = forward(vgg, images), forward(discriminator, images)
     trained = [*vqgan.parameters(), *discriminator.parameters()]
-    parameters = sum(p.numel() for p in trained)
-    return Step(images, parameters, images * (3 * (encoded + decoded + seen) + 8 * judged))
+    return sum(p.numel() for p in trained), 3 * (autoencoded + seen) + 8 * judged
 
 
-def stage_2(layers: int, width: int, images: int) -> Step:
-    """A GPT over 256 tokens of 16,384 codes."""
-    conditioning = Unconditional()
-    shape = {"num_layers": layers, "num_heads": 16, "embed_dim": width, "codebook_size": 16384}
-    gpt = GPT(GPTConfig(**shape, **conditioning.transformer_config((16, 16))))
+def stage_2(**network: int) -> tuple[int, int]:
+    """Returns parameters, and operations an image, of a GPT over 256 tokens of 16,384 codes."""
+    shape = {name: transformer.LARGE[name] for name in transformer.NETWORK} | network
+    gpt = GPT(GPTConfig(**shape, **Unconditional().transformer_config((16, 16))))
     prefix, tokens = (torch.zeros(1, n, dtype=torch.int64) for n in (1, 255))
-    parameters = sum(p.numel() for p in gpt.parameters())
-    return Step(images, parameters, 3 * images * forward(gpt, prefix, tokens))
+    return sum(p.numel() for p in gpt.parameters()), 3 * forward(gpt, prefix, tokens)
 
 
 def forward(function: Callable[..., object], *inputs: torch.Tensor) -> int:
@@ -94,32 +74,32 @@ def exchange(sent: float, gpus: int, network: float) -> tuple[float, float]:
 
 def main() -> None:
     """Prints the table."""
-    steps = {"stage 1, f16": stage_1(16)}
+    models = {"stage 1, f16": (16, *stage_1())}  # images a GPU, parameters and operations
     with torch.device("meta"):  # shapes without numbers
-        steps |= {"stage 2, 343M": stage_2(24, 1024, 64), "stage 2, 1.4B": stage_2(48, 1536, 16)}
+        models["stage 2, 343M"] = 64, *stage_2()
+        models["stage 2, 1.4B"] = 16, *stage_2(num_layers=48, embed_dim=1536)
     rows = []
-    for name, step in steps.items():
+    for name, (images, parameters, flops) in models.items():
+        step = images * flops / (PEAK * UTILISATION)  # seconds
+        sent = 4 * parameters  # float32 gradients; FSDP in bf16 moves half of it
         for gpus in (8, 64, 512):
-            sent = 4 * step.parameters  # float32 gradients; FSDP in bf16 moves half of it
             row = {
                 "": name,
-                "parameters": f"{step.parameters / 1e6:.0f}M",
-                "images a GPU": f"{step.images}",
+                "parameters": f"{parameters / 1e6:.0f}M",
+                "images a GPU": f"{images}",
                 "GPUs": f"{gpus}",
-                "step": f"{step.seconds * 1e3:.0f} ms",
+                "step": f"{step * 1e3:.0f} ms",
                 "gradients": f"{sent / 1e9:.2f} GB",
             }
             for network, speed in NETWORKS.items():
                 between, seconds = exchange(sent, gpus, speed)
-                waits = max(0.0, seconds - BACKWARD * step.seconds)
+                waits = max(0.0, seconds - BACKWARD * step)
                 row["over the network"] = f"{between / 1e9:.2f} GB"
                 row[network] = f"{seconds * 1e3:.0f} ms"
-                row[f"efficiency, {network}"] = (
-                    f"{step.seconds / (step.seconds + waits):.0%} "
-                    f"({step.seconds / (step.seconds + seconds):.0%})"
-                )
+                shares = (step / (step + lost) for lost in (waits, seconds))
+                row[f"efficiency, {network}"] = "{:.0%} ({:.0%})".format(*shares)
             rows.append(row)
-    print("\n".join(aligned(rows)))
+    print(aligned(rows))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
-from benchmarks.compare import ROOT, spread
+from benchmarks.compare import ROOT
+from benchmarks.fault_drill import write_images
 from benchmarks.machine import machine
-from benchmarks.table import aligned, spread_text
+from benchmarks.table import aligned, ratios, spread, take_turns
 
 COMMANDS = {
     "help": ("train_vqgan", "--help"),
@@ -35,29 +34,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     options = parser.parse_args(arguments)
-    checkouts = [ROOT, *([options.checkout.resolve()] if options.checkout else [])]
+    checkouts = {"taming": ROOT}
+    if options.checkout:
+        checkouts[str(options.checkout)] = options.checkout.resolve()
     rows = []
     with tempfile.TemporaryDirectory() as inputs:
-        write_inputs(Path(inputs), options.generator)
+        write_images(Path(inputs, "images"), 64, 32)
+        if options.generator:
+            shutil.copytree(options.generator, Path(inputs, "generator"))
+        else:
+            write_generator(Path(inputs, "generator"))
         for name in options.commands:
-            rounds = []
-            for number in range(1 + options.rounds):
-                turn = checkouts[:: 1 if number % 2 == 0 else -1]
-                rounds.append({c: seconds_to_first_line(c, inputs, *COMMANDS[name]) for c in turn})
-            row = {"": name}
-            for checkout in checkouts:  # the first round fills the disk's cache
-                seconds = spread([taken[checkout] for taken in rounds[1:]])
-                side = "taming" if checkout == ROOT else str(options.checkout)
-                row[f"{side} s"] = spread_text(seconds, 2)
+            run = partial(seconds_to_first_line, inputs, *COMMANDS[name])
+            sides = {side: partial(run, checkout=path) for side, path in checkouts.items()}
+            take_turns(sides, 1)  # fills the disk's cache
+            seconds = take_turns(sides, options.rounds)
+            row = {"": name} | {f"{side} s": spread(taken) for side, taken in seconds.items()}
             if options.checkout:
-                ratios = [taken[checkouts[1]] / taken[ROOT] for taken in rounds[1:]]
-                row["ratio"] = spread_text(spread(ratios), 2)
+                ours, other = seconds.values()
+                row["ratio"] = spread(ratios(other, ours))
             rows.append(row)
-    print(f"{machine()}; median of {options.rounds} rounds (least–greatest)")
-    print("\n".join(aligned(rows)))
+    print(f"{machine()}; median of {options.rounds} rounds (least–greatest)\n{aligned(rows)}")
 
 
-def seconds_to_first_line(checkout: Path, inputs: str, script: str, *arguments: str) -> float:
+def seconds_to_first_line(inputs: str, script: str, *arguments: str, checkout: Path) -> float:
     """Runs a script of a checkout on a copy of the inputs, up to its first line.
 
     Raises:
@@ -83,28 +83,20 @@ def seconds_to_first_line(checkout: Path, inputs: str, script: str, *arguments: 
     return seconds
 
 
-def write_inputs(directory: Path, generator: Path | None) -> None:
-    """Writes `images/`, random pictures, and `generator/`, a copy or a tiny random model."""
+def write_generator(directory: Path) -> None:
+    """Writes a tiny random model."""
     from taming.conditioning import Unconditional
     from taming.generation import ImageGenerator
     from taming.transformer import GPT, GPTConfig
     from taming.vqgan import VQGAN
 
-    random = np.random.default_rng(0)
-    (directory / "images").mkdir()
-    for number in range(64):
-        pixels = random.integers(256, size=(32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(directory / "images" / f"{number}.png")
-    if generator is not None:
-        shutil.copytree(generator, directory / "generator")
-        return
     quantizer = {"kind": "vector", "codebook_size": 8, "codebook_dim": 4}
     sizes = {"base_channels": 8, "num_residual_blocks": 1, "latent_channels": 8}
     tokenizer = VQGAN(quantizer=quantizer, resolution=16, channel_multipliers=[1, 1, 1], **sizes)
     sizes = Unconditional().transformer_config((4, 4))
     config = GPTConfig(codebook_size=8, num_layers=1, num_heads=1, embed_dim=8, **sizes)
     model = ImageGenerator(tokenizer, GPT(config), Unconditional(), (4, 4))
-    model.save_pretrained(directory / "generator")
+    model.save_pretrained(directory)
 
 
 if __name__ == "__main__":

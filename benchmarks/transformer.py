@@ -6,18 +6,15 @@ each image is two sequences for our transformer; programs that know no guidance 
 sequences instead: the same work, and only the images' tokens count.
 """
 
-from benchmarks.command import Preset, main
+from benchmarks.command import QUICK, Preset, main
 
 MEASUREMENTS = ("gpt_step", "sample", "sample_compiled")
 TRAINING = {"measurements": ["gpt_step"]}
 SAMPLING = {"measurements": ["sample", "sample_compiled"]}
-SMALL = {  # 26 million weights
+NETWORK = {"codebook_size": 1024, "num_layers": 8, "num_heads": 8, "embed_dim": 512}
+SMALL = NETWORK | {  # 26 million weights
     "batch_size": 1,
     "num_tokens": 256,
-    "num_layers": 8,
-    "num_heads": 8,
-    "embed_dim": 512,
-    "codebook_size": 1024,
     "top_k": 100,
     "guidance_scale": 1.0,
 }
@@ -26,6 +23,15 @@ LARGE = SMALL | {  # the size of LlamaGen's 343M model
     "num_heads": 16,
     "embed_dim": 1024,
     "codebook_size": 16384,
+}
+TINY = SMALL | {
+    "batch_size": 2,
+    "num_tokens": 9,
+    "num_layers": 2,
+    "num_heads": 2,
+    "embed_dim": 8,
+    "codebook_size": 16,
+    "top_k": 4,
 }
 GUIDED = LARGE | SAMPLING | {"guidance_scale": 2.0}
 CPU_PEERS = {"compvis": ("compvis", None), "generate": ("transformers_gpt2", None)}
@@ -56,6 +62,7 @@ PRESETS: dict[str, Preset] = {
         "dtype": "bf16",
         "compile": True,
     },
+    "tiny": {"cases": {"tiny": TINY}, "peers": CPU_PEERS, **QUICK},
 }
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ def test_seeds_share_a_table(
     demo.main(["--seeds", "1", "4", "--output", str(tmp_path), "--set", "num_samples=10"])
     headings, *rows = capsys.readouterr().out.splitlines()[-6:]
     assert headings.split()[:2] == ["seed", "agreement"]
-    assert [row.split()[:2] for row in rows[:3]] == [["1", "91.0"], ["4", "94.0"], ["mean", "92.5"]]
-    assert rows[3].split()[:3] == ["median", "92.5", "(91.0–94.0)"]
+    shown = [["1", "0.91"], ["4", "0.94"], ["mean", "0.925"]]
+    assert [row.split()[:2] for row in rows[:3]] == shown
+    assert rows[3].split()[:3] == ["median", "0.925", "(0.91–0.94)"]
     assert "the largest process took" in rows[4]
     reports = json.loads((tmp_path / "seeds.json").read_text())
     assert reports["4"]["total_seconds"] < 200  # here no demo was run
