@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from taming.data.dataset import Part
+from taming.data.dataset import ImageList, Part
 from taming.data.readers import Channels, PictureReader
 from taming.data.sources import Fraction, hold_out
 from taming.errors import UserError
@@ -18,7 +18,7 @@ from taming.errors import UserError
 __all__ = ["CIFAR10", "Digits", "FashionMNIST", "ImageArray"]
 
 
-class ImageArray:
+class ImageArray(ImageList):
     """Images in an array, as an `ImageList`.
 
     Args:
@@ -30,7 +30,6 @@ class ImageArray:
     """
 
     in_memory = True
-    max_broken_fraction = 0.0
 
     def __init__(
         self,
@@ -43,9 +42,9 @@ class ImageArray:
         self.description = description
         self.class_names = class_names
         self.reader = PictureReader(channels)
-        self.sizes: list[tuple[int, int]] | None = [images.shape[1:3]] * len(images)
+        self.sizes = [images.shape[1:3]] * len(images)
         self._images = np.ascontiguousarray(images)
-        self._labels = np.asarray(labels, dtype=np.int64)
+        self.labels = np.asarray(labels, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -55,10 +54,6 @@ class ImageArray:
         mode = "L" if self.reader.channels == 1 else "RGB"
         return Image.fromarray(self._images[index]).convert(mode)
 
-    def label(self, index: int) -> int | None:
-        """Returns the class of an image; None without classes."""
-        return int(self._labels[index]) if self.class_names else None
-
     def name(self, index: int) -> str:
         """Returns a name such as `train/00012`: of image 12 of the part `train`."""
         return f"{self.description.partition('/')[2] or 'all'}/{index:05d}"
@@ -67,7 +62,7 @@ class ImageArray:
         """Returns a digest of name, pixels, labels and number of channels."""
         digest = hashlib.sha256(repr((self.description, self.reader.channels)).encode())
         digest.update(self._images.tobytes())
-        digest.update(self._labels.tobytes())
+        digest.update(self.labels.tobytes())
         return digest.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -25,14 +25,14 @@ class ImageList(Protocol):
     """Images by number, decoded when they are needed: an `ImageFolder`, an `ImageArray`."""
 
     description: str  # name for messages and summaries
+    reader: Reader  # turns what `load` returns into tensors
     class_names: list[str]  # empty if there are no classes
-    sizes: list[tuple[int, int]] | None  # (height, width) of each image, where known
-    in_memory: bool  # whether loading an image only copies it
-    max_broken_fraction: float  # share of images that may fail to load
-
-    @property
-    def reader(self) -> Reader:
-        """Turns what `load` returns into tensors."""
+    labels: Any = ()  # class of each image, where there are classes
+    sizes: list[tuple[int, int]] | None = None  # (height, width) of each image, where known
+    in_memory: bool = False  # whether loading an image only copies it
+    max_broken_fraction: float = 0.0  # share of images that may fail to load
+    broken: Sequence[tuple[str, str]] = ()  # (name, reason) of the files left out
+    block: int | None = None  # of what is read in order: how many images are there together
 
     def __len__(self) -> int: ...
 
@@ -44,6 +44,7 @@ class ImageList(Protocol):
 
     def label(self, index: int) -> int | None:
         """Returns the class of an image, without loading it; None without classes."""
+        return int(self.labels[index]) if self.class_names else None
 
     def name(self, index: int) -> str:
         """Returns a name that is unique within the list."""
@@ -96,7 +97,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.transform = transform
         self.seed = seed
         self.in_memory = self.images.in_memory
-        self.block: int | None = getattr(self.images, "block", None)  # of what is read in order
+        self.block = self.images.block
         self._indices = np.arange(len(self.images)) if indices is None else np.asarray(indices)
         # in shared memory, so that what a loader's worker finds broken is known to all of them
         self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()

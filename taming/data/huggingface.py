@@ -12,8 +12,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from annotated_types import Ge, Le
 
-from taming.data.dataset import Part
-from taming.data.files import natural_key
+from taming.data.dataset import ImageList, Part
+from taming.data.labels import Labels, number_classes
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader, decoding
 from taming.data.sources import Fraction, hold_out
@@ -157,32 +157,30 @@ class HuggingFaceImages(TableSource):
         train = ImageTable(self.open_rows(self.split), self)
         if self.val_split is None:
             return hold_out(Part(train), self.val_fraction)
-        return Part(train), Part(ImageTable(self.open_rows(self.val_split), self, train))
+        val = ImageTable(self.open_rows(self.val_split), self, train.class_names)
+        return Part(train), Part(val)
 
 
-class ImageTable:
+class ImageTable(ImageList):
     """The rows of a `datasets.Dataset` as an `ImageList`; they stay on the disk.
 
     Args:
         rows: the dataset.
         source: its settings.
-        train: for validation data: the training data, whose classes these have.
+        known_classes: for validation data: the training data's class names.
 
     Raises:
         UserError: if a class is not one of the training data.
     """
 
-    in_memory = False
-    sizes: list[tuple[int, int]] | None = None
-
-    class_names: list[str]
-
-    def __init__(self, rows: Rows, source: TableSource, train: "ImageTable | None" = None) -> None:
+    def __init__(
+        self, rows: Rows, source: TableSource, known_classes: Sequence[str] | None = None
+    ) -> None:
         self.description, self.reader = rows.description, source.reader
         self.max_broken_fraction = source.max_broken_fraction
         self._table, self._image = rows.table, rows.image
-        known = None if train is None else train.class_names
-        self.class_names, self._labels = _labels(rows, known)
+        self.class_names, labels = _labels(rows, known_classes)
+        self.labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -196,10 +194,6 @@ class ImageTable:
         file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
         return self.reader.read(file, f"{self.description}: {self.name(index)}", least_side)
 
-    def label(self, index: int) -> int | None:
-        """Returns the class of an image; None without classes."""
-        return int(self._labels[index]) if self.class_names else None
-
     def name(self, index: int) -> str:
         """Returns the number of the row."""
         return f"{index:08d}"
@@ -207,24 +201,15 @@ class ImageTable:
     def fingerprint(self) -> str:
         """Returns a digest of the rows, as the library tells them apart, labels and reader."""
         parts = self._table._fingerprint, self.reader, self.class_names
-        return hashlib.sha256(repr(parts).encode() + self._labels.tobytes()).hexdigest()
+        return hashlib.sha256(repr(parts).encode() + self.labels.tobytes()).hexdigest()
 
 
-def _labels(rows: Rows, known: Sequence[str] | None) -> tuple[list[str], np.ndarray]:
+def _labels(rows: Rows, known: Sequence[str] | None) -> Labels:
     """Returns the names of the classes and the class number of each row; empty without classes."""
-    no_classes: tuple[list[str], np.ndarray] = [], np.empty(0, np.int64)
     if rows.label is None or known == []:
-        return no_classes
-    found = [rows.class_of(row) for row in rows.table.select_columns([rows.label])]
-    classes = {label for label in found if label is not None}
+        return [], []
+    found: list[Any] = [rows.class_of(row) for row in rows.table.select_columns([rows.label])]
     if None in found:
         log.info("note: %s: no classes, for rows have none in %s", rows.description, rows.label)
-        return no_classes
-    names = list(known or rows.class_names or sorted(classes, key=natural_key))
-    if unknown := sorted(classes - set(names), key=natural_key):
-        raise UserError(
-            f"{rows.description}: {join_names(unknown)} in {rows.label} is not a class of the "
-            f"training data, which has {join_names(names)}."
-        )
-    number = {name: i for i, name in enumerate(names)}
-    return names, np.array([number[str(label)] for label in found], np.int64)
+        return [], []
+    return number_classes(found, known or rows.class_names, f"{rows.description}, {rows.label}")

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from taming.data.array_files import ArrayReader
+from taming.data.dataset import ImageList
 from taming.data.files import FileEntry, open_files
 from taming.data.labels import find_labels
 from taming.data.planes import AnyImage
@@ -32,7 +33,7 @@ AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
 log = logging.getLogger(__name__)
 
 
-class ImageFolder:
+class ImageFolder(ImageList):
     """The images of a folder or `.zip` file, of shards, or a single image, as an `ImageList`.
 
     Opening one lists the files and finds the classes, and reads no image; `drop_broken` does that.
@@ -52,8 +53,6 @@ class ImageFolder:
         UserError: if there are no images, or the classes do not fit.
     """
 
-    in_memory = False
-
     def __init__(
         self,
         path: str | Path,
@@ -70,9 +69,8 @@ class ImageFolder:
         self._entries = self._files.entries
         self.description = str(self._files.path)
         self.broken: list[tuple[str, str]] = []
-        self.sizes: list[tuple[int, int]] | None = None
         names = [entry.name for entry in self._entries]
-        self.class_names, self._labels = find_labels(self._files, names, labels, known_classes)
+        self.class_names, self.labels = find_labels(self._files, names, labels, known_classes)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -92,10 +90,6 @@ class ImageFolder:
                 f"{self.description} is no longer there ({error}): is its drive still mounted?"
             ) from error
 
-    def label(self, index: int) -> int | None:
-        """Returns the class of an image, without reading it."""
-        return self._labels[index]
-
     def name(self, index: int) -> str:
         """Returns the path below the folder or in the archive."""
         return self._entries[index].name
@@ -108,7 +102,7 @@ class ImageFolder:
         """Returns a digest of the files' names, sizes, stamps and labels, and of their reader."""
         digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())
         digest.update(self._entries.digest().encode())
-        digest.update(repr(self._labels).encode())
+        digest.update(repr(self.labels).encode())
         return digest.hexdigest()
 
     def drop_broken(
@@ -185,7 +179,7 @@ class ImageFolder:
     def keep(self, indices: Sequence[int]) -> None:
         """Keeps only these images, in this order."""
         self._entries = self._entries.take(indices)
-        self._labels = [self._labels[i] for i in indices]
+        self.labels = [self.labels[i] for i in indices]
         self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
 
     def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:

@@ -11,7 +11,7 @@ from typing import IO
 from taming.data.files import FileList, natural_key
 from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["find_labels", "folder_labels"]
+__all__ = ["Labels", "find_labels", "folder_labels", "number_classes"]
 
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
@@ -38,22 +38,30 @@ def find_labels(
         MissingPathError: if there is no such table.
         UserError: if it cannot be read or lacks an image, or a class is not a known one.
     """
-    source = str(files.path)
-    if labels in ("auto", "folders", "none"):
-        found = None if labels == "none" or known == [] else files.classes()
-        if found is None:
-            return folder_labels(names, labels, source, known)
-        place = "its .cls and .json files"
-    else:
-        found, place = _table_classes(files, names, labels), labels
+    if labels not in ("auto", "folders", "none"):
+        found = _table_classes(files, names, labels)
+        return number_classes(found, known, f"{files.path}, {labels}")
+    in_shards = None if labels == "none" or known == [] else files.classes()
+    if in_shards is None:
+        return folder_labels(names, labels, str(files.path), known)
+    return number_classes(in_shards, known, f"{files.path}, .cls and .json files")
+
+
+def number_classes(found: Sequence[str], known: Sequence[str] | None, source: str) -> Labels:
+    """Returns the class names, in natural order unless they are known, and each image's label.
+
+    Raises:
+        UserError: if one of the classes found is not a known one.
+    """
     classes = sorted(set(found), key=natural_key) if known is None else list(known)
     if unknown := sorted(set(found) - set(classes), key=natural_key):
         raise UserError(
-            f"{source}: {join_names(unknown)} in {place} is not a class of the training data, "
-            f"which has {join_names(classes)}."
+            f"{source}: {join_names(unknown)} is not a class of the training data, which has "
+            f"{join_names(classes)}. Every validation image must be of one of these; or set "
+            "labels=none, where images are files."
         )
     number = {name: i for i, name in enumerate(classes)}
-    return classes, [number[label] for label in found]
+    return classes, [number[name] for name in found]
 
 
 def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[str]:
@@ -136,7 +144,7 @@ def folder_labels(
     if mode == "none" or known == []:
         return no_classes
     if known:
-        return list(known), _known_labels(folders, known, source)
+        return number_classes(_known_folders(folders, set(known)), known, source)
     level = _class_level(folders, one_is_enough=mode == "folders")
     stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
     if stray:
@@ -146,31 +154,23 @@ def folder_labels(
         if len(stray) < len(names):
             log.info("note: %s: no classes, for %s: move them away", source, found)
         return no_classes
-    classes = sorted({parts[level] for parts in folders}, key=natural_key)
+    classes, labels = number_classes([parts[level] for parts in folders], None, source)
     if {name.lower() for name in classes} <= SPLIT_NAMES:
         raise UserError(
             f"{source}: the folders {', '.join(classes)} look like a split, not like classes. "
             "Give one of them as data.path and another as data.val_path, or set labels=none."
         )
-    number = {name: i for i, name in enumerate(classes)}
-    return classes, [number[parts[level]] for parts in folders]
+    return classes, labels
 
 
-def _known_labels(
-    folders: Sequence[tuple[str, ...]], known: Sequence[str], source: str
-) -> list[int | None]:
-    number = {name: i for i, name in enumerate(known)}
+def _known_folders(folders: Sequence[tuple[str, ...]], known: set[str]) -> list[str]:
+    """Returns the folder of each image at the first level where all are known, if there is one."""
     for level in range(min(map(len, folders))):
-        if all(parts[level] in number for parts in folders):
-            return [number[parts[level]] for parts in folders]
+        found = [parts[level] for parts in folders]
+        if known.issuperset(found):
+            return found
     level = _class_level(folders, one_is_enough=True)
-    found = {parts[level] if len(parts) > level else "no folder" for parts in folders}
-    unknown = join_names(sorted(found - set(known), key=natural_key))
-    raise UserError(
-        f"{source}: {unknown} is not a class of the "
-        f"training data, which has {join_names(list(known))}. Every validation image must lie in a "
-        "folder named like one; or set labels=none."
-    )
+    return [parts[level] if len(parts) > level else "no folder" for parts in folders]
 
 
 def _class_level(folders: Sequence[tuple[str, ...]], one_is_enough: bool) -> int:

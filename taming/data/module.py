@@ -35,7 +35,8 @@ class EndlessDataModule(L.LightningDataModule):
     the r-th on, no item twice, so that one rank may get one item more than another. Validation
     items are mixed, the same way in every run, so that the first of them are of all classes.
 
-    Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`.
+    Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`; both say
+    whether they are `in_memory` and in which `block` they are read, like an `ImageList`.
 
     Args:
         loader: batch sizes and loader processes.
@@ -92,7 +93,7 @@ class EndlessDataModule(L.LightningDataModule):
         """Returns a loader of this rank's endless augmented batches, from `start_item` on."""
         dataset = self.train_dataset
         num_workers = self.num_workers_for(dataset)
-        if num_workers and getattr(dataset, "block", None) is not None:
+        if num_workers and dataset.block is not None:
             dataset.images.close()  # from now on the workers read
         return self._loader(dataset, num_workers, batch_sampler=self._batches())
 
@@ -110,7 +111,7 @@ class EndlessDataModule(L.LightningDataModule):
             rank=rank,
             world_size=world_size,
             start_item=self.start_item,
-            block=getattr(self.train_dataset, "block", None),
+            block=self.train_dataset.block,
         )
 
     def val_dataloader(self) -> Batches:
@@ -135,7 +136,7 @@ class EndlessDataModule(L.LightningDataModule):
             return self.loader.num_workers
         if dataset.in_memory:
             return 0
-        if getattr(dataset, "block", None) is not None:
+        if dataset.block is not None:
             return 1  # each reads the whole stream
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's
         if self.trainer is not None:

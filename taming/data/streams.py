@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt
 from tqdm import tqdm
 
-from taming.data.dataset import Part
+from taming.data.dataset import ImageList, Part
 from taming.data.files import SUFFIXES, natural_key
 from taming.data.huggingface import TableSource
 from taming.data.planes import AnyImage
@@ -184,7 +184,7 @@ class ImageStream(TableSource):
         return found.total(), class_names
 
 
-class StreamedImages:
+class StreamedImages(ImageList):
     """A stretch of a stream as an `ImageList`.
 
     Near an image that has been loaded, others load at once. For one further on, the stream is read
@@ -197,8 +197,7 @@ class StreamedImages:
         block: how many images are kept together; the order may be changed within each such block.
     """
 
-    in_memory = False
-    sizes: list[tuple[int, int]] | None = None
+    block: int
 
     def __init__(
         self, stream: ImageStream, start: int, stop: int, class_names: list[str], block: int

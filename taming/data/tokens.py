@@ -111,6 +111,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     """
 
     in_memory = True  # as far as processes that load ahead are concerned
+    block = None  # items are read in any order
 
     def __init__(self, directory: Path, description: CacheDescription) -> None:
         try:

@@ -80,9 +80,7 @@ def few_images(held_out: ImageDataset, train: ImageDataset) -> dict[str, Images]
     return {
         "shown": _load(held_out, by_class(labels, min(NUM_SHOWN, most))),
         "held_out": _load(held_out, pool),
-        "train": _load(
-            train, evenly(getattr(train, "block", None) or len(train), min(NUM_TRAIN, most))
-        ),
+        "train": _load(train, evenly(train.block or len(train), min(NUM_TRAIN, most))),
     }
 
 

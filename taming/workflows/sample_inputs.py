@@ -182,7 +182,7 @@ def _paired(conditions: ImageDataset, complete: ImageDataset) -> tuple[ImageData
     if 1 in map(len, stems) or stems[0] == stems[1] or not {*stems[0]} & {*stems[1]}:
         return both  # one for all, pairs, or names that have nothing to do with each other
     alone = {*stems[0]} ^ {*stems[1]}
-    if not any(isinstance(images.images, ImageFolder) and images.images.broken for images in both):
+    if not any(images.images.broken for images in both):
         raise UserError(
             "conditions and images to complete are paired in their order, and some have no partner "
             f"of their name: remove {join_names(sorted(alone))}."

@@ -96,7 +96,7 @@ def test_a_file_that_breaks_later_is_replaced_by_one_of_its_class(
 
 def test_stand_ins_of_what_is_read_in_order_come_from_its_block(make_folder: Any) -> None:
     images = ImageFolder(make_folder({"cat": 3, "dog": 3}), PictureReader(), labels="auto")
-    images.block = 4  # type: ignore[attr-defined]
+    images.block = 4
     items = ImageDataset(Part(images), AUGMENTED, seed=0)
     assert list(items._with_stand_ins(3)) == [3, 0, 1, 2, 4, 5]
     assert list(items._with_stand_ins(5)) == [5, 4, 0, 1, 2, 3]

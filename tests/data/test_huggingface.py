@@ -83,7 +83,7 @@ def test_classes_by_name_and_a_validation_split(table: Any, tmp_path: Path) -> N
     assert (len(val.images), val.images.label(0), train.images.label(0)) == (2, 0, 1)
     other = table(2, kind=["a", "z"])
     datasets.DatasetDict(train=rows, val=other).save_to_disk(tmp_path / "y")
-    with pytest.raises(UserError, match="z in kind is not a class of the training data, which"):
+    with pytest.raises(UserError, match="kind: z is not a class of the training data, which"):
         source(tmp_path / "y", val_split="val", label_column="kind").open()
 
 

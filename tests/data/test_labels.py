@@ -73,7 +73,7 @@ def test_labels_of_a_table(suffix: str, place: str, make_folder: Any, tmp_path: 
     name = str(table) if place == "elsewhere" else table.name
     assert labelled(path, name) == (["9", "10", "cat"], [2, 0, 1])
     assert labelled(path, name, known_classes=["cat", "10", "9"])[1] == [0, 2, 1]
-    with pytest.raises(UserError, match=r"9, 10 in .* is not a class .* has cat\."):
+    with pytest.raises(UserError, match=r": 9, 10 is not a class .* has cat\."):
         labelled(path, name, known_classes=["cat"])
 
 

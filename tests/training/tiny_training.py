@@ -57,6 +57,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Items(Dataset[dict[str, Any]]):
     """Items in memory; a training item is requested as (index, draw) and counted."""
 
+    block = None
+
     def __init__(self, **tensors: torch.Tensor) -> None:
         self.tensors = tensors
         self.requested: list[int] = []
