@@ -122,11 +122,11 @@ def copy(images: Path, folder: Path, most: int, scale: float) -> None:
     """Writes the images, perhaps enlarged, as JPEG files."""
     listed = open_files(images)
     step = -(-len(listed.entries) // most)  # of every class
-    for entry in listed.entries[::step]:
+    for entry in islice(listed.entries, 0, None, step):
         path = Path(entry.name)
         target = folder / path.parent.name / f"{path.stem}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
-        with listed.open(entry.name) as file:
+        with listed.open(entry) as file:
             if scale == 1:
                 target.write_bytes(file.read())
             else:

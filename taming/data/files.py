@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from copy import copy
 from pathlib import Path
-from typing import IO, NamedTuple, overload
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,11 @@ class FileEntry(NamedTuple):
     name: str  # path below the folder or in the archive, with forward slashes
     size: int  # bytes
     stamp: int  # changes with the content: modification time in a folder, CRC-32 in an archive
+    archive: int = 0  # number of the archive, of several
+    place: int = 0  # number of the file in a zip archive, or its first byte in a tar archive
 
 
-class FileTable(Sequence[FileEntry]):
+class FileTable:
     """Many files in a few arrays: a million take 100 MB, and loader processes share them.
 
     Args:
@@ -40,25 +42,23 @@ class FileTable(Sequence[FileEntry]):
 
     def __init__(self, entries: Iterable[FileEntry]) -> None:
         names, numbers, length = bytearray(), array("q"), 0
-        for name, size, stamp in entries:
+        for name, *rest in entries:
             names += os.fsencode(name)
-            numbers.extend((length, len(names), size, stamp))
+            numbers.extend((length, len(names), *rest))
             length = len(names)
         self._names = bytes(names)
-        self._numbers = np.array(numbers, dtype=np.int64).reshape(-1, 4)  # start, end, size, stamp
+        # where a name starts and ends, and the rest of its entry
+        self._numbers = np.array(numbers, dtype=np.int64).reshape(-1, 1 + len(FileEntry._fields))
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> FileEntry: ...
-    @overload
-    def __getitem__(self, index: slice) -> "FileTable": ...
-    def __getitem__(self, index: int | slice) -> "FileEntry | FileTable":
-        if isinstance(index, slice):
-            return self.take(range(len(self))[index])
-        start, end, size, stamp = self._numbers[index].tolist()
-        return FileEntry(os.fsdecode(self._names[start:end]), size, stamp)
+    def __getitem__(self, index: int) -> FileEntry:
+        start, end, *rest = self._numbers[index].tolist()
+        return FileEntry(os.fsdecode(self._names[start:end]), *rest)
+
+    def __iter__(self) -> Iterator[FileEntry]:
+        return map(self.__getitem__, range(len(self)))
 
     def take(self, indices: Sequence[int]) -> "FileTable":
         """Returns these files, in this order."""
@@ -73,7 +73,7 @@ class FileTable(Sequence[FileEntry]):
 
     def digest(self) -> str:
         """Returns a digest of names, sizes and stamps, in their order."""
-        found = hashlib.sha256(self._numbers[:, 2:].tobytes())
+        found = hashlib.sha256(self._numbers[:, 2:4].tobytes())
         for start, end in self._numbers[:, :2].tolist():
             found.update(self._names[start:end] + b"\0")
         return found.hexdigest()
@@ -87,15 +87,16 @@ class FileList:
 
     Attributes:
         path: the folder, archive or file.
+        root: the folder that they, or their archives, are in.
         entries: the files.
         ignored: number of files with other suffixes, by suffix.
     """
 
     def __init__(self, path: Path, suffixes: Set[str]) -> None:
         self.path, self.suffixes = path, suffixes
+        self.root = path if path.is_dir() else path.parent
         self.ignored: Counter[str] = Counter()
-        found = sorted(self._find(), key=lambda entry: natural_key(entry.name))
-        self.entries = FileTable(found)
+        self.entries = FileTable(sorted(self._find(), key=lambda entry: natural_key(entry.name)))
 
     def _find(self) -> Iterator[FileEntry]:
         if not self.path.is_dir():
@@ -115,9 +116,13 @@ class FileList:
         except OSError:
             return False
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, entry: FileEntry) -> IO[bytes]:
         """Opens one of the files for reading."""
-        return (self.path / name if self.path.is_dir() else self.path).open("rb")
+        return self.open_other(entry.name)
+
+    def open_other(self, name: str) -> IO[bytes]:
+        """Opens any file that lies beside them."""
+        return (self.root / name).open("rb")
 
     def folders(self) -> set[str]:
         """Returns the real paths of the folders that hold the files."""
@@ -144,23 +149,25 @@ class ZipFiles(FileList):
 
     def _find(self) -> Iterator[FileEntry]:
         self._opened: tuple[int, zipfile.ZipFile] | None = None
-        self._members: dict[str, str] = {}  # names in the archive, where entries have others
         try:
             infos = self._archive().infolist()
         except Exception as error:  # a damaged archive makes zipfile raise nearly anything
             raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
         entries = {}  # of several members of one name the last counts
-        for info in infos:
+        for place, info in enumerate(infos):
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
             if not name.endswith("/") and self._is_image(name):
-                if name != info.filename:
-                    self._members[name] = info.filename
-                entries[name] = FileEntry(name, info.file_size, info.CRC)
+                entries[name] = FileEntry(name, info.file_size, info.CRC, place=place)
         yield from entries.values()
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, entry: FileEntry) -> IO[bytes]:
         """Opens one of the files for reading."""
-        return self._archive().open(self._members.get(name, name))
+        archive = self._archive()
+        return archive.open(archive.infolist()[entry.place])
+
+    def open_other(self, name: str) -> IO[bytes]:
+        """Opens any file of the archive."""
+        return self._archive().open(name)
 
     def _archive(self) -> zipfile.ZipFile:
         # A forked worker must not share the file position with its parent.
@@ -194,21 +201,22 @@ def open_files(
             f"{path} does not exist (looked from {Path.cwd()}). Give a folder of images, a .zip "
             "file, .tar shards or an image."
         )
-    is_zip = path.is_file() and path.suffix.lower() == ".zip"
     try:
         if shards and not path.is_dir():
             files: FileList = TarFiles(path, suffixes, shards)
+        elif path.is_file() and path.suffix.lower() == ".zip":
+            files = ZipFiles(path, suffixes)
         else:
-            files = ZipFiles(path, suffixes) if is_zip else FileList(path, suffixes)
-        if shards and not files.entries:
-            files = TarFiles(path, suffixes, shards)
-        elif shards and path.is_dir():
-            log.warning(
-                "note: %s: images that are files are taken (%d), and not those in its .tar "
-                "archives: for these, move the files away",
-                path,
-                len(files.entries),
-            )
+            files = FileList(path, suffixes)
+            if shards and not files.entries:
+                files = TarFiles(path, suffixes, shards)
+            elif shards:
+                log.warning(
+                    "note: %s: images that are files are taken (%d), and not those in its .tar "
+                    "archives: for these, move the files away",
+                    path,
+                    len(files.entries),
+                )
     except PermissionError as error:
         raise UserError(f"{error.filename} may not be read: check its permissions.") from error
     ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])

@@ -197,7 +197,7 @@ class ImageFolder(ImageList):
             raise BrokenImageError(
                 f"{entry.size / 2**20:,.0f} MiB, and at most {MAX_BYTES >> 20} MiB can be read"
             )
-        return self._files.open(entry.name)
+        return self._files.open(entry)
 
     @decoding()
     def _decode(self, entry: FileEntry, least_side: int | None = None) -> AnyImage:

@@ -79,7 +79,7 @@ def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[s
 
 def _open_table(files: FileList, path: str) -> IO[bytes]:
     try:
-        return files.open(path)
+        return files.open_other(path)
     except (OSError, KeyError):  # not beside the images
         pass
     try:

@@ -69,45 +69,38 @@ class TarFiles(FileList):
 
     def __init__(self, path: Path, suffixes: Set[str], shards: list[Path]) -> None:
         self.shards = shards
-        self._places: dict[str, tuple[int, int, int]] = {}  # shard, offset, size
         self._classes: dict[str, str] = {}  # by sample
         super().__init__(path, suffixes)
+        self.root = shards[0].parent
 
     def _find(self) -> Iterator[FileEntry]:
-        images: dict[str, str] = {}  # by sample
+        images: dict[str, tuple[str, Path]] = {}  # by sample
         for number, shard in enumerate(self.shards):
             stamp = shard.stat().st_mtime_ns
             for name, offset, size, label in _members(shard):
+                sample = _sample(name)
                 if label is not None:
-                    self._classes.setdefault(_sample(name), label)
+                    self._classes.setdefault(sample, label)
                     continue
                 if name.endswith(LABEL_SUFFIXES) or not self._is_image(name):
                     continue
-                if name in self._places:
-                    other = self.shards[self._places[name][0]]
+                if sample in images:
+                    first, other = images[sample]
                     raise UserError(
-                        f"{shard} and {other} both hold {name}: names must differ, to tell "
-                        "images apart."
+                        f"{first} in {other} and {name} in {shard} are one sample, whose images "
+                        "cannot be told apart: make shards with one image to a sample, of names "
+                        "that differ up to the first dot."
                     )
-                self._places[name] = number, offset, size
-                first = images.setdefault(_sample(name), name)
-                if first != name:
-                    raise UserError(
-                        f"{shard}: {first} and {name} are one sample, and its images cannot be "
-                        "told apart. Make shards with one image to a sample."
-                    )
-                yield FileEntry(name, size, stamp)
+                images[sample] = name, shard
+                yield FileEntry(name, size, stamp, number, offset)
 
     def are_there(self) -> bool:
         """Returns whether any of the archives can be read."""
         return any(os.access(shard, os.R_OK) for shard in self.shards)
 
-    def open(self, name: str) -> IO[bytes]:
-        """Opens one of the files for reading, or another file beside the archives."""
-        if name not in self._places:
-            return (self.shards[0].parent / name).open("rb")
-        shard, offset, size = self._places[name]
-        return io.BufferedReader(_Section(self.shards[shard], offset, size))
+    def open(self, entry: FileEntry) -> IO[bytes]:
+        """Opens one of the files for reading."""
+        return io.BufferedReader(_Section(self.shards[entry.archive], entry.place, entry.size))
 
     def folders(self) -> set[str]:
         """Returns the real paths of the archives."""
@@ -116,20 +109,19 @@ class TarFiles(FileList):
     def classes(self) -> list[str] | None:
         """Returns the class of each image; None if not all have one, or folders name numbers."""
         names = [entry.name for entry in self.entries]
-        found = {name: self._classes.get(_sample(name)) for name in names}
-        classes = [label for label in found.values() if label is not None]
-        if len(classes) < len(names):
-            if classes:
-                missing = next(name for name in names if found[name] is None)
+        missing = [name for name in names if _sample(name) not in self._classes]
+        if missing:
+            if len(missing) < len(names):
                 log.info(
                     "note: %s: the classes in its .cls and .json files are not used, for %d of %d "
                     "images have none, such as %s",
                     self.path,
-                    len(names) - len(classes),
+                    len(missing),
                     len(names),
-                    missing,
+                    missing[0],
                 )
             return None
+        classes = [self._classes[_sample(name)] for name in names]
         folders = [name.rpartition("/")[0] for name in names]
         pairs = set(zip(folders, classes, strict=True))
         one_to_one = len(pairs) == len(set(folders)) == len(set(classes))

@@ -3,8 +3,7 @@
 import io
 import tarfile
 from collections import Counter
-from collections.abc import Generator
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
 
@@ -31,7 +30,11 @@ class MadeShards(NamedTuple):
 
 
 def make_shards(
-    source: str | Path, output_dir: Path, *, shard_size: Annotated[int, Ge(1)], seed: int = 0
+    source: str | Path,
+    output_dir: str | Path,
+    *,
+    shard_size: Annotated[int, Ge(1)],
+    seed: Annotated[int, Ge(0)] = 0,
 ) -> MadeShards:
     """Writes the images of a folder or `.zip` file into numbered `.tar` archives, unchanged.
 
@@ -43,50 +46,46 @@ def make_shards(
         source: the images.
         output_dir: where `000000.tar` and so on are written.
         shard_size: MiB of a shard, about.
-        seed: seed of the mixing, not negative.
+        seed: seed of the mixing.
 
     Raises:
         UserError: if there are no images, one cannot be read, the output cannot be written, or
             there are shards already.
     """
-    files = open_files(source)
+    files, output_dir = open_files(source), Path(output_dir).expanduser()
     if any(output_dir.glob("*.tar")):
         raise UserError(f"{output_dir} holds shards already: remove them, or choose another.")
     names = [entry.name for entry in files.entries]
     class_names, labels = find_labels(files, names, "auto")
     keys = _keys(names)
-
-    def samples() -> Generator[dict[str, bytes]]:
-        order = np.random.default_rng(seed).permutation(len(names)).tolist()
+    order = np.random.default_rng(seed).permutation(len(names)).tolist()
+    paths: list[Path] = []
+    archive: tarfile.TarFile | None = None
+    with writing(output_dir), ExitStack() as shard:
+        output_dir.mkdir(parents=True, exist_ok=True)
         for index in tqdm(order, desc=f"packing {files.path.name}", unit="image"):
+            if archive is None or archive.offset >= shard_size * MEBI:
+                shard.close()  # the one before is whole
+                paths.append(output_dir / f"{len(paths):06d}.tar")
+                file = shard.enter_context(replacing(paths[-1], "wb"))
+                archive = shard.enter_context(tarfile.open(fileobj=file, mode="w"))
             name, key = names[index], keys[index]
             try:
-                with files.open(name) as file:
-                    content = file.read()
+                with files.open(files.entries[index]) as image:
+                    content = image.read()
             except Exception as error:  # a damaged archive makes zipfile raise nearly anything
                 raise UserError(f"{source}: {name} cannot be read ({error}).") from error
-            sample = {key + PurePosixPath(name).suffix: content}
+            _add(archive, key + PurePosixPath(name).suffix, content)
             if labels[index] is not None:
-                sample[f"{key}.cls"] = str(labels[index]).encode()
-            yield sample
+                _add(archive, f"{key}.cls", str(labels[index]).encode())
+    size = sum(path.stat().st_size for path in paths)
+    return MadeShards(len(names), len(class_names), len(paths), size)
 
-    num_shards = size = 0
-    waiting = samples()
-    sample = next(waiting, None)
-    with writing(output_dir), closing(waiting):
-        output_dir.mkdir(parents=True, exist_ok=True)
-        while sample is not None:
-            path = output_dir / f"{num_shards:06d}.tar"
-            with replacing(path, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
-                while sample is not None and archive.offset < shard_size * MEBI:
-                    for name, content in sample.items():
-                        member = tarfile.TarInfo(name)
-                        member.size = len(content)
-                        archive.addfile(member, io.BytesIO(content))
-                    sample = next(waiting, None)
-            num_shards += 1
-            size += path.stat().st_size
-    return MadeShards(len(names), len(class_names), num_shards, size)
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
 
 
 def _keys(names: list[str]) -> list[str]:
