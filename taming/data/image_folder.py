@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class ImageFolder(ImageList):
     """The images of a folder or `.zip` file, of shards, or a single image, as an `ImageList`.
 
-    Opening one lists the files and finds the classes, and reads no image; `drop_broken` does that.
+    Opening one lists the files and finds the classes, and reads no image; `find_whole` does that.
 
     Args:
         path: searched recursively, hidden files and `__MACOSX` left out.
@@ -46,7 +46,7 @@ class ImageFolder(ImageList):
     Attributes:
         class_names: empty if there are no classes.
         broken: (name, reason) of every file left out.
-        sizes: (height, width) of each image, once checked.
+        sizes: (height, width) of each image, once checked; of a broken one 0.
 
     Raises:
         MissingPathError: if there is nothing at `path`.
@@ -108,9 +108,16 @@ class ImageFolder(ImageList):
     def drop_broken(
         self, check: Check, first: int | None = None, scan_dir: str | Path | None = None
     ) -> None:
-        """Reads every file and leaves the broken ones out; they are counted and named in the log.
+        """Leaves broken files out, and all after the first ones; see `find_whole`."""
+        self.keep(self.find_whole(check, first, scan_dir))
 
-        A file that turns out to be broken later is replaced and reported by `ImageDataset`.
+    def find_whole(
+        self, check: Check, first: int | None = None, scan_dir: str | Path | None = None
+    ) -> Sequence[int]:
+        """Reads every file; returns the numbers of those that are not broken.
+
+        The others are counted and named in the log. A file that turns out to be broken later is
+        replaced and reported by `ImageDataset`.
 
         Args:
             check: `full` decodes each file; `header` reads its beginning (and a PNG's checksums),
@@ -124,18 +131,19 @@ class ImageFolder(ImageList):
             UserError: if more than `max_broken_fraction` of the files are broken, or all.
         """
         if check == "none":
-            return
+            return range(len(self))
         small = self._entries.total_size <= AUTO_FULL_BYTES
         full = check == "full" or (check == "auto" and small)
         scan = None
         if scan_dir is not None and first is None and len(self) >= MANY_FILES:
             terms = f"{self.reader!r} {full} {self._entries.digest()}".encode()
             scan = Path(scan_dir).expanduser() / f"{hashlib.sha256(terms).hexdigest()[:16]}.npz"
-        sizes = _read_scan(scan, len(self))
-        results = self._check_files(full, first, sizes)
-        if scan is not None and None in sizes:
-            _write_scan(scan, results)
-        whole = [i for i, result in enumerate(results) if not isinstance(result, str)]
+        known = _read_scan(scan, len(self))
+        results = self._check_files(full, first, known)
+        self.sizes = [(0, 0) if isinstance(result, str) else result for result in results]
+        if scan is not None and None in known:
+            _write_scan(scan, self.sizes)
+        whole = [i for i, size in enumerate(self.sizes) if all(size)]
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
         if self.broken:
             found = f"{self.description}: {len(self.broken)} of {len(results)} images are broken"
@@ -146,8 +154,7 @@ class ImageFolder(ImageList):
                     f"{self.max_broken_fraction:g})."
                 )
             log.warning("%s and left out (%s)", found, listed)
-        self.keep(whole)
-        self.sizes = [size for size in results if not isinstance(size, str)]
+        return whole
 
     def _check_files(
         self, full: bool, first: int | None, sizes: Sequence[tuple[int, int] | None]
@@ -216,9 +223,8 @@ def _read_scan(path: Path | None, count: int) -> list[tuple[int, int] | None]:
     return [None] * count
 
 
-def _write_scan(path: Path, results: list[tuple[int, int] | str]) -> None:
+def _write_scan(path: Path, sizes: list[tuple[int, int]]) -> None:
     """Keeps the sizes of the whole files, where that is possible: it only saves time."""
-    sizes = [(0, 0) if isinstance(result, str) else result for result in results]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, "wb") as file:

@@ -130,52 +130,47 @@ class PairFiles(ImageFiles):
             subfolder=self.condition_folder,
             max_broken_fraction=self.max_broken_fraction,
         )
-        first = images.name(0), conditions.name(0)
-        alone = self._pair_up(images, conditions)
-        if not len(images):
+        image_of = _by_stem(images, self.subfolder)
+        condition_of = _by_stem(conditions, self.condition_folder)
+        pairs = [stem for stem in image_of if stem in condition_of]
+        if not pairs:
             raise UserError(
-                f"{images.description}: no image, such as {first[0]}, has a condition of the same "
-                f"name, such as {first[1]}. Paths below the two folders must be the same up to the "
-                "suffix."
+                f"{images.description}: no image, such as {images.name(0)}, has a condition of the "
+                f"same name, such as {conditions.name(0)}. Paths below the two folders must be the "
+                "same up to the suffix."
             )
+        alone = [images.name(i) for stem, i in image_of.items() if stem not in condition_of]
+        alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
         if alone:
             log.warning(
                 "%s: %d files have no partner and are left out (%s); %d pairs are left",
                 images.description,
                 len(alone),
                 join_names(alone),
-                len(images),
+                len(pairs),
             )
+        images.keep([image_of[stem] for stem in pairs])
+        conditions.keep([condition_of[stem] for stem in pairs])
         return images, conditions
 
     def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
         assert conditions is not None
         num_pairs = len(images)
-        images.drop_broken(self.check, scan_dir=self.scan_dir)
-        conditions.drop_broken(self.check, scan_dir=self.scan_dir)
-        self._pair_up(images, conditions)
-        num_broken = num_pairs - len(images)
-        if num_broken == num_pairs or num_broken > self.max_broken_fraction * num_pairs:
+        whole = set(images.find_whole(self.check, scan_dir=self.scan_dir))
+        whole &= set(conditions.find_whole(self.check, scan_dir=self.scan_dir))
+        num_broken = num_pairs - len(whole)
+        if not whole or num_broken > self.max_broken_fraction * num_pairs:
             names = [name for name, _ in images.broken + conditions.broken]
             raise UserError(
                 f"{images.description}: {num_broken} of {num_pairs} pairs have a broken file "
                 f"({join_names(names)}): repair or remove them (max_broken_fraction is "
                 f"{self.max_broken_fraction:g})."
             )
+        images.keep(sorted(whole))
+        conditions.keep(sorted(whole))
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):
             with naming(images.name(index)):
                 check_same_shape(*sizes)
-
-    def _pair_up(self, images: ImageFolder, conditions: ImageFolder) -> list[str]:
-        """Keeps the pairs only, in the images' order; returns the names of the other files."""
-        image_of = _by_stem(images, self.subfolder)
-        condition_of = _by_stem(conditions, self.condition_folder)
-        pairs = [stem for stem in image_of if stem in condition_of]
-        alone = [images.name(i) for stem, i in image_of.items() if stem not in condition_of]
-        alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
-        images.keep([image_of[stem] for stem in pairs])
-        conditions.keep([condition_of[stem] for stem in pairs])
-        return alone
 
 
 def _by_stem(side: ImageFolder, folder: str | None) -> dict[PurePosixPath, int]:
