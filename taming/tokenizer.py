@@ -62,6 +62,16 @@ class Tokenizer(PretrainedModel):
         """Whether the images are grey or RGB, and not label maps or other numbers."""
         return self.image_channels in (1, 3) and not self.label_maps
 
+    def require_pictures(self, *, or_label_maps: bool = False) -> None:
+        """Raises a `UserError` unless the images are pictures, or label maps where these do."""
+        if not (self.takes_pictures or (or_label_maps and self.label_maps)):
+            raise UserError(
+                f"the model's images have {self.image_channels} channels"
+                f"{' and are label maps' if self.label_maps else ''}, and only pictures, grey or "
+                f"RGB,{' and label maps' if or_label_maps else ''} are taken here: use the model "
+                "in Python."
+            )
+
     def check_kind(self, label_maps: bool, channels: int) -> None:
         """Raises a `UserError` if images of this kind are not those of the training."""
         trained, these = (

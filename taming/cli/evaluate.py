@@ -85,11 +85,7 @@ def main(config: DictConfig) -> None:
 def load_subject(config: DictConfig) -> ImageGenerator | VQGAN:
     """Loads the checkpoint, and fills its shape in where `config.data` leaves it open."""
     tokenizer, generator = load_model(config.checkpoint)
-    if not tokenizer.takes_pictures:
-        raise UserError(
-            f"the model's images have {tokenizer.image_channels} channels or are label maps, and "
-            "evaluate measures pictures only, grey or RGB."
-        )
+    tokenizer.require_pictures()
     with_tokenizer_shape(config, tokenizer, generator.resolution if generator else None)
     return generator or tokenizer
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from taming.errors import UserError
+from taming.data.dataset import naming
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, load_model
 from taming.pictures import palette_of
 from taming.studio.uploads import to_images
@@ -32,11 +32,8 @@ class StudioModel:
     ) -> Self:
         """Loads the model at a path, see `load_model`; `dtype` is as in sampling."""
         tokenizer, generator = load_model(path)
-        if not (tokenizer.label_maps or tokenizer.takes_pictures):
-            raise UserError(
-                f"{path}: the model's images have {tokenizer.image_channels} channels, and the "
-                "studio shows pictures, grey or RGB, and label maps."
-            )
+        with naming(str(path)):
+            tokenizer.require_pictures(or_label_maps=True)
         (generator or tokenizer).to(device)
         if generator is not None:
             generator.prepare_sampling(SamplingOptions(), dtype, num_images=1)

@@ -75,11 +75,7 @@ def reconstruct_images(
         UserError: if the images do not suit the model, or the files cannot be written.
     """
     output_dir = Path(output_dir).expanduser()
-    if not vqgan.takes_pictures:
-        raise UserError(
-            f"the model's images have {vqgan.image_channels} channels or are label maps, and "
-            "reconstruct takes models of pictures, grey or RGB."
-        )
+    vqgan.require_pictures()
     if resolution is not None:
         vqgan.grid_size_for(height_and_width(resolution))
     if tile is not None and tile % vqgan.downsample_factor:

@@ -124,13 +124,9 @@ def _open(
 ) -> ImageDataset:
     """Opens images, resized and cropped in the middle; label maps are read as `given` says."""
     assert given.path is not None
+    tokenizer.require_pictures(or_label_maps=True)
     factor, channels = tokenizer.downsample_factor, tokenizer.image_channels
     reader: Reader = PictureReader(1 if channels == 1 else 3)
-    if not (tokenizer.label_maps or tokenizer.takes_pictures):
-        raise UserError(
-            f"{given.path}: the model's images have {channels} channels, and only pictures, grey "
-            "or RGB, and label maps are read from files here: use complete() in Python."
-        )
     if tokenizer.label_maps:
         if given.unlabelled != "auto":
             unlabelled = given.unlabelled
