@@ -1,7 +1,6 @@
 """Images as numbers, of any depth and any number of channels: NumPy arrays and TIFF files."""
 
 import io
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar
@@ -50,8 +49,12 @@ class ArrayReader:
             UserError: if it has another number of channels, or values outside the limits.
         """
         content = Path(file).read_bytes() if isinstance(file, str | Path) else file.read()
-        load = _read_npy if content.startswith(np.lib.format.MAGIC_PREFIX) else _read_tiff
-        values = load(io.BytesIO(content))
+        if content.startswith(np.lib.format.MAGIC_PREFIX):
+            values = np.load(io.BytesIO(content), allow_pickle=False)
+        else:
+            values = _read_tiff(io.BytesIO(content))
+        if values.dtype.kind not in "biuf":
+            raise BrokenImageError(f"an array of {values.dtype}, not of numbers")
         shape = values.shape
         if values.ndim == 2:
             values = values[..., None]
@@ -83,20 +86,6 @@ class ArrayReader:
         return values.mul(2).sub(1).clamp(-1, 1)
 
 
-def _read_npy(file: IO[bytes]) -> np.ndarray:
-    """Reads an array, no larger than its file: `np.load` believes any size."""
-    version = np.lib.format.read_magic(file)
-    header = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        header = np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = header(file)
-    content = file.read()
-    if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(content):
-        raise ValueError(f"not a whole array of numbers, {shape} of {dtype}")
-    _check_count(shape)
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
-
-
 def _read_tiff(file: IO[bytes]) -> np.ndarray:
     """Reads the first series of a TIFF file."""
     try:
@@ -105,10 +94,8 @@ def _read_tiff(file: IO[bytes]) -> np.ndarray:
         raise UserError("TIFF files need tifffile: pip install 'taming[arrays]'.") from error
     with tifffile.TiffFile(file) as opened:
         series = opened.series[0]
-        _check_count(series.shape)
+        if series.size > MAX_PIXELS:  # as float64 less than 1 GiB; a file is no measure of it
+            raise BrokenImageError(
+                f"an array {series.shape}, and at most {MAX_PIXELS:,} values can be read"
+            )
         return series.asarray()
-
-
-def _check_count(shape: tuple[int, ...]) -> None:
-    if math.prod(shape) > MAX_PIXELS:  # as float64 less than 1 GiB
-        raise BrokenImageError(f"an array {shape}, and at most {MAX_PIXELS:,} values can be read")
