@@ -6,6 +6,8 @@ import pytest
 from tiny_data import write_pairs
 from tiny_images import write_picture
 
+from taming.workflows.make_shards import make_shards
+
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
@@ -27,3 +29,18 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
 def pairs(tmp_path: Path) -> Path:
     """Eight pictures and label maps of five classes, see `write_pairs`."""
     return write_pairs(tmp_path / "pairs")
+
+
+@pytest.fixture
+def folder(make_folder: Callable[..., Path]) -> Path:
+    """Eleven PNGs of two classes."""
+    return make_folder({"cat": 6, "dog": 5})
+
+
+@pytest.fixture
+def shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four shards of three of them, the last of two."""
+    monkeypatch.setattr("taming.workflows.make_shards.MEBI", 7500)
+    made = make_shards(folder, tmp_path / "shards", shard_size=1)
+    assert made[:3] == (11, 2, 4)
+    return tmp_path / "shards"

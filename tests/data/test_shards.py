@@ -22,20 +22,6 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-@pytest.fixture
-def folder(make_folder: Any) -> Path:
-    return make_folder({"cat": 6, "dog": 5})
-
-
-@pytest.fixture
-def shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four shards of three images, the last of two."""
-    monkeypatch.setattr("taming.workflows.make_shards.MEBI", 7500)
-    made = make_shards(folder, tmp_path / "shards", shard_size=1)
-    assert made[:3] == (11, 2, 4)
-    return tmp_path / "shards"
-
-
 def opened(path: Path, **settings: Any) -> ImageFolder:
     return ImageFolder(path, PictureReader(), labels="auto", **settings)
 

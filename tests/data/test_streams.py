@@ -15,18 +15,9 @@ from taming.data import ImageStream, PictureReader
 from taming.data.module import ImageDataModule
 from taming.data.streams import StreamedImages
 from taming.errors import UserError
-from taming.workflows.make_shards import make_shards
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("webdataset")
-
-
-@pytest.fixture
-def shards(make_folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four shards of three images, the last of two."""
-    monkeypatch.setattr("taming.workflows.make_shards.MEBI", 7500)
-    assert make_shards(make_folder({"cat": 6, "dog": 5}), tmp_path / "x", shard_size=1)[2] == 4
-    return tmp_path / "x"
 
 
 @pytest.fixture
