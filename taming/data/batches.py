@@ -3,7 +3,8 @@
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from itertools import count
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ class LoaderOptions:
     num_workers: Annotated[int, Ge(0)] | Literal["auto"] = "auto"
 
 
+@dataclass
 class EndlessBatches(Sampler[list[tuple[int, int]]]):
     """Yields batches of `(index, draw)` for ever, a pure function of the seed and the batch number.
 
@@ -47,25 +49,18 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
         block: items are permuted within blocks of so many neighbours; None: among all.
     """
 
-    def __init__(
-        self,
-        num_items: int,
-        batch_size: int,
-        *,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        start_item: int = 0,
-        block: int | None = None,
-    ) -> None:
-        self.num_items, self.batch_size, self.seed = num_items, batch_size, seed
-        self.rank, self.world_size, self.start_item = rank, world_size, start_item
-        self.block = block
+    num_items: int
+    batch_size: int
+    _: KW_ONLY
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    start_item: int = 0
+    block: int | None = None
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        batch = 0
         pass_number, order = -1, np.empty(0, dtype=np.int64)
-        while True:
+        for batch in count():
             before = (batch * self.world_size + self.rank) * self.batch_size
             start = self.start_item + before
             items = []
@@ -80,7 +75,6 @@ class EndlessBatches(Sampler[list[tuple[int, int]]]):
                         order = order[np.argsort(order // self.block, kind="stable")]
                 items.append((int(order[position % self.num_items]), position))
             yield items
-            batch += 1
 
 
 def make_loader(dataset: Dataset[Any], num_workers: int, **batching: Any) -> DataLoader[Any]:

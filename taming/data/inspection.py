@@ -48,30 +48,24 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         max_images: int | None,
     ) -> None:
         self.folder = folder
-        self.downsample_factor = downsample_factor
-        self._fixed: ImageTransform | None = None
-        if resolution is not None:
-            self._fixed = ImageTransform(
-                resolution=resolution, resize="shorter_side", crop="center"
-            )
+        self.downsample_factor, self.resolution = downsample_factor, resolution
         folder.drop_broken("header", max_images)
         self.broken = folder.broken
-        before = folder.sizes or []
-        after = [self._size(size) for size in before]
-        least = max(downsample_factor, min_side)
-        for number, size in enumerate(after):
-            if min(size) < least:
-                raise UserError(
-                    f"{folder.name(number)}, {before[number][0]}×{before[number][1]} pixels, "
-                    f"leaves {size[0]}×{size[1]} to the model, and {least} pixels a side are "
-                    "needed: leave it out, or give a larger resolution=PIXELS for all images."
-                )
+        self._sizes: list[tuple[int, int]] = []
         self.num_cropped = self.num_magnified = 0
-        if self._fixed is None:
-            self.num_cropped = sum(map(tuple.__ne__, before, after))
-        else:
-            self.num_magnified = sum(map(self._fixed.magnifies, before))
-        self._sizes = after
+        least = max(downsample_factor, min_side)
+        for number, before in enumerate(folder.sizes or []):
+            transform = self._transform(before)
+            after = transform.size
+            if min(after) < least:
+                raise UserError(
+                    f"{folder.name(number)}, {before[0]}×{before[1]} pixels, leaves "
+                    f"{after[0]}×{after[1]} to the model, and {least} pixels a side are needed: "
+                    "leave it out, or give a larger resolution=PIXELS for all images."
+                )
+            self._sizes.append(after)
+            self.num_cropped += resolution is None and before != after
+            self.num_magnified += transform.magnifies(before)
 
     def __len__(self) -> int:
         return len(self.folder)
@@ -82,9 +76,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
             image = self.folder.load(number)
         except BrokenImageError as error:
             return None, str(error)
-        transform = self._fixed or ImageTransform(
-            resolution=self._size((image.height, image.width)), resize="none", crop="center"
-        )
+        transform = self._transform((image.height, image.width))
         return self.folder.reader.tensor(transform(image)), ""
 
     def batches(self, batch_size: int) -> list[list[int]]:
@@ -118,9 +110,10 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         """Lists the broken files and their reasons, at most ten."""
         return join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
 
-    def _size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Returns the result's (height, width) for an image of this size."""
-        if self._fixed is not None:
-            return self._fixed.size
+    def _transform(self, size: tuple[int, int]) -> ImageTransform:
+        """Returns what makes the result of an image of this (height, width)."""
+        if self.resolution is not None:
+            return ImageTransform(resolution=self.resolution, resize="shorter_side", crop="center")
         factor = self.downsample_factor
-        return size[0] - size[0] % factor, size[1] - size[1] % factor
+        divisible = size[0] - size[0] % factor, size[1] - size[1] % factor
+        return ImageTransform(resolution=divisible, resize="none", crop="center")

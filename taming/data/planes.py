@@ -1,7 +1,6 @@
 """An image of any number of channels."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from PIL import Image
 
@@ -13,7 +12,6 @@ class Planes:
     """An image of any number of channels, each a Pillow image of mode `F`, 0 to 1."""
 
     channels: tuple[Image.Image, ...]
-    mode: ClassVar[str] = "F"
 
     @property
     def width(self) -> int:

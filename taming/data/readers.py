@@ -128,7 +128,9 @@ class PictureReader:
             if least_side is not None:
                 opened.draft(None, (least_side, least_side))
             opened.load()
-            image = _to_eight_bit(_upright(opened))
+            with suppress(Exception):  # damaged EXIF in a file whose picture is whole
+                ImageOps.exif_transpose(opened, in_place=True)
+            image = _to_eight_bit(opened)
             if image.has_transparency_data:
                 canvas = Image.new("RGBA", image.size, (*self.background, 255))
                 image = Image.alpha_composite(canvas, image.convert("RGBA"))
@@ -242,12 +244,6 @@ def header_size(file: File) -> tuple[int, int]:
         turned = readable and opened.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         opened.verify()
     return (width, height) if turned else (height, width)
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    with suppress(Exception):  # damaged EXIF in a file whose picture is whole
-        ImageOps.exif_transpose(image, in_place=True)
-    return image
 
 
 def _to_eight_bit(image: Image.Image) -> Image.Image:

@@ -31,10 +31,9 @@ def open_samples(
     path = Path(path).expanduser()
     if path.suffix != ".npz":
         images = ImageFolder(path, reader, labels="auto")
-        if images.class_names and set(images.class_names) <= set(class_names):
-            images = ImageFolder(path, reader, labels="folders", known_classes=class_names)
-        else:
-            images = ImageFolder(path, reader)
+        if images.class_names:
+            known = class_names if set(images.class_names) <= set(class_names) else []
+            images = ImageFolder(path, reader, labels="auto", known_classes=known)
         images.drop_broken("header")
         return images
     if not path.is_file():

@@ -247,8 +247,9 @@ class StreamedImages(ImageList):
 
     def close(self) -> None:
         """Ends the reading and forgets what was read; `load` begins anew."""
-        self._close()
-        self._blocks = {}
+        if self._samples is not None:
+            self._samples.close()
+        self._samples, self._blocks = None, {}
 
     def _sample(self, index: int) -> Sample:
         number, place = divmod(index, self.block)
@@ -259,8 +260,8 @@ class StreamedImages(ImageList):
         return self._blocks[number][place]
 
     def _begin(self) -> None:
-        self._close()
-        self._samples, self._next, self._blocks = self.stream.samples(), 0, {}
+        self.close()
+        self._samples, self._next = self.stream.samples(), 0
         deque(islice(self._samples, self.start), maxlen=0)
 
     def _read_block(self) -> None:
@@ -277,12 +278,7 @@ class StreamedImages(ImageList):
         self._blocks[self._next] = samples
         self._next += 1
         if first + size == len(self):
-            self._close()
-
-    def _close(self) -> None:
-        if self._samples is not None:
             self._samples.close()
-        self._samples = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_samples": None, "_blocks": {}}
