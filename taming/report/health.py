@@ -31,7 +31,8 @@ def findings(run: RunRecord, advice: str = "") -> list[Finding]:
 
 def _end(run: RunRecord) -> Iterator[Finding]:
     """Says how the run ended, where it did not simply reach its last step."""
-    planned, result = run.setting("trainer.max_steps") or -1, run.result  # -1: until told to end
+    steps, result = run.setting("trainer.max_steps"), run.result
+    planned = steps if isinstance(steps, int) else -1  # until told to end
     of_planned = f" of {planned:,}" if planned > 0 else ""
     if not result:
         text = f"The run has not ended: step {run.last_step:,}{of_planned} is the latest."

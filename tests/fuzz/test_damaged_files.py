@@ -50,6 +50,7 @@ CORPUS: list[tuple[str, str, list[Edit]]] = [
     ("tokens", "cache/meta.json", [("key", "checksums", None)]),
     ("run", "metrics.csv", [("all", "step,a\nx,1\n")]),
     ("run", "result.json", [("all", "[1]")]),
+    ("run", "config.yaml", [("all", "trainer:\n  max_steps: 4x\n")]),
     ("samples", "samples.npz", [("cut", 0.1, 0.9)]),
 ]
 
