@@ -7,7 +7,7 @@ from taming.evaluation.classifier import (
 )
 from taming.evaluation.contract import EvaluationContract, contract_differences
 from taming.evaluation.features import FeatureExtractor, FeatureNetwork, load_feature_network
-from taming.evaluation.frechet import FeatureStatistics, FrechetDistance, frechet_distance
+from taming.evaluation.frechet import FrechetDistance, frechet_distance
 from taming.evaluation.judging import (
     JudgedImages,
     Judges,
@@ -35,7 +35,6 @@ __all__ = [
     "ExactMean",
     "FeatureExtractor",
     "FeatureNetwork",
-    "FeatureStatistics",
     "FrechetDistance",
     "ImageClassifier",
     "JudgedImages",

@@ -54,55 +54,32 @@ class FeatureNetwork(nn.Module):
 
 
 class FeatureExtractor(FeatureNetwork):
-    """The last stage's features of a pretrained network, averaged over the image.
+    """The features of a pretrained network, which are a vector for each image.
+
+    They are, of a torchvision network with `Backbone.LAYERS`, the last stage's, averaged over the
+    image; of another classifier of torchvision, such as `resnet50` or `vit_b_16`, what its last
+    layer receives; of a network of timm, such as `vit_base_patch14_dinov2` (DINOv2, Oquab et al.
+    2023), what it returns.
 
     Images are first resized to one size, bilinearly with antialiasing, so that distances do not
     depend on theirs; then normalised as the network was trained. All in float32.
 
     Args:
-        backbone: name of the network (see `Backbone`).
-        weights: file of its weights in torchvision's key names.
-        resolution: pixels a side that images are resized to; 224 is what these networks saw, and
-            below 32 the last stage has nothing to see.
+        backbone: name of the network.
+        weights: file of its weights in its library's key names.
+        resolution: pixels a side that images are resized to; 224 is what most networks saw, and
+            below 32 a last stage has nothing to see.
     """
 
     def __init__(
         self, *, backbone: str, weights: str | Path, resolution: Annotated[int, Ge(32)] = 224
     ) -> None:
         super().__init__()
-        self.backbone = Backbone(backbone, weights)
-        self.num_features = Backbone.WIDTHS[backbone]
         self.resolution = resolution
-        self.description = f"{backbone}, last stage, images at {resolution}×{resolution}"
-        self.digest = file_digest(weights)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
-        with torch.autocast(images.device.type, enabled=False), full_precision():
-            return self.backbone(_resized(images, self.resolution))[-1].mean((2, 3))
-
-
-class PooledFeatures(FeatureNetwork):
-    """What the last layer of a torchvision classifier receives, or a network of timm's returns.
-
-    Args:
-        backbone: name of the network: in torchvision such as `resnet50`, `vit_b_16`; in timm such
-            as `vit_base_patch14_dinov2` (DINOv2, Oquab et al. 2023).
-        weights: file of its weights.
-        resolution: pixels a side that images are resized to.
-    """
-
-    def __init__(self, *, backbone: str, weights: str | Path, resolution: int = 224) -> None:
-        super().__init__()
-        self.resolution = resolution
-        self.description = f"{backbone}, before its classes, images at {resolution}×{resolution}"
+        what = "last stage" if backbone in Backbone.LAYERS else "before its classes"
+        self.description = f"{backbone}, {what}, images at {resolution}×{resolution}"
         try:
-            if backbone in torchvision.models.list_models(torchvision.models):
-                network, self.normalize = _torchvision_network(backbone, weights), Normalize()
-            else:
-                network = _timm_network(backbone, weights, resolution)
-                settings: Any = network.pretrained_cfg
-                self.normalize = Normalize(settings["mean"], settings["std"])
+            network, self.normalize = _load_network(backbone, weights, resolution)
             self.frozen = FrozenNetwork(network)
             with torch.no_grad():
                 self.num_features = self(torch.zeros(2, 3, resolution, resolution)).shape[1]
@@ -115,16 +92,28 @@ class PooledFeatures(FeatureNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
+        size = (self.resolution, self.resolution)
         with torch.autocast(images.device.type, enabled=False), full_precision():
-            return self.frozen(self.normalize(_resized(images, self.resolution)))
+            resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
+            return self.frozen(self.normalize(resized))
 
 
-def _torchvision_network(backbone: str, weights: str | Path) -> nn.Module:
-    network = torchvision.models.get_model(backbone, weights=None)
-    load_weights(network, weights)
-    name = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)][-1]
-    network.set_submodule(name, nn.Identity())
-    return network
+def _load_network(
+    backbone: str, weights: str | Path, resolution: int
+) -> tuple[nn.Module, Normalize]:
+    """Returns a network from normalised images to features, and how it wants them normalised."""
+    if backbone in Backbone.LAYERS:
+        stages = Backbone(backbone, weights).network
+        return nn.Sequential(stages, nn.AdaptiveAvgPool2d(1), nn.Flatten()), Normalize()
+    if backbone in torchvision.models.list_models(torchvision.models):
+        network = torchvision.models.get_model(backbone, weights=None)
+        load_weights(network, weights)
+        name = [name for name, part in network.named_modules() if isinstance(part, nn.Linear)][-1]
+        network.set_submodule(name, nn.Identity())
+        return network, Normalize()
+    network = _timm_network(backbone, weights, resolution)
+    settings: Any = network.pretrained_cfg
+    return network, Normalize(settings["mean"], settings["std"])
 
 
 def _timm_network(backbone: str, weights: str | Path, resolution: int) -> nn.Module:
@@ -195,7 +184,7 @@ class InceptionFeatures(FeatureNetwork):
 def load_feature_network(
     *, backbone: str, weights: str | Path, resolution: Annotated[int, Ge(32)] = 224
 ) -> FeatureNetwork:
-    """Loads `inception`, or a network of `FeatureExtractor` or `PooledFeatures`.
+    """Loads `inception`, or a network of `FeatureExtractor`.
 
     Raises:
         MissingPathError: if the weights file does not exist.
@@ -203,9 +192,4 @@ def load_feature_network(
     """
     if backbone == "inception":
         return InceptionFeatures(weights=weights)
-    network = FeatureExtractor if backbone in Backbone.LAYERS else PooledFeatures
-    return network(backbone=backbone, weights=weights, resolution=resolution)
-
-
-def _resized(images: Tensor, resolution: int) -> Tensor:
-    return F.interpolate(images.float(), (resolution, resolution), mode="bilinear", antialias=True)
+    return FeatureExtractor(backbone=backbone, weights=weights, resolution=resolution)

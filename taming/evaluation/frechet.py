@@ -5,93 +5,56 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.wrappers.abstract import WrapperMetric
 
-__all__ = [
-    "FeatureStatistics",
-    "FrechetDistance",
-    "feature_statistics",
-    "frechet_distance",
-    "frechet_spread",
-]
+__all__ = ["FrechetDistance", "feature_statistics", "frechet_distance", "frechet_spread"]
 
 BLOCK = 4096  # features in float64 at a time
 
 
-class FeatureStatistics(Metric):
-    """Mean and covariance of the features of a set of images, to compare several sets.
+class FrechetDistance(Metric):
+    """The Fréchet distance of reconstructions to their images, by the features of a network.
+
+    Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", eq. 6. This is FID only if
+    the features are those of Inception with the FID weights; with any other network name the
+    network beside the number. It falls with the number of images, most so where there are fewer
+    than features: compare only what was measured on equally many images.
 
     Sums of features and of their products are kept in float64, so memory does not grow with the
     number of images, and ranks add up. `features` is a module from images `(b c H W)` in [-1, 1] to
     `(b f)`, with `num_features`, its f (see `FeatureExtractor`).
     """
 
+    names = ("frechet_distance",)  # of the numbers that `compute` returns
+    higher_is_better = False
     full_state_update = False
 
     def __init__(self, features: nn.Module) -> None:
         super().__init__()
         self.features = features
-        self.sum: Tensor
+        self.sums: Tensor  # of reconstructions, and of images
         self.products: Tensor
         self.num_images: Tensor
         f: int = features.num_features  # type: ignore[assignment]
-        for name, shape in {"sum": (f,), "products": (f, f), "num_images": ()}.items():
+        for name, shape in {"sums": (2, f), "products": (2, f, f), "num_images": ()}.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     @torch.no_grad()
-    def update(self, images: Tensor) -> None:
-        """Adds `(b c H W)` of float, clamped to [-1, 1]."""
-        features = self.features(images.clamp(-1, 1)).double()  # (b f)
-        self.sum += features.sum(0)
-        self.products += features.T @ features
+    def update(self, reconstructions: Tensor, images: Tensor) -> None:
+        """Adds a batch; both are `(b c H W)` of float, clamped to [-1, 1]."""
+        both = [self.features(x.clamp(-1, 1)) for x in (reconstructions, images)]
+        features = torch.stack(both).double()  # (2 b f)
+        self.sums += features.sum(1)
+        self.products += features.mT @ features
         self.num_images += len(images)
 
-    def compute(self) -> tuple[Tensor, Tensor]:
-        """Returns mean `(f,)` and covariance `(f f)`; of a single image the covariance is zero."""
-        mean = self.sum / self.num_images
-        covariance = self.products - self.num_images * torch.outer(mean, mean)
-        return mean, covariance / (self.num_images - 1).clamp(min=1)
-
-    def distance(self, other: "FeatureStatistics") -> Tensor:
-        """Returns the Fréchet distance of the two sets, a scalar; NaN if one holds no image."""
-        means, covariances = zip(self.compute(), other.compute(), strict=True)
-        if any(mean.isnan().any() for mean in means):
-            return means[0].new_tensor(torch.nan)
-        # of one feature, torchmetrics makes a number of it
-        return frechet_distance(*means, *map(torch.atleast_2d, covariances))
-
-
-class FrechetDistance(WrapperMetric):
-    """The Fréchet distance of reconstructions to their images; `features` as `FeatureStatistics`.
-
-    Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", eq. 6. This is FID only if
-    the features are those of Inception with the FID weights; with any other network name the
-    network beside the number. It falls with the number of images, most so where there are fewer
-    than features: compare only what was measured on equally many images.
-    """
-
-    names = ("frechet_distance",)  # of the numbers that `compute` returns
-    higher_is_better = False
-
-    def __init__(self, features: nn.Module) -> None:
-        super().__init__()
-        self.images = FeatureStatistics(features)
-        self.reconstructions = FeatureStatistics(features)
-
-    def update(self, reconstructions: Tensor, images: Tensor) -> None:
-        """Adds a batch; both are `(b c H W)` of float."""
-        self.images.update(images)
-        self.reconstructions.update(reconstructions)
-
     def compute(self) -> dict[str, Tensor]:
-        """Returns `frechet_distance`, 0 or more."""
-        return {"frechet_distance": self.reconstructions.distance(self.images)}
-
-    def reset(self) -> None:
-        """Forgets all images."""
-        super().reset()
-        self.images.reset()
-        self.reconstructions.reset()
+        """Returns `frechet_distance`, 0 or more; of single images the covariance is zero."""
+        means = self.sums / self.num_images  # (2 f)
+        if means.isnan().any():
+            return {"frechet_distance": means.new_tensor(torch.nan)}
+        products = self.products - self.num_images * means[:, :, None] * means[:, None]
+        covariances = products / (self.num_images - 1).clamp(min=1)
+        return {"frechet_distance": frechet_distance(*means, *covariances)}
 
 
 def feature_statistics(features: Tensor) -> tuple[Tensor, Tensor]:

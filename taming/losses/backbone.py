@@ -96,7 +96,6 @@ class Backbone(nn.Module):
         "alexnet": (1, 4, 7, 9, 11),
     }
     MIN_SIDES = {"squeezenet1_1": 17, "vgg16": 16, "alexnet": 31}  # noqa: RUF012  smaller images vanish in pools
-    WIDTHS = {"squeezenet1_1": 512, "vgg16": 512, "alexnet": 256}  # noqa: RUF012  of the last stage
 
     def __init__(self, name: str, weights: str | Path) -> None:
         super().__init__()
