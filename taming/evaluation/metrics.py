@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
-from torchmetrics.functional.image import structural_similarity_index_measure
+from torchmetrics.functional.image import (
+    peak_signal_noise_ratio,
+    structural_similarity_index_measure,
+)
 
 from taming.contexts import full_precision
 from taming.losses import LPIPSLoss
@@ -18,11 +21,21 @@ __all__ = [
     "LabelMapMetrics",
     "ReconstructionMetrics",
     "TokenLikelihood",
+    "codebook_usage",
+    "image_psnr",
     "image_quality",
 ]
 
-
+MAX_PSNR = 10 * math.log10(2**2 / 1e-10)  # of equal images
 SSIM_WINDOW = 11  # pixels; images are at least as large
+
+
+def image_psnr(reconstructions: Tensor, images: Tensor) -> Tensor:
+    """Returns each image's PSNR in dB, `(b,)`, at most 106; both are `(b c H W)` in [-1, 1]."""
+    psnr = peak_signal_noise_ratio(
+        reconstructions, images, (-1.0, 1.0), reduction="none", dim=(1, 2, 3)
+    )
+    return psnr.clamp(max=MAX_PSNR)
 
 
 def image_quality(reconstructions: Tensor, images: Tensor) -> dict[str, Tensor]:
@@ -33,17 +46,15 @@ def image_quality(reconstructions: Tensor, images: Tensor) -> dict[str, Tensor]:
     # SSIM filters with a convolution
     with torch.autocast(images.device.type, enabled=False), full_precision():
         reconstructions, images = reconstructions.float().clamp(-1, 1), images.float()
-        difference = reconstructions - images
-        squared_error = difference.square().mean((1, 2, 3)).clamp(min=1e-10)
         _, ssim = structural_similarity_index_measure(
             reconstructions, images, data_range=(-1.0, 1.0), reduction="none",
             return_full_image=True,
         )  # fmt: skip
         border = SSIM_WINDOW // 2
         return {
-            "psnr": 10 * torch.log10(4 / squared_error),
+            "psnr": image_psnr(reconstructions, images),
             "ssim": ssim[..., border:-border, border:-border].mean((1, 2, 3)),
-            "l1": difference.abs().mean((1, 2, 3)),
+            "l1": (reconstructions - images).abs().mean((1, 2, 3)),
         }
 
 
@@ -57,29 +68,26 @@ class ReconstructionMetrics(Metric):
     """
 
     min_side = SSIM_WINDOW
-
     names = ("psnr", "ssim")  # of the numbers that `compute` returns
     higher_is_better = True
     full_state_update = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.psnr_sum: Tensor
-        self.ssim_sum: Tensor
+        self.sums: Tensor  # of each number
         self.num_images: Tensor
-        for name in ("psnr_sum", "ssim_sum", "num_images"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        for name, shape in {"sums": (2,), "num_images": ()}.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, reconstructions: Tensor, images: Tensor) -> None:
         """Adds a batch; both are `(b c H W)` of float."""
         found = image_quality(reconstructions, images)
-        self.psnr_sum += found["psnr"].sum()
-        self.ssim_sum += found["ssim"].sum()
+        self.sums += torch.stack([found[name].sum() for name in self.names])
         self.num_images += len(images)
 
     def compute(self) -> dict[str, Tensor]:
         """Returns `psnr` in dB and `ssim`."""
-        return {"psnr": self.psnr_sum / self.num_images, "ssim": self.ssim_sum / self.num_images}
+        return dict(zip(self.names, self.sums / self.num_images, strict=True))
 
 
 class ExactMean(MeanMetric):
@@ -147,12 +155,21 @@ class LabelMapMetrics(MulticlassConfusionMatrix):
         }
 
 
-class CodebookUsage(Metric):
-    """Usage and perplexity of the codes, over all updates and ranks.
+def codebook_usage(counts: Tensor) -> dict[str, Tensor]:
+    """Returns usage and perplexity of the codes from how often each was chosen, `(codebook_size,)`.
 
-    `compute` returns `codebook_usage`, the fraction of codes chosen at least once, in [0, 1], and
-    `codebook_perplexity`, exp of the entropy of the chosen codes in nats, in [1, codebook_size].
+    `codebook_usage` is the fraction of codes chosen at least once, in [0, 1], and
+    `codebook_perplexity` exp of the entropy of the chosen codes in nats, in [1, codebook_size].
     """
+    frequencies = counts.double() / counts.sum().clamp(min=1)
+    return {
+        "codebook_usage": (counts > 0).double().mean(),
+        "codebook_perplexity": torch.special.entr(frequencies).sum().exp(),
+    }
+
+
+class CodebookUsage(Metric):
+    """The numbers of `codebook_usage`, over all updates and ranks."""
 
     names = ("codebook_usage", "codebook_perplexity")  # of the numbers that `compute` returns
     higher_is_better = True
@@ -170,12 +187,8 @@ class CodebookUsage(Metric):
         self.counts += code_counts
 
     def compute(self) -> dict[str, Tensor]:
-        frequencies = self.counts.double() / self.counts.sum().clamp(min=1)
-        entropy = torch.special.entr(frequencies).sum()
-        return {
-            "codebook_usage": (self.counts > 0).double().mean(),
-            "codebook_perplexity": entropy.exp(),
-        }
+        """See `codebook_usage`."""
+        return codebook_usage(self.counts)
 
 
 class TokenLikelihood(ExactMean):

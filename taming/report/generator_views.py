@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,15 +51,13 @@ def samples_by_class(subject: Subject, samples: Images) -> Iterator[Part]:
         encoder = generator.require_condition_tokenizer()
         palette = palette_of(encoder, getattr(generator.conditioning, "palette", None))
         columns = to_uint8(samples.conditions, palette), pixels, subject.pixels(shown.images)
-        groups = [
-            Group("", [Picture.of(one) for one in some]) for some in zip(*columns, strict=False)
-        ]
+        groups = [Group.of("", *some) for some in zip(*columns, strict=False)]
         yield Pictures(groups, "condition · sample · the image it belongs to")
         return
-    by_class: dict[str, list[Picture]] = {}
+    by_class: dict[str, list[np.ndarray]] = {}
     for name, one in zip(subject.captions(samples), pixels, strict=True):
-        by_class.setdefault(name, []).append(Picture.of(one))
-    yield Pictures([Group(name, pictures) for name, pictures in by_class.items()])
+        by_class.setdefault(name, []).append(one)
+    yield Pictures([Group.of(name, *some) for name, some in by_class.items()])
 
 
 def attention(subject: Subject, images: Images, tokens: Tensor) -> Iterator[Part]:
@@ -139,13 +138,11 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
         y = [float(f"{value:.4g}") for value in nearest.values[:, 0].tolist()]
         style = {"boxpoints": "all", "jitter": 0.5, "marker": {"color": COLORS[len(traces)]}}
         traces.append({"type": "box", "y": y, "name": name, **style})
-        groups = []
+        groups, captions = [], subject.captions(images)
         for i in evenly(len(images.images), MAX_EACH):
-            own = subject.pixels(images.images[i : i + 1])[0]
-            found = map(Picture.of, subject.pixels(subject.train.images[nearest.indices[i]]))
-            caption = f"{nearest.values[i, 0]:.1f} grey levels"
-            groups.append(Group(joined(subject.captions(images)[i], caption),
-                                [Picture.of(own), *found]))  # fmt: skip
+            own, found = images.images[i : i + 1], subject.train.images[nearest.indices[i]]
+            caption = joined(captions[i], f"{nearest.values[i, 0]:.1f} grey levels")
+            groups.append(Group.of(caption, *subject.pixels(own), *subject.pixels(found)))
         yield Pictures(groups, f"one of the {name} · the nearest of {len(train):,} training images")
     axis = {"title": {"text": "grey levels"}, "rangemode": "tozero"}
     title = "distance to the nearest training image"

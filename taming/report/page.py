@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -75,12 +74,16 @@ class Group:
     caption: str
     pictures: Sequence[Picture]
 
+    @classmethod
+    def of(cls, caption: str, *pixels: np.ndarray) -> "Group":
+        """Makes a group of pictures, each uint8 `(H W 3)`."""
+        return cls(caption, [Picture.of(one) for one in pixels])
+
 
 @dataclass(frozen=True)
 class Pictures:
     """Groups of pictures, as many in a row as there is room for; `legend` says what each shows."""
 
-    kind: ClassVar[str] = "pictures"
     groups: Sequence[Group]
     legend: str = ""
     side: int = 96  # pixels that a picture is wide on the screen, where there is room
@@ -90,7 +93,6 @@ class Pictures:
 class Matrix:
     """Pictures in rows and columns with headings; it unfolds unless it is `open`."""
 
-    kind: ClassVar[str] = "matrix"
     caption: str
     columns: Sequence[str]
     rows: Mapping[str, Sequence[Picture]]
@@ -101,7 +103,6 @@ class Matrix:
 class Chart:
     """A figure of Plotly, as JSON."""
 
-    kind: ClassVar[str] = "chart"
     title: str
     figure: str
 
@@ -110,7 +111,6 @@ class Chart:
 class Table:
     """A table; cells are text already. `side` is a second one shown beside it."""
 
-    kind: ClassVar[str] = "table"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
@@ -121,7 +121,6 @@ class Table:
 class Text:
     """A paragraph; with a `title` preformatted text that unfolds."""
 
-    kind: ClassVar[str] = "text"
     text: str
     title: str = ""
 
@@ -130,7 +129,6 @@ class Text:
 class Finding:
     """A sentence about the health of a run; `level` is warning, note or good."""
 
-    kind: ClassVar[str] = "finding"
     text: str
     level: str = "warning"
 
@@ -173,6 +171,7 @@ def render_page(subtitle: str, runs: Sequence[RunRecord], sections: Sequence[Sec
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters["kind"] = lambda part: type(part).__name__
     # in a script element, where HTML's own escapes do not count
     templates.filters["script"] = lambda text: Markup(text.replace("</", "<\\/"))
     template = templates.get_template("report.html")

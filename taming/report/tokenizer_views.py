@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from taming.contexts import evaluation_mode
+from taming.evaluation.metrics import codebook_usage, image_psnr
 from taming.generation import codes_alone
 from taming.quantizers.interface import count_codes
 from taming.report.curves import COLORS, figure_json, thinned
@@ -31,20 +32,13 @@ def reconstructions(subject: Subject, images: Images) -> Iterator[Part]:
         numbers = [f"{1 - share:.1%} of pixels" for share in errors.mean((1, 2)).tolist()]
         scale = "wrong pixels"
     else:
-        differences = decoded.clamp(-1, 1) - images.images
-        errors = differences.abs().mean(1) / FULL_ERROR
-        squared = differences.square().mean((1, 2, 3)).clamp(min=1e-10)
-        numbers = [f"{value:.1f} dB" for value in (10 * torch.log10(4 / squared)).tolist()]
+        errors = (decoded.clamp(-1, 1) - images.images).abs().mean(1) / FULL_ERROR
+        numbers = [f"{value:.1f} dB" for value in image_psnr(decoded, images.images).tolist()]
         scale = "error, from black for 0 to bright for 64 grey levels"
     pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(decoded)
     groups = [
-        Group(
-            joined(name, numbers[i]),
-            [
-                Picture.of(pixels[i]),
-                Picture.of(decoded_pixels[i]),
-                Picture.of(heat(errors[i].numpy(), 1.0)),
-            ],
+        Group.of(
+            joined(name, numbers[i]), pixels[i], decoded_pixels[i], heat(errors[i].numpy(), 1.0)
         )
         for i, name in enumerate(subject.captions(images))
     ]
@@ -82,16 +76,13 @@ def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
 
 
 def _usage(counts: Tensor, num_images: int) -> Iterator[Part]:
-    """Says how many codes are in use, and how evenly.
-
-    `CodebookUsage` would wait for the other processes of a training, which have ended.
-    """
+    """Says how many codes are in use, and how evenly."""
     used, size, total = int((counts > 0).sum()), len(counts), int(counts.sum())
-    entropy = torch.special.entr(counts.double() / total).sum().item()  # in nats
+    perplexity = codebook_usage(counts)["codebook_perplexity"].item()
     rows = [
         ["codes in use", f"{used:,} of {size:,} ({used / size:.1%})"],
-        ["perplexity", f"{math.exp(entropy):.1f}"],
-        ["entropy", f"{entropy / math.log(2):.2f} of {math.log2(size):.2f} bits"],
+        ["perplexity", f"{perplexity:.1f}"],
+        ["entropy", f"{math.log2(perplexity):.2f} of {math.log2(size):.2f} bits"],
         ["counted on", f"{num_images:,} images, {total:,} codes"],
     ]
     yield Table(("", "held-out images"), rows)
