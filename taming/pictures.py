@@ -1,7 +1,7 @@
 """Everything that becomes a PNG: grids of images and label maps, captions, palettes, frames."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -110,29 +110,31 @@ def side_by_side(
 
 
 def class_grid(
-    samples: Mapping[int, Sequence[tuple[np.ndarray, int | None]]], class_names: Sequence[str]
+    pictures: Sequence[np.ndarray],
+    labels: Sequence[int],
+    predictions: Sequence[int] | None,
+    class_names: Sequence[str],
 ) -> Image.Image:
-    """Lays out samples by class, a row each: recognised ones framed green, mistaken ones red.
+    """Lays out pictures by class, a row each: recognised ones framed green, mistaken ones red.
 
-    Above each sample stands its class, and below that the class a mistaken one was taken for.
-    `samples` are, by label, pictures uint8 `(H W 3)` with the class that a classifier predicts,
-    None without one.
+    Above each one, uint8 `(H W 3)`, stands its class, and below that the class a mistaken one was
+    taken for. `predictions` are a classifier's; None without one.
     """
-    num_columns = max(map(len, samples.values()))
-    pictures, captions = [], []
-    for label in sorted(samples):
-        for picture, prediction in samples[label]:
-            caption = class_names[label]
-            if prediction is not None:
-                picture = np.pad(picture, ((1, 1), (1, 1), (0, 0)))
-                frame = GOOD if prediction == label else BAD
-                picture[[0, -1]] = frame
-                picture[:, [0, -1]] = frame
-                if prediction != label:
-                    caption += f"\nseen: {class_names[prediction]}"
-            pictures.append(picture)
+    rows = {label: [i for i, x in enumerate(labels) if x == label] for label in sorted(set(labels))}
+    num_columns = max(map(len, rows.values()))
+    cells, captions = [], []
+    for label, numbers in rows.items():
+        for number in numbers:
+            cell, caption = pictures[number], class_names[label]
+            if predictions is not None:
+                right = predictions[number] == label
+                cell = np.pad(cell, ((1, 1), (1, 1), (0, 0)))
+                cell[[0, -1]] = GOOD if right else BAD
+                cell[:, [0, -1]] = GOOD if right else BAD
+                caption += "" if right else f"\nseen: {class_names[predictions[number]]}"
+            cells.append(cell)
             captions.append(caption)
-        num_missing = num_columns - len(samples[label])
-        pictures += [np.full_like(pictures[-1], 255)] * num_missing
+        num_missing = num_columns - len(numbers)
+        cells += [np.full_like(cells[-1], 255)] * num_missing
         captions += [""] * num_missing
-    return pixel_grid(np.stack(pictures), num_columns, captions, min_side=96)  # wide enough
+    return pixel_grid(np.stack(cells), num_columns, captions, min_side=96)  # wide enough

@@ -77,7 +77,7 @@ def test_of_other_channels_the_first_are_shown() -> None:
 
 def test_a_grid_by_class_frames_what_is_mistaken() -> None:
     grey = np.full((14, 14, 3), 128, dtype=np.uint8)
-    pixels = np.asarray(class_grid({1: [(grey, 0), (grey, 1)], 0: [(grey, 0)]}, ["dark", "bright"]))
+    pixels = np.asarray(class_grid([grey] * 3, [1, 1, 0], [0, 1, 0], ["dark", "bright"]))
     side, gap, caption = 16 * 6, 2, 2 * 14  # a frame of 1 each side, enlarged to 96 or more
     assert pixels.shape == (2 * (side + caption + gap) + gap, 2 * (side + gap) + gap, 3)
     places = ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -95,5 +95,5 @@ def test_a_grid_by_class_frames_what_is_mistaken() -> None:
             assert bool(pixels[top : top + 14, left : left + side].min() < 100) is written
     inside = gap + caption + side // 2
     assert tuple(pixels[inside, gap + side // 2]) == (128, 128, 128)
-    plain = np.asarray(class_grid({0: [(grey, None)]}, ["dark"]))
+    plain = np.asarray(class_grid([grey], [0], None, ["dark"]))
     assert plain.shape == (7 * 14 + 14 + 4, 7 * 14 + 4, 3)  # without a classifier no frame

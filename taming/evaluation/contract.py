@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class EvaluationContract:
     @property
     def digest(self) -> str:
         """Hex digest of what must be equal: the same for comparable evaluations only."""
-        return _hash(json.dumps(_compared(asdict(self)), sort_keys=True))[:16]
+        compared = json.dumps(_compared(asdict(self)), sort_keys=True)
+        return hashlib.sha256(compared.encode()).hexdigest()[:16]
 
     def plain(self) -> dict[str, Any]:
         """Returns the contract as it is saved beside the numbers, its digest first."""
@@ -68,9 +69,10 @@ def contract_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> li
     ]
 
 
-def digest_images(images: np.ndarray) -> list[bytes]:
-    """Returns a digest of each image, uint8 `(b H W c)`."""
-    return [hashlib.sha256(repr(x.shape).encode() + x.tobytes()).digest() for x in images]
+def digest_images(images: np.ndarray) -> np.ndarray:
+    """Returns a digest of each image, `(b H W c)`, as a row of bytes: both uint8."""
+    digests = [hashlib.sha256(repr(x.shape).encode() + x.tobytes()).digest() for x in images]
+    return np.array(list(map(list, digests)), np.uint8)
 
 
 def file_digest(path: str | Path) -> str:
@@ -79,15 +81,10 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def join_digests(digests: Iterable[bytes]) -> str:
-    """Returns the hex digest of a set of images, whatever their order."""
-    return _hash(b"".join(sorted(digests)))
+def join_digests(digests: np.ndarray) -> str:
+    """Returns the hex digest of a set of images, see `digest_images`, whatever their order."""
+    return hashlib.sha256(b"".join(sorted(row.tobytes() for row in digests))).hexdigest()
 
 
 def _compared(contract: Mapping[str, Any]) -> dict[str, Any]:
-    left_out: Sequence[str] = (*SUBJECT, "digest")
-    return {name: value for name, value in contract.items() if name not in left_out}
-
-
-def _hash(value: str | bytes) -> str:
-    return hashlib.sha256(value.encode() if isinstance(value, str) else value).hexdigest()
+    return {name: value for name, value in contract.items() if name not in (*SUBJECT, "digest")}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,79 +33,71 @@ class Judges:
     device: torch.device  # where they are
 
 
-class _Batch(NamedTuple):
-    digests: list[bytes]
-    num_not_finite: int
-    features: Tensor | None  # (b f)
-    labels: Tensor | None  # (b,)
-    logits: Tensor | None  # (b k), the classifier's
-
-
 class JudgedImages:
-    """What the judges see in one set of images, a row of features and logits an image.
+    """What the judges see in one set of images, a row an image.
 
     Several processes each update with the batches `dealt` to them. After `gather` the first one has
     all, in order, and only it may read them.
+
+    Attributes:
+        features: `(n f)`; None where they are not known, like the others.
+        labels: `(n,)`.
+        logits: the classifier's, `(n k)`.
+        num_images: n.
+        num_not_finite: how many of them hold NaN or infinite numbers.
     """
 
     def __init__(self, judges: Judges) -> None:
         self._judges = judges
-        self._batches: list[_Batch] = []
+        self._batches: list[dict[str, Tensor]] = []
 
     @torch.no_grad()
-    def update(self, images: Tensor, labels: Tensor | None = None) -> list[int | None]:
-        """Adds `(b c H W)` in [-1, 1], rounded to 8 bits, and their classes `(b,)`, if any.
-
-        Returns the classifier's predictions, None without one.
-        """
-        classifier, network = self._judges.classifier, self._judges.features
+    def update(self, images: Tensor, labels: Tensor | None = None) -> None:
+        """Adds `(b c H W)` in [-1, 1], rounded to 8 bits, and their classes `(b,)`, if any."""
+        judges = self._judges
         finite = images.isfinite().all(dim=(1, 2, 3))
-        images = as_eight_bit(images.to(self._judges.device)).nan_to_num()
+        images = as_eight_bit(images.to(judges.device)).nan_to_num()
         pixels = ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-        logits = None if classifier is None else classifier(images).float().cpu()
-        self._batches.append(
-            _Batch(
-                digest_images(pixels),
-                int((~finite).sum()),
-                None if network is None else network(images).float().cpu(),
-                None if labels is None else labels.cpu(),
-                logits,
-            )
-        )
-        return [None] * len(images) if logits is None else logits.argmax(1).tolist()
+        rows = {"digests": torch.from_numpy(digest_images(pixels)), "finite": finite}
+        if judges.features is not None:
+            rows["features"] = judges.features(images).float()
+        if labels is not None:
+            rows["labels"] = labels
+        if judges.classifier is not None:
+            rows["logits"] = judges.classifier(images).float()
+        self._batches.append({name: values.cpu() for name, values in rows.items()})
 
     def gather(self) -> "JudgedImages":
         """Collects all processes' images on the first one."""
         batches = gather_dealt(self._batches)
         self._batches = []
-        self.digests = [digest for batch in batches for digest in batch.digests]
-        self.num_images = len(self.digests)
-        self.num_not_finite = sum(batch.num_not_finite for batch in batches)
-        self.features = _joined([batch.features for batch in batches])
-        self.labels = _joined([batch.labels for batch in batches])
-        self.logits = _joined([batch.logits for batch in batches])
+        names = batches[0] if batches else ()
+        self._keep({name: torch.cat([batch[name] for batch in batches]) for name in names})
         return self
+
+    def _keep(self, rows: dict[str, Tensor]) -> None:
+        self._rows = rows
+        self.features, self.labels = rows.get("features"), rows.get("labels")
+        self.logits = rows.get("logits")
+        self.num_images = len(rows.get("digests", ()))
+        self.num_not_finite = self.num_images - int(rows["finite"].sum()) if "finite" in rows else 0
 
     def save_features(self, path: Path) -> None:
         """Saves the gathered features, and what they are of, as safetensors."""
-        digests = torch.tensor([list(digest) for digest in self.digests], dtype=torch.uint8)
-        tensors = {"features": self.features, "digests": digests, "labels": self.labels}
+        names = ("features", "digests", "labels")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path, "wb") as file:
-                file.write(save({name: x for name, x in tensors.items() if x is not None}))
+                file.write(save({name: self._rows[name] for name in names if name in self._rows}))
 
     def load_features(self, path: Path) -> None:
         """Loads what `save_features` saved of the same images."""
-        saved = load_file(path)
-        self.features, self.labels = saved["features"], saved.get("labels")
-        self.digests = [bytes(row.tolist()) for row in saved["digests"]]
-        self.num_images = len(self.digests)
+        self._keep(self._rows | load_file(path))
 
     @property
     def digest(self) -> str:
         """Hex digest of the images, whatever their order."""
-        return join_digests(self.digests)
+        return join_digests(self._rows["digests"].numpy())
 
     def numbers(
         self,
@@ -169,11 +161,6 @@ def compare_features(
 def as_eight_bit(images: Tensor) -> Tensor:
     """Rounds images in [-1, 1] to the 256 levels of a file, so that they equal what is written."""
     return ((images.float().clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
 
 
 def _by_class(labels: Tensor, predictions: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:

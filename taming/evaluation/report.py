@@ -47,11 +47,11 @@ Columns = Mapping[str, tuple[str, str]]
 
 def report_text(numbers: dict[str, Any]) -> str:
     """Returns report.md for the numbers in metrics.json."""
-    samples = dict(_samples(numbers))
+    compared = {name: row for name, row in _samples(numbers) if "training_distance" in row}
     parts = [
         _likelihood(numbers),
         _table(_sets(numbers), COLUMNS),
-        _table(samples, MEMORISATION),
+        _table(compared, MEMORISATION),
         _remarks(numbers),
         _tokenizer(numbers),
         _classes(numbers),
@@ -94,11 +94,9 @@ def _sets(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return sets | {what: numbers[name] for name, what in SETS.items() if name in numbers}
 
 
-def _table(sets: Mapping[str, dict[str, Any]], columns: Columns) -> str:
+def _table(sets: Mapping[str, dict[str, Any]], columns: Columns, title: str = "") -> str:
     """Lays out the numbers of sets of images, those columns that any of them has."""
     found = {key: column for key, column in columns.items() if any(key in x for x in sets.values())}
-    if not found and columns is not COLUMNS:
-        return ""
     rows = [
         [
             what,
@@ -107,7 +105,7 @@ def _table(sets: Mapping[str, dict[str, Any]], columns: Columns) -> str:
         ]
         for what, row in sets.items()
     ]
-    return markdown_table(["", "images", *(title for title, _ in found.values())], rows)
+    return markdown_table([title, "images", *(title for title, _ in found.values())], rows)
 
 
 def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
@@ -129,8 +127,8 @@ def _likelihood(numbers: dict[str, Any]) -> str:
         if name in numbers
     ]
     text = markdown_table(["", "tokens", "nats per token", "bits per token", "perplexity"], rows)
-    if not rows or "bits_per_token_uniform" not in numbers["likelihood"]:
-        return text
+    if not rows:
+        return ""
     found = numbers["likelihood"]
     return (
         f"{text}\n\nWithout a transformer: {found['bits_per_token_uniform']:.4f} bits if all codes "
@@ -168,22 +166,13 @@ def _tokenizer(numbers: dict[str, Any]) -> str:
         f"{tokenizer['codebook_perplexity']:.1f}."
     )
     rows = tokenizer.get("by_class", [])
-    if not rows or "psnr" not in rows[0]:
-        return text
-    found = {key: column for key, column in QUALITY.items() if key in rows[0]}
-    rows = sorted(rows, key=lambda row: (row["psnr"] is None, row["psnr"]))[:MAX_TABLE_CLASSES]
-    table = [
-        [row["class"], f"{row['num_images']:,}", *(_cell(row, k, f) for k, (_, f) in found.items())]
-        for row in rows
-    ]
-    header = ["class", "images", *(title for title, _ in found.values())]
-    return f"{text}\n\nBy class, the worst first:\n\n{markdown_table(header, table)}"
+    worst = sorted(rows, key=lambda row: (row["psnr"] is None, row["psnr"]))[:MAX_TABLE_CLASSES]
+    table = _table({row["class"]: row for row in worst}, QUALITY, "class")
+    return f"{text}\n\nBy class, the worst first:\n\n{table}" if table else text
 
 
 def _contract(numbers: dict[str, Any]) -> str:
     """Lists what the numbers depend on."""
-    if "contract" not in numbers:
-        return ""
     rows = []
     for name, value in numbers["contract"].items():
         if isinstance(value, dict):

@@ -127,7 +127,7 @@ def evaluate_model(
     pictures: dict[str, Image.Image] = {}
     if isinstance(subject, ImageDataset):
         num_samples, digest = len(subject), ""
-        sets = [given_samples(subject, data, size)]
+        sets = [given_samples(subject)]
     else:
         measured, pictures = _measure_tokenizer(subject, real, lpips and lpips.to(device))
         numbers, digest, sets = numbers | measured, subject.to_saved().fingerprint(), []
@@ -149,7 +149,7 @@ def evaluate_model(
         if rank() == 0:
             digest = digest or judged.digest
             name = "" if len(sets) == 1 else f"_guidance_{samples.settings['guidance_scale']:g}"
-            pictures[f"grid{name}.png"] = sample_grid(shown, data.class_names)
+            pictures[f"grid{name}.png"] = sample_grid(shown, judged, data.class_names)
     if rank() > 0:
         return {}, []
     numbers["validation_images"] = real.val.numbers(None, data.class_names, real.seed)
@@ -179,13 +179,14 @@ def _measure_tokenizer(
     """Returns the numbers of the validation images' tokens and reconstructions, and a picture."""
     tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
     with evaluation_mode(subject):
-        batches = real.val_batches("reconstructions")
+        dataset, numbers = real.data.val_dataset, real.val_numbers
+        batches = (batch for _, batch in real.batches(dataset, numbers, "reconstructions"))
         found = measure_validation(tokenizer, batches, real.judges, _losses(subject), lpips)
     if rank() > 0:
         return found.likelihoods, {}
-    numbers = found.numbers(real.val, real.data.class_names, real.seed)
-    picture = best_and_worst(tokenizer, found, real.data.val_dataset, real.val_numbers)
-    return {**found.likelihoods, "reconstructions": numbers}, {"reconstructions.png": picture}
+    picture = best_and_worst(tokenizer, found, dataset, numbers)
+    measured = found.numbers(real.val, real.data.class_names, real.seed)
+    return {**found.likelihoods, "reconstructions": measured}, {"reconstructions.png": picture}
 
 
 def _losses(

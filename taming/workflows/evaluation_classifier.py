@@ -26,9 +26,7 @@ def train_on_real(
 
     It is saved in the directory, and returned on the CPU.
     """
-    dataset = data.train_dataset
-    classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
-    classifier = _train(classifier, dataset, data.num_workers_for(dataset), training, device)
+    classifier = _train(data.train_dataset, data, training, device)
     classifier.save_pretrained(directory)
     return classifier
 
@@ -76,22 +74,16 @@ def train_on_samples(
     "Classification Accuracy Score for Conditional Generative Models").
     """
     samples.gather()
-
-    def train() -> ImageClassifier:
-        classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
-        return _train(classifier, samples.dataset(data, training.seed), 0, training, device)
-
-    return on_first_rank(train)
+    return on_first_rank(
+        lambda: _train(samples.dataset(data, training.seed), data, training, device)
+    )
 
 
 def _train(
-    classifier: ImageClassifier,
-    dataset: ImageDataset,
-    num_workers: int,
-    training: ClassifierTraining,
-    device: torch.device,
+    dataset: ImageDataset, data: ImageDataModule, training: ClassifierTraining, device: torch.device
 ) -> ImageClassifier:
+    classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
     batches = EndlessBatches(len(dataset), training.batch_size, seed=training.seed)
-    loader = make_loader(dataset, num_workers, batch_sampler=batches)
+    loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=batches)
     num_steps = training.steps_for(len(dataset))
     return train_classifier(classifier.to(device), loader, training, num_steps).cpu()

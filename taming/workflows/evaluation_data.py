@@ -1,7 +1,7 @@
 """The images of an evaluation: checked, batched, and their features kept for the next one."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ __all__ = [
     "check_classifier",
     "check_data",
     "chosen",
-    "dealt_batches",
 ]
 
 
@@ -94,16 +93,6 @@ def chosen(
     return in_proportion([dataset.label(number) for number in numbers], most, seed)
 
 
-def dealt_batches(
-    data: ImageDataModule, dataset: ImageDataset, numbers: Sequence[int], batch_size: int, name: str
-) -> Iterable[dict[str, Any]]:
-    """Returns this rank's batches of the images, not augmented, under a progress bar."""
-    size = min(batch_size, largest_share(len(numbers)))
-    batches = [numbers[start : start + size] for start in range(0, len(numbers), size)]
-    loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=list(dealt(batches)))
-    return tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)
-
-
 class RealImages:
     """The real images of an evaluation, judged: those of validation, and some of training.
 
@@ -135,10 +124,19 @@ class RealImages:
             network = replace(judges, classifier=None)
             self.train = self._judge(network, data.train_dataset, some, "training images")
 
-    def val_batches(self, name: str) -> Iterable[dict[str, Any]]:
-        """Returns this rank's batches of the validation images."""
-        dataset = self.data.val_dataset
-        return dealt_batches(self.data, dataset, self.val_numbers, self._batch_size, name)
+    def batches(
+        self, dataset: ImageDataset, numbers: Sequence[int], name: str
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields this rank's batches of images, not augmented, each after its first one's place.
+
+        They are counted by a progress bar of this name.
+        """
+        size = min(self._batch_size, largest_share(len(numbers)))
+        starts = list(dealt(range(0, len(numbers), size)))
+        batches = [numbers[start : start + size] for start in starts]
+        loader = make_loader(dataset, self.data.num_workers_for(dataset), batch_sampler=batches)
+        bar = tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)
+        yield from zip(starts, bar, strict=True)
 
     def judge_val(self, judges: Judges, name: str) -> JudgedImages:
         """Returns the validation images as other judges see them."""
@@ -157,7 +155,7 @@ class RealImages:
         known = cached is not None and on_first_rank(cached.is_file)
         judged = JudgedImages(replace(judges, features=None) if known else judges)
         if not known or judges.classifier is not None:
-            for batch in dealt_batches(self.data, dataset, numbers, self._batch_size, name):
+            for _, batch in self.batches(dataset, numbers, name):
                 judged.update(batch["images"], batch.get("labels"))
         judged.gather()
         if cached is not None and rank() == 0:

@@ -1,52 +1,48 @@
 """Pictures of an evaluation: samples by class, best and worst reconstructions."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
 from taming.data import ImageDataset
-from taming.evaluation import MeasuredValidation
+from taming.evaluation import JudgedImages, MeasuredValidation
 from taming.pictures import class_grid, pixel_grid, to_uint8
 from taming.vqgan import VQGAN
 
-__all__ = ["Shown", "best_and_worst", "first_of_each", "sample_grid"]
+__all__ = ["best_and_worst", "sample_grid", "shown_samples"]
 
 SHOWN_A_CLASS, SHOWN_CLASSES, SHOWN_WITHOUT_CLASSES = 10, 12, 100
 NUM_EXTREMES = 8  # of the best, and of the worst
 
 
-class Shown(NamedTuple):
-    """A sample in the grid."""
-
-    number: int
-    label: int  # the requested class; -1: none
-    picture: np.ndarray
-    prediction: int | None  # of the classifier
-
-
-def sample_grid(pictures: Sequence[Shown], class_names: Sequence[str]) -> Image.Image:
-    """Lays out the pictures, by class where they have one."""
-    if pictures[0].label < 0:
-        return pixel_grid(np.stack([one.picture for one in pictures]), min_side=96)
-    shown: dict[int, list[tuple[np.ndarray, int | None]]] = defaultdict(list)
-    for one in pictures:
-        shown[one.label].append((one.picture, one.prediction))
-    return class_grid(shown, class_names)
+def shown_samples(labels: Sequence[int | None]) -> list[int]:
+    """Chooses the samples that are shown, by their classes: the first of the first classes."""
+    shown: dict[int | None, list[int]] = defaultdict(list)
+    for number, label in enumerate(labels):
+        most = SHOWN_WITHOUT_CLASSES if label is None else SHOWN_A_CLASS
+        if (label in shown or len(shown) < SHOWN_CLASSES) and len(shown[label]) < most:
+            shown[label].append(number)
+    return list(chain.from_iterable(shown.values()))
 
 
-def first_of_each(pictures: Sequence[Shown]) -> list[Shown]:
-    """Keeps the pictures that are shown: the first of the first classes."""
-    kept: dict[int, list[Shown]] = defaultdict(list)
-    for one in pictures:
-        most = SHOWN_WITHOUT_CLASSES if one.label < 0 else SHOWN_A_CLASS
-        if (one.label in kept or len(kept) < SHOWN_CLASSES) and len(kept[one.label]) < most:
-            kept[one.label].append(one)
-    return list(chain.from_iterable(kept.values()))
+def sample_grid(
+    pictures: Mapping[int, np.ndarray], judged: JudgedImages, class_names: Sequence[str]
+) -> Image.Image:
+    """Lays out some of the samples that were judged, by class where they have one.
+
+    `pictures` are uint8 `(H W 3)`, by the sample's number.
+    """
+    if judged.labels is None:
+        return pixel_grid(np.stack(list(pictures.values())), min_side=96)
+    numbers = list(pictures)
+    labels, predictions = judged.labels[numbers].tolist(), None
+    if judged.logits is not None:
+        predictions = judged.logits.argmax(1)[numbers].tolist()
+    return class_grid(list(pictures.values()), labels, predictions, class_names)
 
 
 @torch.no_grad()

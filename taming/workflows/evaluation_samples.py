@@ -1,11 +1,12 @@
 """Samples measured beside real images."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from taming.contexts import evaluation_mode
@@ -21,11 +22,11 @@ from taming.evaluation import (
 )
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
 from taming.pictures import to_uint8
-from taming.ranks import dealt, gather, largest_share, rank
+from taming.ranks import gather, largest_share, rank
 from taming.vqgan import VQGAN
 from taming.workflows.evaluation_classifier import SampleSet, train_on_samples
-from taming.workflows.evaluation_data import RealImages, chosen, dealt_batches
-from taming.workflows.evaluation_pictures import Shown, first_of_each
+from taming.workflows.evaluation_data import RealImages, chosen
+from taming.workflows.evaluation_pictures import shown_samples
 
 __all__ = [
     "condition_key",
@@ -38,19 +39,14 @@ __all__ = [
 ]
 
 
-class SampleBatch(NamedTuple):
-    """Some of a set's samples."""
-
-    start: int  # number of the first one
-    images: Tensor  # (b c H W) in [-1, 1]
-    labels: Tensor | None  # (b,)
-
-
-class SampleBatches(NamedTuple):
-    """A set of samples, of which each process has the batches `dealt` to it."""
+class Samples(NamedTuple):
+    """A set of samples, each made from an image of a data set, its condition, or nothing of it."""
 
     settings: dict[str, Any]  # in which it differs from the other sets
-    batches: Iterable[SampleBatch]
+    name: str
+    dataset: ImageDataset
+    numbers: Sequence[int]  # of the images in the data set
+    make: Callable[[int, dict[str, Any]], Tensor]  # from the first one's place, and a batch of them
 
 
 def condition_key(subject: ImageGenerator | VQGAN | ImageDataset) -> str | None:
@@ -91,73 +87,65 @@ def prepare_sampling(
 
 def drawn_samples(
     generator: ImageGenerator, data: ImageDataModule, options: SamplingOptions, num_samples: int
-) -> SampleBatches:
-    """Returns the samples of one guidance scale, drawn as they are asked for."""
-    key, size, scale = condition_key(generator), options.images_at_once, options.guidance.scale
+) -> Samples:
+    """Returns the samples of one guidance scale, which are drawn as they are measured."""
+    key, scale = condition_key(generator), options.guidance.scale
     dataset = data.val_dataset if key == "conditions" else data.train_dataset
     numbers = chosen(dataset, num_samples, options.seed, repeat=True)
 
-    def draw() -> Iterator[SampleBatch]:
-        starts = dealt(range(0, num_samples, size))
-        batches = dealt_batches(data, dataset, numbers, size, f"sampling, guidance {scale:g}")
-        for start, batch in zip(starts, batches, strict=True):
-            condition, count = None if key is None else batch[key], len(batch["images"])
-            with evaluation_mode(generator):
-                samples = generator.sample(count, condition, options=options, first_image=start)
-            yield SampleBatch(start, samples, batch["labels"] if key == "labels" else None)
+    def draw(start: int, batch: dict[str, Any]) -> Tensor:
+        condition, count = None if key is None else batch[key], len(batch["images"])
+        with evaluation_mode(generator):
+            return generator.sample(count, condition, options=options, first_image=start)
 
-    return SampleBatches({"guidance_scale": scale}, draw())
+    name = f"sampling, guidance {scale:g}"
+    return Samples({"guidance_scale": scale}, name, dataset, numbers, draw)
 
 
-def given_samples(images: ImageDataset, data: ImageDataModule, batch_size: int) -> SampleBatches:
+def given_samples(images: ImageDataset) -> Samples:
     """Returns images that were generated before."""
-    size = min(batch_size, largest_share(len(images)))
-    starts = dealt(range(0, len(images), size))
-    batches = dealt_batches(data, images, range(len(images)), size, "samples")
-    has_classes = condition_key(images) is not None
-    read = (
-        SampleBatch(start, batch["images"], batch["labels"] if has_classes else None)
-        for start, batch in zip(starts, batches, strict=True)
-    )
-    return SampleBatches({}, read)
+    return Samples({}, "samples", images, range(len(images)), lambda _, batch: batch["images"])
 
 
 def measure_samples(
-    samples: SampleBatches, real: RealImages, training: ClassifierTraining, has_classes: bool
-) -> tuple[dict[str, Any], JudgedImages, list[Shown]]:
-    """Returns the numbers of samples, the samples as judged, and those that are shown.
+    samples: Samples, real: RealImages, training: ClassifierTraining, has_classes: bool
+) -> tuple[dict[str, Any], JudgedImages, dict[int, np.ndarray]]:
+    """Returns the numbers of samples, the samples as judged, and pictures by number to be shown.
 
     They are complete on the first process only.
     """
     judges = real.judges if has_classes else replace(real.judges, classifier=None)
-    judged = JudgedImages(judges)
-    shown: list[Shown] = []
-    of_classes = judges.classifier and SampleSet(judges.classifier.resolution)
-    for start, images, labels in samples.batches:
-        predictions = judged.update(images, labels)
-        if of_classes and labels is not None:
+    judged, of_classes = JudgedImages(judges), None
+    if judges.classifier is not None:
+        of_classes = SampleSet(judges.classifier.resolution)
+    dataset = samples.dataset
+    pictures: dict[int, np.ndarray] = {}
+    shown = shown_samples([dataset.label(i) if has_classes else None for i in samples.numbers])
+    for start, batch in real.batches(dataset, samples.numbers, samples.name):
+        images, labels = samples.make(start, batch), batch["labels"] if has_classes else None
+        judged.update(images, labels)
+        if of_classes is not None and labels is not None:
             of_classes.update(images, labels)
-        numbers = range(start, start + len(images))
-        classes = [-1] * len(images) if labels is None else labels.tolist()
-        shown += map(Shown, numbers, classes, to_uint8(images.nan_to_num()), predictions)
-        shown = first_of_each(shown)
+        numbered = enumerate(to_uint8(images.nan_to_num()), start)
+        pictures |= {number: picture for number, picture in numbered if number in shown}
     judged.gather()
-    shown = first_of_each(sorted(chain.from_iterable(gather(shown)), key=lambda one: one.number))
+    everywhere = chain.from_iterable(part.items() for part in gather(pictures))
+    pictures = dict(sorted(everywhere, key=lambda item: item[0]))
     row = dict(samples.settings)
     if rank() == 0:
         row |= judged.numbers(real.val, real.data.class_names, real.seed)
-    if of_classes:
+    if of_classes is not None:
         own = train_on_samples(of_classes, real.data, training, judges.device)
         own_judges = Judges(own.to(judges.device), None, judges.device)
         accuracy = real.judge_val(own_judges, "their classifier")
         if rank() == 0:
             found = accuracy.numbers(seed=real.seed)
-            row["classification_accuracy"] = found["agreement"]
-            if "agreement_interval" in found:
-                row["classification_accuracy_interval"] = found["agreement_interval"]
+            for name in ("agreement", "agreement_interval"):
+                if name in found:
+                    row[name.replace("agreement", "classification_accuracy")] = found[name]
     if rank() == 0 and real.train is not None and not judged.num_not_finite:
         row |= memorisation(*(real.features(x) for x in (judged, real.val, real.train)))
-    return row, judged, shown
+    return row, judged, pictures
 
 
 def training_numbers(real: RealImages, count: int) -> dict[str, Any]:

@@ -56,10 +56,12 @@ def test_a_set_of_images_as_judged() -> None:
     judges = Judges(Bright(), Mean(), torch.device("cpu"))  # type: ignore[arg-type]
     real, samples = JudgedImages(judges), JudgedImages(judges)
     real.update(grey(-0.5, 0.5), torch.tensor([0, 1]))
-    assert samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0])) == [0, 1, 1]
-    assert samples.update(grey(-0.1), torch.tensor([0])) == [0]
+    samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0]))
+    samples.update(grey(-0.1), torch.tensor([0]))
     real.gather()
     numbers = samples.gather().numbers(real, ["dark", "bright"])
+    assert samples.logits is not None
+    assert samples.logits.argmax(1).tolist() == [0, 1, 1, 0]
     assert numbers["num_images"] == 4
     assert numbers["agreement"] == pytest.approx(3 / 4)
     low, high = numbers["agreement_interval"]
@@ -76,7 +78,7 @@ def test_a_set_of_images_as_judged() -> None:
     ]
     assert real.numbers()["agreement"] == 1.0
     nobody = JudgedImages(Judges(None, None, torch.device("cpu")))
-    assert nobody.update(grey(0.0), torch.tensor([0])) == [None]
+    nobody.update(grey(0.0), torch.tensor([0]))
     assert nobody.gather().numbers(nobody, ["dark", "bright"]) == {"num_images": 1}
 
 
@@ -131,7 +133,10 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
                 "nats_per_token": 1.0,
                 "bits_per_token": 1.442695,
                 "perplexity": 2.7183,
+                "bits_per_token_uniform": 4.0,
+                "bits_per_token_frequencies": 3.25,
             },
+            "contract": {"num_reference": 8, "resolution": [16, 24], "lpips": None},
             "validation_images": {"num_images": 8, "agreement": 0.9, "by_class": by_class},
             "reconstructions": {
                 "num_images": 8,
@@ -157,6 +162,9 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         ["validation images", "8", "90.0%", ""],
         ["dark", "66.7% of 3", "66.7% of 3", "bright", "66.7% of 3", "bright"],
         ["bright", "– of 0", "– of 0", "", "– of 0", ""],
+        ["resolution", "16×24"],
+        ["lpips", "none"],
     ):
         assert row in rows, text
     assert "a network: not FID" in text
+    assert "4.0000 bits if all codes are equally probable, 3.2500 if they are as frequent" in text
