@@ -9,6 +9,7 @@ from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Uncond
 from taming.errors import UserError
 from taming.importers import compvis_vqgan
 from taming.importers.compvis_vqgan import TARGETS, model_and_params, target_of
+from taming.importers.layouts import block_names
 from taming.importers.weights import ForeignWeights, Imported
 from taming.serialization import SavedModel
 from taming.serialization.foreign import shown, shown_names
@@ -20,8 +21,12 @@ FIRST_STAGE = "first_stage_model."
 CONDITION_STAGE = "cond_stage_model."
 UNCONDITIONAL = "__is_unconditional__"
 IS_FIRST_STAGE = "__is_first_stage__"
-# our layers in a block
-BLOCK_NAMES = {
+NAMES = {
+    "positions.embedding.weight": "transformer.pos_emb",
+    "norm.weight": "transformer.ln_f.weight",
+    "norm.bias": "transformer.ln_f.bias",
+}
+LAYERS = {  # of a block
     "attention_norm": ["ln1"],
     "attention.query_key_value": ["attn.query", "attn.key", "attn.value"],
     "attention.output": ["attn.proj"],
@@ -96,11 +101,8 @@ def convert(content: Any, config: Mapping[str, Any], num_classes: int | None = N
     condition = _condition(params, arguments["vocab_size"], first, weights, num_classes)
     gpt = _gpt(arguments, first.model.config["quantizer"]["codebook_size"], condition)
     _drop_masks(weights, arguments)
-    state, notes = _state(weights, gpt, arguments["vocab_size"], condition.ids)
-    parts = {
-        "transformer": SavedModel(gpt.kind, gpt.to_saved().config, state),
-        "tokenizer": first.model,
-    }
+    transformer, notes = _transformer(weights, gpt, arguments["vocab_size"], condition.ids)
+    parts = {"transformer": transformer, "tokenizer": first.model}
     if condition.stage is not None:
         parts["condition_tokenizer"] = condition.stage
     saved = {
@@ -224,10 +226,10 @@ def _gpt(arguments: Mapping[str, Any], codebook_size: int, condition: Condition)
         )
 
 
-def _state(
+def _transformer(
     weights: ForeignWeights, gpt: GPT, vocab_size: int, condition_ids: range
-) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Returns the weights of the GPT, and notes on what was cut off."""
+) -> tuple[SavedModel, list[str]]:
+    """Returns the GPT with its weights, and notes on what was cut off."""
     num_codes, width = gpt.token_embedding.weight.shape
     table = weights.take("transformer.tok_emb.weight", (vocab_size, width))
     head = weights.take("transformer.head.weight", (vocab_size, width))
@@ -238,16 +240,7 @@ def _state(
         "token_embedding.weight": table[:num_codes],
         "head.weight": head[:num_codes],
     }
-    names: dict[str, str | Sequence[str]] = {"positions.embedding.weight": "transformer.pos_emb"}
-    for name in gpt.state_dict():
-        layer, _, leaf = name.rpartition(".")
-        if layer.startswith("blocks."):
-            _, index, inner = layer.split(".", 2)
-            names[name] = [
-                f"transformer.blocks.{index}.{theirs}.{leaf}" for theirs in BLOCK_NAMES[inner]
-            ]
-        elif layer == "norm":
-            names[name] = f"transformer.ln_f.{leaf}"
+    names = {**NAMES, **block_names(gpt, "transformer.blocks", LAYERS)}
     notes = []
     if num_codes < vocab_size:
         notes.append(

@@ -8,7 +8,6 @@ import torch
 from taming.errors import UserError
 from taming.importers.layouts import NameScheme, autoencoder_names, patch_discriminator
 from taming.importers.weights import ForeignWeights, Imported, note_ignored
-from taming.serialization import SavedModel
 from taming.vqgan import VQGAN
 
 __all__ = ["PUBLISHED", "TARGETS", "convert", "model_and_params", "target_of"]
@@ -89,13 +88,14 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
         for name, foreign in names.items():
             rows = vqgan.get_parameter(name).shape[1:]
             made[name] = weights.take(foreign, (size, *rows))[used]
-    state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names}, made)
+    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names}, made)
     discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
+    if discriminator is not None:
+        saved.parts["discriminator"] = discriminator
     weights.drop("loss.perceptual_loss.", "LPIPS brings its own network")
     weights.drop("colorize", "random colours for showing label maps")
-    parts = {} if discriminator is None else {"discriminator": discriminator}
     notes = [*weights.finish(), *notes, *note_ignored(params["ddconfig"], KNOWN)]
-    return Imported(SavedModel("vqgan", vqgan.config, state, parts), notes)
+    return Imported(saved, notes)
 
 
 def model_and_params(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

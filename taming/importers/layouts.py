@@ -1,17 +1,18 @@
-"""Names of weights that several programs share: CompVis' autoencoder and pix2pix' discriminator."""
+"""Names of weights that several programs share: autoencoder, GPT, pix2pix' discriminator."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from taming.autoencoder.blocks import AttentionBlock, Downsample, ResidualBlock
 from taming.discriminators import ActNorm, PatchDiscriminator
-from taming.importers.weights import ForeignWeights
+from taming.importers.weights import ForeignWeights, Names
 from taming.serialization import SavedModel
+from taming.transformer import GPT
 from taming.vqgan import VQGAN
 
-__all__ = ["NameScheme", "autoencoder_names", "patch_discriminator"]
+__all__ = ["NameScheme", "autoencoder_names", "block_names", "patch_discriminator"]
 
 # our layers inside a block; the others have the same names
 RENAMED = {".skip.": ".nin_shortcut.", ".attention.output.": ".proj_out."}
@@ -30,7 +31,7 @@ class NameScheme:
     decoder_from_largest: bool = False
 
 
-def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str | Sequence[str]]:
+def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> Names:
     """Maps our names of all weights but the quantizer's to the other program's.
 
     Their 1×1 convolutions q, k, v and proj_out are our attention's linear layers.
@@ -64,6 +65,17 @@ def autoencoder_names(vqgan: VQGAN, scheme: NameScheme) -> dict[str, str | Seque
             foreign = foreign.replace(layer, renamed)
         separate = [foreign.replace(STACKED, layer) for layer in SEPARATE]
         names[name] = separate if STACKED in foreign else foreign
+    return names
+
+
+def block_names(gpt: GPT, blocks: str, layers: Mapping[str, Sequence[str]]) -> Names:
+    """Maps our names of the weights in a GPT's blocks to those of `blocks` with these layers."""
+    names: dict[str, Sequence[str]] = {}
+    for name in gpt.state_dict():
+        if name.startswith("blocks."):
+            _, number, inner = name.split(".", 2)
+            layer, _, leaf = inner.rpartition(".")
+            names[name] = [f"{blocks}.{number}.{theirs}.{leaf}" for theirs in layers[layer]]
     return names
 
 
@@ -103,5 +115,4 @@ def patch_discriminator(
             made[f"{name}.shift"] = scale * (loc + bias)
             made[f"{name}.initialised"] = weights.take(f"{foreign}.initialized", ())
     names = {n: n.replace("layers.", f"{prefix}main.", 1) for n in discriminator.state_dict()}
-    state = weights.fill(discriminator, names, made)
-    return SavedModel(discriminator.kind, discriminator.config, state)
+    return weights.fill(discriminator, names, made)

@@ -1,7 +1,7 @@
 """LlamaGen's class-conditional transformer (Sun et al. 2024, §2.2), the generator of its tokens."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from taming.conditioning import ClassLabel
 from taming.errors import UserError
+from taming.importers.layouts import block_names
 from taming.importers.weights import ForeignWeights, Imported, note_ignored
 from taming.serialization import SavedModel
 from taming.transformer import GPT, GPTConfig
@@ -42,7 +43,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     for suffix, block_size in (("", 256), ("-384", 576))  # images of 256 and of 384 pixels
     for name, (layers, heads, dim) in SIZES.items()
 }
-BLOCK_NAMES = {
+NAMES = {
+    "token_embedding.weight": "tok_embeddings.weight",
+    "norm.weight": "norm.weight",
+    "head.weight": "output.weight",
+}
+LAYERS = {  # of a block
     "attention_norm": ["attention_norm"],
     "attention.query_key_value": ["attention.wqkv"],
     "attention.output": ["attention.wo"],
@@ -80,11 +86,10 @@ def convert(
     side = math.isqrt(arguments["block_size"])
     conditioning = ClassLabel(arguments["num_classes"], dropout=arguments["class_dropout_prob"])
     gpt = _gpt(arguments, conditioning.num_prefix_ids, side)
-    state = _state(weights, gpt, arguments)
+    parts = {"transformer": _transformer(weights, gpt, arguments)}
     weights.drop("freqs_cis", "the rotary positions, which are computed")
     notes = [*weights.finish(), f"the grid is {side} × {side}, by block_size {side * side}"]
     notes += note_ignored(config, {*DEFAULTS, *NOT_SHAPE, *OF_SCRIPTS})
-    parts = {"transformer": SavedModel(gpt.kind, gpt.to_saved().config, state)}
     if tokenizer is None:
         notes.append("no tokenizer: it draws tokens; for images give tokenizer=DIR")
     else:
@@ -143,25 +148,14 @@ def _gpt(arguments: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
         )
 
 
-def _state(
-    weights: ForeignWeights, gpt: GPT, arguments: Mapping[str, Any]
-) -> dict[str, torch.Tensor]:
-    width = arguments["dim"]
+def _transformer(weights: ForeignWeights, gpt: GPT, arguments: Mapping[str, Any]) -> SavedModel:
+    """Returns the GPT with its weights."""
     has_no_class = arguments["class_dropout_prob"] > 0  # only then is there a row for it
-    num_rows = arguments["num_classes"] + has_no_class
+    num_rows, width = arguments["num_classes"] + has_no_class, arguments["dim"]
     classes = weights.take("cls_embedding.embedding_table.weight", (num_rows, width))
     zeros = classes.new_zeros(gpt.config.num_prefix_ids - num_rows, width)
     made = {"prefix_embedding.weight": torch.cat([classes, zeros])}
-    names: dict[str, str | Sequence[str]] = {
-        "token_embedding.weight": "tok_embeddings.weight",
-        "norm.weight": "norm.weight",
-        "head.weight": "output.weight",
-    }
-    for name in gpt.state_dict():
-        if name.startswith("blocks."):
-            _, number, layer = name.removesuffix(".weight").split(".", 2)
-            names[name] = [f"layers.{number}.{theirs}.weight" for theirs in BLOCK_NAMES[layer]]
-    return weights.fill(gpt, names, made)
+    return weights.fill(gpt, {**NAMES, **block_names(gpt, "layers", LAYERS)}, made)
 
 
 def _tokenizer(path: str | Path, vocab_size: int) -> SavedModel:

@@ -6,7 +6,6 @@ from typing import Any
 from taming.errors import UserError
 from taming.importers.layouts import NameScheme, autoencoder_names, patch_discriminator
 from taming.importers.weights import ForeignWeights, Imported, is_weights, note_ignored
-from taming.serialization import SavedModel
 from taming.vqgan import VQGAN
 
 __all__ = ["PUBLISHED", "convert"]
@@ -68,18 +67,17 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
         },
     )
     names = {"quantizer.codebook": "quantize.embedding.weight"}
-    state = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
+    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
     weights.drop("quantize.codebook_used", "a record of the last codes of their training")
     notes: list[str] = []
-    parts: dict[str, SavedModel] = {}
     if is_weights(content.get("discriminator")):
         judge = ForeignWeights(content["discriminator"])
         discriminator = patch_discriminator(judge, "", vqgan.image_channels)
         if discriminator is None:
             notes.append("dropped the discriminator: it is not a patch discriminator")
         else:
-            parts["discriminator"] = discriminator
+            saved.parts["discriminator"] = discriminator
             notes += [f"discriminator: {note}" for note in judge.finish()]
         weights.beside.remove("discriminator")
     notes = [*weights.finish(), *notes, *note_ignored(config, {*DEFAULTS, "vq_model"})]
-    return Imported(SavedModel("vqgan", vqgan.config, state, parts), notes)
+    return Imported(saved, notes)

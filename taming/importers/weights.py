@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
-from torch import nn
 
 from taming.errors import UserError
-from taming.serialization import SavedModel
+from taming.serialization import PretrainedModel, SavedModel
 from taming.serialization.foreign import shown, shown_names
 
-__all__ = ["ForeignWeights", "Imported", "is_weights", "note_ignored"]
+__all__ = ["ForeignWeights", "Imported", "Names", "is_weights", "note_ignored"]
+
+Names = Mapping[str, str | Sequence[str]]  # another program's by ours; several are stacked
 
 
 @dataclass
@@ -107,30 +108,30 @@ class ForeignWeights:
 
     def fill(
         self,
-        module: nn.Module,
-        names: Mapping[str, str | Sequence[str]],
+        model: PretrainedModel,
+        names: Names,
         made: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Returns the state of `module` from these weights, in its dtypes.
+    ) -> SavedModel:
+        """Returns the model with these weights, in its own dtypes.
 
         Args:
-            module: gives names, shapes and dtypes, and the values of buffers the other program does
-                not have.
-            names: the module's names to the other program's; several are stacked, row under row.
-            made: weights computed from foreign ones, by the module's names.
+            model: gives config, names, shapes and dtypes, and the values of buffers the other
+                program does not have.
+            names: the other program's by the model's; several are stacked, row under row.
+            made: weights computed from foreign ones, by the model's names.
         """
-        made = made or {}
-        state: dict[str, torch.Tensor] = {}
-        for name, value in module.state_dict().items():
-            if name in made:
-                assert made[name].shape == value.shape, name
-                state[name] = made[name].to(value.dtype)
+        saved, parameters = model.to_saved(), dict(model.named_parameters())
+        for name, value in saved.state.items():
+            if made and name in made:
+                weight = made[name]
             elif name in names:
-                state[name] = self._take_stacked(names[name], value.shape).to(value.dtype)
+                weight = self._take_stacked(names[name], value.shape)
             else:
-                assert name not in dict(module.named_parameters()), f"{name} has no foreign name"
-                state[name] = value
-        return state
+                assert name not in parameters, f"{name} has no foreign name"
+                continue
+            assert weight.shape == value.shape, name
+            saved.state[name] = weight.to(value.dtype)
+        return saved
 
     def _take_stacked(self, names: str | Sequence[str], shape: Sequence[int]) -> torch.Tensor:
         """Uses one weight, or several with equally many rows each."""
