@@ -1,17 +1,15 @@
 """The page that compares two models: one seed, or one picture, through both."""
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import gradio as gr
 import numpy as np
-from PIL import Image
 
 from taming.generation import ImageGenerator
 from taming.pictures import to_uint8
 from taming.studio.controls import DrawingControls
-from taming.studio.drawing import draw_rows, to_picture
+from taming.studio.drawing import draw_rows, to_picture, together
 from taming.studio.events import on_device
 from taming.studio.maps import enlarge
 from taming.studio.models import StudioModel
@@ -52,10 +50,8 @@ def _add_drawing(
         both = [
             draw_rows(generator, *one) for generator, one in zip(generators, asked, strict=True)
         ]
-        for steps in zip_longest(*both):
-            yield [
-                gr.skip() if step is None else to_picture(step.pixels, captions) for step in steps
-            ]
+        for steps in together(*both):
+            yield [to_picture(step.pixels, captions) for step in steps]
 
     inputs, cancel = controls.components, controls.cancel
     on_device(controls.begin.click, compare, inputs, grids, name="compare", cancel=cancel)
@@ -68,13 +64,13 @@ def _add_reconstruction(models: tuple[StudioModel, StudioModel]) -> None:
             button = gr.Button("Reconstruct with both", variant="primary")
         grids = _pair(models, "reconstructed")
 
-    def reconstruct(picture: Any) -> list[Image.Image]:
+    def reconstruct(picture: Any) -> list[np.ndarray]:
         shown = []
         for model in models:
             images = model.images(picture)
             decoded = model.tokenizer.decode(model.tokenizer.encode(images))
             pair = [to_uint8(x, model.palette)[0] for x in (images, decoded)]
-            shown.append(Image.fromarray(enlarge(np.concatenate(pair, 1))))
+            shown.append(enlarge(np.concatenate(pair, 1)))
         return shown
 
     on_device(button.click, reconstruct, [upload], grids, name="reconstruct_both")

@@ -1,7 +1,8 @@
 """Images while they are drawn, row after row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.pictures import palette_of, pixel_grid, to_uint8
 
-__all__ = ["Drawn", "draw_rows", "num_columns", "to_picture"]
+__all__ = ["Drawn", "draw_rows", "num_columns", "to_picture", "together"]
 
 UNDRAWN = 200  # grey
 
@@ -70,6 +71,14 @@ def _decode(generator: ImageGenerator, tokens: Tensor, condition: Tensor | None)
     below = (0, 0), (0, missing), (0, 0), (0, 0)
     shown = np.pad(pixels, below, constant_values=UNDRAWN)
     return Drawn(tokens.cpu(), shown, condition)
+
+
+def together(*drawings: Iterable[Drawn]) -> Iterator[tuple[Drawn, ...]]:
+    """Yields the steps of several drawings; one that has ended stays as it is."""
+    last: tuple[Drawn | None, ...] = (None,) * len(drawings)
+    for steps in zip_longest(*drawings):
+        last = tuple(step or before for step, before in zip(steps, last, strict=True))
+        yield last  # type: ignore[misc]  # each begins with a step
 
 
 def num_columns(num_images: int) -> int:

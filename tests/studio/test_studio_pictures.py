@@ -11,7 +11,7 @@ from tiny_studios import PALETTE, class_model, map_model, tokenizer, write_pictu
 from taming.errors import UserError
 from taming.generation import SamplingOptions
 from taming.pictures import to_uint8
-from taming.studio.drawing import draw_rows, num_columns
+from taming.studio.drawing import Drawn, draw_rows, num_columns, together
 from taming.studio.maps import attention_picture, codes_picture, mark_code, single_codes
 from taming.studio.uploads import read_picture, to_images
 
@@ -53,6 +53,15 @@ def test_rows_are_the_images_of_one_call() -> None:
     assert steps[0].tokens.shape == (2, 4)
     assert (steps[0].pixels[:, 4:] == steps[0].pixels[0, -1, -1]).all()  # not drawn yet
     assert {step.pixels.shape for step in steps} == {(2, 16, 16, 3)}
+
+
+def test_of_two_drawings_the_shorter_one_stays_shown() -> None:
+    first, second = (
+        [Drawn(torch.zeros(1, n), np.zeros((1, 4, 4, 3), np.uint8)) for n in range(count)]
+        for count in (1, 3)
+    )
+    steps = [(one.tokens.shape[1], other.tokens.shape[1]) for one, other in together(first, second)]
+    assert steps == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_the_grid_of_codes_has_each_code_alone_in_its_place(tmp_path: Path) -> None:
