@@ -89,7 +89,15 @@ def reconstruct_images(
     if write_images and rank() == 0 and (output_dir / "images").exists():
         raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
     min_side = max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0)
-    images = on_first_rank(lambda: _open(path, vqgan, background, resolution, min_side, max_images))
+    images = on_first_rank(
+        lambda: InspectionImages(
+            ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
+            downsample_factor=vqgan.downsample_factor,
+            resolution=resolution,
+            min_side=min_side,
+            max_images=max_images,
+        )
+    )
     batches = list(dealt(images.batches(min(batch_size, largest_share(len(images))))))
     device = vqgan.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
@@ -153,24 +161,6 @@ def reconstruct_images(
             written.insert(0, output_dir / "reconstructions.png")
             pictures.grid().save(written[0])
     return found, written + ([directory] if write_images else [])
-
-
-def _open(
-    path: str | Path,
-    vqgan: VQGAN,
-    background: tuple[int, int, int],
-    resolution: int | tuple[int, int] | None,
-    min_side: int,
-    max_images: int | None,
-) -> InspectionImages:
-    """Opens the images, in sizes that the model takes."""
-    return InspectionImages(
-        ImageFolder(path, PictureReader(1 if vqgan.image_channels == 1 else 3, background)),
-        downsample_factor=vqgan.downsample_factor,
-        resolution=resolution,
-        min_side=min_side,
-        max_images=max_images,
-    )
 
 
 class _Pictures:
