@@ -25,12 +25,9 @@ KEPT_SECONDS = 3600  # of uploads and results
 def build_studio(
     model: StudioModel | None, other: StudioModel | None = None, run: Path | None = None
 ) -> gr.Blocks:
-    """Builds the page.
+    """Builds the page of a model, compared with another, and of the training in `run`, watched.
 
-    Args:
-        model: the generator or tokenizer; None to watch a run that has no model yet.
-        other: another one to compare with.
-        run: the directory of a training to watch.
+    Without `model` the run has none yet.
     """
     studio = gr.Blocks(
         title="Studio", analytics_enabled=False, delete_cache=(KEPT_SECONDS, KEPT_SECONDS)
@@ -74,18 +71,11 @@ def serve(
 ) -> str:
     """Serves the page and returns its address; with `wait` only once it is interrupted.
 
-    Nothing is fetched from elsewhere, by the server or by the page.
-
-    Args:
-        studio: from `build_studio`.
-        host: the address to listen on.
-        port: None for the first free one from 7860 on.
-        user: the name to log in with, where there is a password.
-        password: see `check_access`.
-        wait: for the end.
+    Nothing is fetched from elsewhere, by the server or by the page. Without `port` it is the first
+    free one from 7860 on; `user` is the name to log in with, where there is a password.
 
     Raises:
-        UserError: if it may not or cannot listen there.
+        UserError: if it may not or cannot listen there, see `check_access`.
     """
     check_access(host, password)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # Gradio asks its own server

@@ -42,14 +42,8 @@ def draw_rows(
     """Draws the images that `ImageGenerator.sample` draws, and yields them after rows of codes.
 
     Decoding takes at most as long as drawing: on slow machines some rows are not shown by
-    themselves.
-
-    Args:
-        generator: draws and decodes.
-        num_images: b.
-        condition: labels `(b,)`, or codes `(b h w)` of condition images; None for no condition.
-        options: for images of the trained size.
-        given_tokens: `(b m)` first tokens; their whole rows are shown first.
+    themselves. A condition is labels `(b,)`, or codes `(b h w)` of condition images; of
+    `given_tokens`, `(b m)`, whole rows are shown first.
     """
     drawing = decoding = 0.0
     began = perf_counter()

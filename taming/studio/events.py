@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
@@ -44,26 +44,21 @@ def _sentence(error: Exception) -> str:
 def on_device(
     listen: Callable[..., Any],
     function: Callable[..., Any],
-    inputs: Sequence[Any],
-    outputs: Sequence[Any],
+    inputs: list[Any],
+    outputs: list[Any],
     *,
     name: str | None = None,
     cancel: gr.Button | None = None,
 ) -> Any:
     """Runs a function, or an iterator's steps, whenever the event occurs: one after the other.
 
-    Args:
-        listen: a component's event, such as `button.click`.
-        function: takes the values of `inputs`, and returns or yields those of `outputs`.
-        inputs: components.
-        outputs: likewise.
-        name: what programs call it by through Gradio's client; None: they do not.
-        cancel: a button that ends it, running or waiting.
+    `listen` is a component's event, such as `button.click`. Programs call it by `name` through
+    Gradio's client, without one they do not. The button `cancel` ends it, running or waiting.
     """
     event = listen(
         _guarded(function),
-        list(inputs),
-        list(outputs),
+        inputs,
+        outputs,
         api_name=name,
         api_visibility="private" if name is None else "public",
         concurrency_limit=1,
@@ -77,22 +72,22 @@ def on_device(
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     if not inspect.isgeneratorfunction(function):
-
-        @wraps(function)
-        def call(*arguments: Any) -> Any:
-            with sentences(), _device, torch.no_grad():
-                return function(*arguments)
-
-        return call
+        return _on_device()(function)
 
     @wraps(function)
     def iterate(*arguments: Any) -> Iterator[Any]:
         steps = function(*arguments)
         while True:
-            with sentences(), _device, torch.no_grad():
+            with _on_device():
                 step = next(steps, None)
             if step is None:
                 return
             yield step
 
     return iterate
+
+
+@contextmanager
+def _on_device() -> Iterator[None]:
+    with sentences(), _device, torch.no_grad():
+        yield

@@ -138,10 +138,9 @@ class LookPage:
             if found is None or found.tokens.shape[1] < self._num_tokens:
                 raise UserError("this image is not finished yet: let it be drawn first.")
             count = len(found.tokens)
-            across, down = num_columns(count), -(-count // num_columns(count))
-            x, y = event.index
-            number = y * down // picture.height * across + x * across // picture.width
-            if not 0 <= number < count:
+            across = num_columns(count)
+            number = _clicked(event, picture.size, -(-count // across), across)
+            if number >= count:
                 raise UserError("there is no image at this place: click on one.")
             return [gr.Tabs(selected=tab), *self._overview(found.one(number))]
 
@@ -180,8 +179,7 @@ class LookPage:
                 f"of surprise is {bits.max():.1f}."
             )
         codes = codes_picture(model.tokenizer, self._indices(looked))
-        shown = [Image.fromarray(enlarge(x)) for x in (pixels, codes)]
-        return [looked, *shown, surprise, about]
+        return [looked, enlarge(pixels), enlarge(codes), surprise, about]
 
     def show_code(self, looked: Drawn | None, position: int | None, layer: int) -> list[Any]:
         """Shows where a code occurs, what it decodes to, and what the transformer makes of it."""
@@ -242,8 +240,7 @@ class LookPage:
         tokens = torch.cat([looked.tokens[:, :position], torch.tensor([[code]])], 1)
         step = looked
         for step in draw_rows(generator, 1, looked.condition, options, tokens):
-            shown = Image.fromarray(enlarge(step.pixels[0]))
-            yield [gr.skip(), shown, gr.skip(), gr.skip(), "drawing …"]
+            yield [gr.skip(), enlarge(step.pixels[0]), gr.skip(), gr.skip(), "drawing …"]
         yield self._overview(step)
 
     def _chosen(self, looked: Drawn | None, position: int | None) -> tuple[Drawn, int]:
@@ -258,12 +255,16 @@ class LookPage:
         with sentences():
             looked, _ = self._chosen(looked, 0)
             height, width = enlarge(looked.pixels[0]).shape[:2]
-            rows, columns = self.model.grid_size
-            x, y = event.index
-            row, column = y * rows // height, x * columns // width
-            return int(min(row, rows - 1) * columns + min(column, columns - 1))
+            return _clicked(event, (width, height), *self.model.grid_size)
 
     @staticmethod
     def _candidate(event: gr.SelectData, gallery: list[tuple[Any, str]]) -> int:
         """Returns the code of the candidate that was clicked on."""
         return int(gallery[event.index][1].split(":")[0])
+
+
+def _clicked(event: gr.SelectData, size: tuple[int, int], rows: int, columns: int) -> int:
+    """Returns the number of the cell that was clicked on, of a picture of this (width, height)."""
+    x, y = event.index
+    row, column = y * rows // size[1], x * columns // size[0]
+    return int(min(row, rows - 1) * columns + min(column, columns - 1))

@@ -43,7 +43,7 @@ def codes_picture(vqgan: VQGAN, indices: Tensor) -> np.ndarray:
     return tiled(single_codes(vqgan, codes)[places.flatten().cpu().numpy()], indices.shape[1])
 
 
-def mark_code(pixels: np.ndarray, indices: Tensor, position: int) -> Image.Image:
+def mark_code(pixels: np.ndarray, indices: Tensor, position: int) -> np.ndarray:
     """Frames the cell at a position, and all others of the same code; darkens the rest."""
     shown = enlarge(pixels).copy()
     codes = indices.cpu().numpy()  # (h w)
@@ -57,16 +57,16 @@ def mark_code(pixels: np.ndarray, indices: Tensor, position: int) -> Image.Image
         color = CHOSEN if chosen[row, column] else SAME
         cell[:2] = cell[-2:] = color
         cell[:, :2] = cell[:, -2:] = color
-    return Image.fromarray(shown)
+    return shown
 
 
 def surprise_picture(
     generator: ImageGenerator, pixels: np.ndarray, tokens: Tensor, condition: Tensor | None
-) -> tuple[Image.Image, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Colours an image by the surprise of its tokens `(1 n)`, and returns their bits `(n,)`."""
     bits = token_surprise(generator, tokens, condition)[0].cpu().numpy()
     lit = on_image(pixels, bits.reshape(generator.grid_size))
-    return Image.fromarray(enlarge(lit)), bits
+    return enlarge(lit), bits
 
 
 def attention_picture(

@@ -46,12 +46,8 @@ def upload_picture(label: str = "picture") -> gr.Image:
 def paint_picture(label: str, palette: np.ndarray | None = None, **settings: Any) -> gr.ImageEditor:
     """Adds a picture to paint, upon an uploaded one or upon nothing.
 
-    Its value is what is seen on it, as RGB; None where nothing is.
-
-    Args:
-        label: its title.
-        palette: the only colours to paint with, uint8 `(c 3)`; None for all.
-        settings: of `gr.ImageEditor`.
+    Its value is what is seen on it, as RGB; None where nothing is. `palette`, uint8 `(c 3)`, has
+    the only colours to paint with.
     """
     if palette is not None:
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in palette]
@@ -96,7 +92,7 @@ def read_picture(file: str | Path | IO[bytes], alpha: bool = False) -> Image.Ima
     Raises:
         UserError: if it is no picture, damaged, or too large.
     """
-    with _explaining(file, "a picture", "a PNG, JPEG or WebP file"):
+    with _explaining(file):
         if not alpha:
             return PictureReader(3).read(file)
         with decoding(), open_image(file) as opened:
@@ -109,7 +105,7 @@ def read_label_map(file: str, reader: LabelMapReader) -> np.ndarray:
     Raises:
         UserError: if it is no label map of these classes.
     """
-    with _explaining(file, "a label map", "a PNG whose pixel values are class numbers"):
+    with _explaining(file):
         return np.array(reader.read(file, "the file"))
 
 
@@ -144,12 +140,13 @@ def to_images(
 
 
 @contextmanager
-def _explaining(file: str | Path | IO[bytes], what: str, instead: str) -> Iterator[None]:
+def _explaining(file: str | Path | IO[bytes]) -> Iterator[None]:
     """Says in a sentence why an uploaded file cannot be read."""
     try:
         yield
     except BrokenImageError as error:
         reason = str(error).replace(str(file), "the file")  # not where it lies on the server
         raise UserError(
-            f"this file cannot be read as {what} ({reason}): give {instead}."
+            f"this file cannot be read as a picture ({reason}): give a PNG, JPEG or WebP file; for "
+            "a label map a PNG whose pixel values are class numbers."
         ) from error
