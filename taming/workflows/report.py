@@ -58,13 +58,10 @@ def write_report(
 
     Args:
         runs: run directories, of either stage, finished or not.
-        output: the file.
+        output: the file, which is returned.
         open_data: returns the data of the run in a directory, set up. Its `UserError` is shown in
             the report, which then does without pictures of images.
         device: where the models run.
-
-    Returns:
-        The file.
 
     Raises:
         UserError: if there is no such run, or the file cannot be written.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch.utils.data import default_collate
 
 from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
@@ -96,13 +96,4 @@ def by_class(labels: Sequence[int | None], most: int) -> list[int]:
 
 
 def _load(dataset: ImageDataset, numbers: Sequence[int]) -> Images:
-    items = [dataset[number] for number in numbers]
-
-    def stacked(name: str) -> Tensor | None:
-        if name not in items[0]:
-            return None
-        return torch.stack([torch.as_tensor(item[name]) for item in items])
-
-    return Images(
-        torch.stack([item["images"] for item in items]), stacked("labels"), stacked("conditions")
-    )
+    return Images(**default_collate([dataset[number] for number in numbers]))

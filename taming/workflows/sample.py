@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -139,7 +138,37 @@ def _draw(
     total, size = inputs.num_images, options.images_at_once
     batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
     single = len(batches) == 1  # its tokens or candidates have a progress bar
-    draw = partial(_draw_batch, generator, options, inputs, classifier, candidates, single)
+    palette = palette_of(generator.tokenizer)
+    as_numbers = palette is None and not generator.require_tokenizer().takes_pictures
+    colors = getattr(generator.conditioning, "palette", None)
+    condition_palette = palette_of(generator.condition_tokenizer, colors)
+
+    def draw(numbers: range) -> tuple[np.ndarray, list[np.ndarray], list[float]]:
+        condition, images = inputs.condition(numbers), inputs.to_complete(numbers)
+        how: dict[str, Any] = {
+            "options": options,
+            "progress": single,
+            "first_image": numbers.start,
+        }
+        columns, shares = [], []
+        if images is not None:
+            how["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
+            columns.append(to_uint8(images, palette))
+        if classifier is None:
+            samples = generator.sample(len(numbers), condition, **how)
+        else:
+            assert condition is not None
+            best = sample_best(generator, classifier, len(numbers), condition, candidates, **how)
+            samples, shares = best.images, best.probabilities.tolist()
+        columns.append(to_uint8(samples, palette))
+        pixels = columns[-1]
+        if as_numbers:
+            pixels = samples.permute(0, 2, 3, 1).float().cpu().numpy()
+        if numbers.start >= MAX_GRID_IMAGES:
+            return pixels, [], shares
+        images_shown = condition if inputs.conditions is not None else None
+        return pixels, list(side_by_side(columns, images_shown, condition_palette)), shares
+
     all_samples, all_shown, all_shares = [], [], []
     with tqdm(total=total, unit="image", desc="sampling", disable=single or rank() > 0) as bar:
         for samples, shown, shares in gather_in_turn(map(draw, dealt(batches)), len(batches)):
@@ -150,46 +179,6 @@ def _draw(
     if rank() > 0:
         return np.empty(0), np.empty(0), []
     return np.concatenate(all_samples), np.stack(all_shown), all_shares
-
-
-def _draw_batch(
-    generator: ImageGenerator,
-    options: SamplingOptions,
-    inputs: SampleInputs,
-    classifier: Classifier | None,
-    candidates: int,
-    progress: bool,
-    numbers: range,
-) -> tuple[np.ndarray, list[np.ndarray], list[float]]:
-    """Draws the images of these numbers; returns what `_draw` does, of this batch."""
-    palette = palette_of(generator.tokenizer)
-    condition = inputs.condition(numbers)
-    how: dict[str, Any] = {
-        "options": options,
-        "progress": progress,
-        "first_image": numbers.start,
-    }
-    columns = []
-    if (images := inputs.to_complete(numbers)) is not None:
-        how["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
-        columns.append(to_uint8(images, palette))
-    shares = []
-    if classifier is None:
-        samples = generator.sample(len(numbers), condition, **how)
-    else:
-        assert condition is not None
-        best = sample_best(generator, classifier, len(numbers), condition, candidates, **how)
-        samples, shares = best.images, best.probabilities.tolist()
-    columns.append(to_uint8(samples, palette))
-    pixels = columns[-1]
-    if palette is None and not generator.require_tokenizer().takes_pictures:
-        pixels = samples.permute(0, 2, 3, 1).float().cpu().numpy()
-    if numbers.start >= MAX_GRID_IMAGES:
-        return pixels, [], shares
-    colors = getattr(generator.conditioning, "palette", None)
-    condition_palette = palette_of(generator.condition_tokenizer, colors)
-    images_shown = condition if inputs.conditions is not None else None
-    return pixels, list(side_by_side(columns, images_shown, condition_palette)), shares
 
 
 def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from taming.evaluation import markdown_table
 from taming.nested import leaves
@@ -43,14 +42,8 @@ def share_model(
 ) -> str:
     """Uploads a model directory, its card, the newest grid and the report of its run, if there.
 
-    Args:
-        checkpoint: run directory, model directory or `.ckpt` file.
-        repo: `"owner/name"`.
-        license: the hub's identifier of a licence.
-        private: whether a new repository is; None for the owner's default.
-
-    Returns:
-        The name to load it by, `"hf:owner/name@commit"`.
+    `repo` is `"owner/name"`, `license` the hub's identifier of one; see `upload`. Returns the name
+    to load the model by, `"hf:owner/name@commit"`.
     """
     saved, run = load_saved_model(checkpoint), _run_of(checkpoint)
     with TemporaryDirectory() as folder:
@@ -94,20 +87,20 @@ def model_card(
         f"## Use\n\n```python\nimport taming\n\n{use}\n```\n\n"
         f"`hf:{repo}@COMMIT` stays the same model for ever; the commits are in the history."
     )
-    parts.append(f"## Model\n\n{_markdown(_table(_shape(saved)))}")
+    parts.append(f"## Model\n\n{_markdown(_shape(saved))}")
     if run is not None:
         parts += _about(run)
     return "\n\n".join(parts) + "\n"
 
 
-def _shape(saved: SavedModel) -> dict[str, Any]:
+def _shape(saved: SavedModel) -> Table:
     vqgan = saved.parts.get("tokenizer", saved)
     found = {name: vqgan.config.get(name) for name in ("resolution", "image_channels")}
     quantizer = vqgan.config.get("quantizer", {})
     found["codes"] = ", ".join(f"{name} {quantizer[name]}" for name in CODES if name in quantizer)
     found["classes"] = ", ".join(saved.config.get("conditioning", {}).get("class_names") or [])
     found["parameters"] = f"{sum(map(_num_parameters, (saved, *saved.parts.values()))):,}"
-    return {name: value for name, value in found.items() if value}
+    return Table(("", ""), [[name, shown(value)] for name, value in found.items() if value])
 
 
 def _num_parameters(saved: SavedModel) -> int:
@@ -130,10 +123,6 @@ def _about(run: RunRecord) -> Iterator[str]:
             "## Settings\n\n<details><summary>all of the run's configuration</summary>\n\n"
             f"{_markdown(Table(('', ''), settings))}\n\n</details>"
         )
-
-
-def _table(rows: dict[str, Any]) -> Table:
-    return Table(("", ""), [[name, shown(v)] for name, v in rows.items() if v is not None])
 
 
 def _markdown(part: Part) -> str:
