@@ -106,11 +106,8 @@ def save_curves(run: RunRecord, path: Path) -> None:
     num_columns = min(3, len(charts))
     num_rows = -(-len(charts) // num_columns)
     figure = Figure((4.5 * num_columns, 3 * num_rows), layout="constrained")
-    axes = figure.subplots(num_rows, num_columns, squeeze=False).flat
-    for axis in axes:
-        axis.set_visible(False)
-    for axis, (title, curves) in zip(figure.axes, charts, strict=False):
-        axis.set_visible(True)
+    for place, (title, curves) in enumerate(charts, 1):
+        axis = figure.add_subplot(num_rows, num_columns, place)
         axis.set_title(title)
         axis.grid(alpha=0.3)
         for number, (_, column, (steps, values)) in enumerate(curves):

@@ -60,9 +60,9 @@ def samples_by_class(subject: Subject, samples: Images) -> Iterator[Part]:
     yield Pictures([Group.of(name, *some) for name, some in by_class.items()])
 
 
-def attention(subject: Subject, images: Images, tokens: Tensor) -> Iterator[Part]:
+def attention(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows, for some tokens, where each layer and head looks when the token is predicted."""
-    generator = _generator(subject)
+    generator, tokens = _generator(subject), to_tokens(encoded(subject, images.images))
     height, width = generator.grid_size
     chosen = [row * width + width // 2 for row in sorted({height // 3, 2 * height // 3})]
     chosen = sorted({*chosen, height * width - 1})
@@ -89,9 +89,7 @@ def attention(subject: Subject, images: Images, tokens: Tensor) -> Iterator[Part
             )
 
 
-def surprise(
-    subject: Subject, images: Images, tokens: Tensor, many: Images | None
-) -> Iterator[Part]:
+def surprise(subject: Subject, images: Images, many: Images | None) -> Iterator[Part]:
     """Shows the bits of each token over images, and its mean at each place of the grid."""
     generator = _generator(subject)
     most = math.log2(generator.transformer.config.codebook_size)
@@ -104,8 +102,7 @@ def surprise(
         return Picture.of(colors, "", cells, width)
 
     if many is not None:
-        grids, _ = encoded(subject, many.images, decode=False)
-        bits = _bits(subject, many, to_tokens(grids))
+        bits = _bits(subject, many)
         mean = bits.mean().item()
         rows = [
             ["bits per token", f"{mean:.3f}"],
@@ -116,9 +113,8 @@ def surprise(
         if mean > 0.95 * most:
             yield Finding("The transformer predicts tokens hardly better than chance.")
         groups.append(Group("mean at each place", [picture(bits.mean(0))]))
-    for name, one, bits in zip(
-        subject.captions(images), pixels, _bits(subject, images, tokens), strict=True
-    ):
+    captions = subject.captions(images)
+    for name, one, bits in zip(captions, pixels, _bits(subject, images), strict=True):
         text = f"{bits.mean():.2f} bits per token"
         groups.append(Group(joined(name, text), [Picture.of(one), picture(bits)]))
     yield Pictures(groups, f"image · bits, from black for 0 to bright for {most:.3g}, a pure guess")
@@ -154,9 +150,10 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
         )
 
 
-def _bits(subject: Subject, images: Images, tokens: Tensor) -> Tensor:
-    """Returns the surprise `(b n)` of tokens, on the CPU."""
+def _bits(subject: Subject, images: Images) -> Tensor:
+    """Returns the surprise `(b n)` of the images' tokens, on the CPU."""
     generator, found = _generator(subject), []
+    tokens = to_tokens(encoded(subject, images.images))
     for some in torch.arange(len(tokens)).split(AT_ONCE):
         condition = subject.condition(images.at(some))
         found.append(token_surprise(generator, tokens[some], condition).cpu())

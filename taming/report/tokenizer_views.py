@@ -1,7 +1,7 @@
 """What a tokenizer does to images, and what its codes are."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -26,16 +26,16 @@ AT_ONCE = 32
 
 def reconstructions(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows images, their reconstructions and where they differ."""
-    _, decoded = encoded(subject, images.images)
+    reconstructed = decoded(subject, encoded(subject, images.images))
     if subject.tokenizer.label_maps:
-        errors = (decoded.argmax(1) != images.images.argmax(1)).float()  # (b H W)
+        errors = (reconstructed.argmax(1) != images.images.argmax(1)).float()  # (b H W)
         numbers = [f"{1 - share:.1%} of pixels" for share in errors.mean((1, 2)).tolist()]
         scale = "wrong pixels"
     else:
-        errors = (decoded.clamp(-1, 1) - images.images).abs().mean(1) / FULL_ERROR
-        numbers = [f"{value:.1f} dB" for value in image_psnr(decoded, images.images).tolist()]
+        errors = (reconstructed.clamp(-1, 1) - images.images).abs().mean(1) / FULL_ERROR
+        numbers = [f"{value:.1f} dB" for value in image_psnr(reconstructed, images.images).tolist()]
         scale = "error, from black for 0 to bright for 64 grey levels"
-    pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(decoded)
+    pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(reconstructed)
     groups = [
         Group.of(
             joined(name, numbers[i]), pixels[i], decoded_pixels[i], heat(errors[i].numpy(), 1.0)
@@ -51,8 +51,7 @@ def codebook(subject: Subject, images: Images | None) -> Iterator[Part]:
     order, used = torch.arange(size), size
     labels = [f"code {code}" for code in range(size)]
     if images is not None:
-        indices, _ = encoded(subject, images.images, decode=False)
-        counts = count_codes(indices.flatten(), size)
+        counts = count_codes(encoded(subject, images.images).flatten(), size)
         order, used = counts.argsort(descending=True, stable=True), int((counts > 0).sum())
         shares = (counts / counts.sum())[order].tolist()
         labels = [f"code {c}: {s:.2%}" for c, s in zip(order.tolist(), shares, strict=True)]
@@ -110,8 +109,8 @@ def _usage_chart(shares: list[float]) -> Chart:
 
 def token_grids(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows the code grids of images: as colours, and as what each code is by itself."""
-    grids, decoded = encoded(subject, images.images)
-    pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(decoded)
+    grids = encoded(subject, images.images)
+    pixels, decoded_pixels = subject.pixels(images.images), subject.pixels(decoded(subject, grids))
     groups = []
     for i, name in enumerate(subject.captions(images)):
         height, width = grids[i].shape
@@ -129,17 +128,21 @@ def token_grids(subject: Subject, images: Images) -> Iterator[Part]:
     yield Pictures(groups, "image · reconstruction · each code alone · a colour for each code")
 
 
-def encoded(subject: Subject, images: Tensor, decode: bool = True) -> tuple[Tensor, Tensor]:
-    """Returns codes `(b h w)` and reconstructions `(b c H W)` of images, on the CPU."""
-    tokenizer = subject.tokenizer
-    grids, reconstructed = [], []
-    with torch.no_grad(), evaluation_mode(tokenizer):
-        for batch in images.split(AT_ONCE):
-            indices = tokenizer.encode(batch.to(tokenizer.device))
-            grids.append(indices.cpu())
-            if decode:
-                reconstructed.append(tokenizer.decode(indices).float().cpu())
-    return torch.cat(grids), torch.cat(reconstructed) if decode else images
+def encoded(subject: Subject, images: Tensor) -> Tensor:
+    """Returns the codes `(b h w)` of images, on the CPU."""
+    return _in_batches(subject, subject.tokenizer.encode, images)
+
+
+def decoded(subject: Subject, grids: Tensor) -> Tensor:
+    """Returns the images `(b c H W)` of codes, on the CPU."""
+    return _in_batches(subject, subject.tokenizer.decode, grids).float()
+
+
+@torch.no_grad()
+def _in_batches(subject: Subject, function: Callable[[Tensor], Tensor], items: Tensor) -> Tensor:
+    device = subject.tokenizer.device
+    with evaluation_mode(subject.tokenizer):
+        return torch.cat([function(some.to(device)).cpu() for some in items.split(AT_ONCE)])
 
 
 def joined(*texts: str) -> str:

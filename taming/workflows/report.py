@@ -20,8 +20,7 @@ from taming.report.page import Finding, Part, Section, Text, render_page
 from taming.report.records import RunRecord, read_run
 from taming.report.subject import Subject
 from taming.report.tables import configurations, evaluations, overview
-from taming.report.tokenizer_views import codebook, encoded, reconstructions, token_grids
-from taming.sequence import to_tokens
+from taming.report.tokenizer_views import codebook, reconstructions, token_grids
 from taming.workflows.report_data import OpenData, load_subject
 
 __all__ = ["write_report"]
@@ -125,12 +124,9 @@ def _pictures(subject: Subject) -> Iterator[tuple[str, Iterable[Part]]]:
     samples = draw_samples(subject)
     yield "Samples", samples_by_class(subject, samples)
     some = (shown or samples).some(NUM_SURPRISES)
-    grids, _ = encoded(subject, some.images, decode=False)
-    tokens = to_tokens(grids)
-    few = some.some(NUM_LOOKED_AT)
-    yield "Attention", attention(subject, few, tokens[:NUM_LOOKED_AT])
+    yield "Attention", attention(subject, some.some(NUM_LOOKED_AT))
     many = None if held_out is None else held_out.some(NUM_FOR_MEAN)
-    yield "Surprise", surprise(subject, some, tokens, many)
+    yield "Surprise", surprise(subject, some, many)
     if subject.train is not None:
         yield "Neighbours", neighbours(subject, samples)
 

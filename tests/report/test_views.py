@@ -173,7 +173,6 @@ def test_cells_name_the_codes_of_an_image() -> None:
 
 def test_the_generator_is_looked_into() -> None:
     one, shown = subject(), images()
-    tokens = one.tokenizer.encode(shown.images).flatten(1)
     samples = draw_samples(one)
     assert samples.images.shape == (24, 3, 4, 6) and torch.equal(
         samples.images, draw_samples(one).images
@@ -181,15 +180,25 @@ def test_the_generator_is_looked_into() -> None:
     (part,) = samples_by_class(one, samples)
     assert [(g.caption, len(g.pictures)) for g in part.groups] == [
         ("cat", 8), ("dog", 8), ("owl", 8)]  # fmt: skip
-    matrix = next(iter(attention(one, shown, tokens)))
+    matrix = next(iter(attention(one, shown)))
     assert isinstance(matrix, Matrix) and matrix.open
     assert list(matrix.rows) == ["layer 1"] and matrix.columns == ["head 1", "head 2"]
-    *_, pictures = surprise(one, shown, tokens, shown)
+    *_, pictures = surprise(one, shown, shown)
     assert len(pictures.groups) == 7 and len(pictures.groups[1].pictures[1].cells) == 6
     torch.nn.init.zeros_(one.generator.transformer.head.weight)  # type: ignore[union-attr]
-    table, finding, _ = surprise(one, shown, tokens, shown)
+    table, finding, _ = surprise(one, shown, shown)
     assert table.rows[0][1] == table.rows[1][1] == "3.000"
     assert finding.text.startswith("The transformer predicts tokens hardly better than chance")
+
+
+def test_attention_is_that_of_the_image_it_is_shown_on() -> None:
+    one, shown = subject(), images()
+    both, last = attention(one, shown.some(2)), attention(one, shown.at(torch.tensor([5])))
+    for found, expected in zip(list(both)[3:], last, strict=True):  # three tokens of each
+        assert found.caption == expected.caption
+        for pictures in zip(found.rows["layer 1"], expected.rows["layer 1"], strict=True):
+            light, same = (np.asarray(picture.image).astype(int) for picture in pictures)
+            assert np.abs(light - same).max() <= 1
 
 
 def test_copies_of_training_images_are_found_out() -> None:
@@ -213,8 +222,7 @@ def test_samples_stand_beside_their_conditions() -> None:
     samples = draw_samples(one)
     (part,) = samples_by_class(one, samples)
     assert [len(group.pictures) for group in part.groups] == [3, 3, 3]
-    tokens = one.tokenizer.encode(shown.images).flatten(1)
-    assert len(list(attention(one, shown, tokens))) == 9  # three tokens of each
+    assert len(list(attention(one, shown))) == 9  # three tokens of each
 
 
 def test_without_classes_samples_are_one_group() -> None:
