@@ -90,17 +90,15 @@ class ForeignWeights:
 
         One that is missing or of another shape is noted for `finish`, and zeros stand for it.
         """
-        shape = tuple(shape)
-        zeros = torch.zeros(()).expand(shape)  # without memory, for a shape the file may state
-        weight = self._left.pop(name, None)
+        shape, weight = tuple(shape), self._left.pop(name, None)
         if weight is None:
             self._missing.append(name)
-            return zeros
-        self._used += 1
-        if [size for size in weight.shape if size != 1] != [size for size in shape if size != 1]:
+        elif [size for size in weight.shape if size != 1] != [size for size in shape if size != 1]:
             self._misshapen.append(f"{name} is {tuple(weight.shape)} and not {shape}")
-            return zeros
-        return weight.reshape(shape)
+        else:
+            self._used += 1
+            return weight.reshape(shape)
+        return torch.zeros(()).expand(shape)  # without memory, for a shape the file may state
 
     def hand_over(self, prefix: str) -> dict[str, torch.Tensor]:
         """Removes the weights with this prefix, and returns them without it."""
