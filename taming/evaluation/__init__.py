@@ -5,7 +5,7 @@ from taming.evaluation.classifier import (
     ImageClassifier,
     train_classifier,
 )
-from taming.evaluation.contract import EvaluationContract, contract_differences
+from taming.evaluation.contract import contract_differences, contract_digest
 from taming.evaluation.features import FeatureExtractor, FeatureNetwork, load_feature_network
 from taming.evaluation.frechet import FrechetDistance, frechet_distance
 from taming.evaluation.judging import (
@@ -24,14 +24,13 @@ from taming.evaluation.metrics import (
     TokenLikelihood,
 )
 from taming.evaluation.neighbours import memorisation
-from taming.evaluation.report import evaluation_rows, markdown_table, report_text
+from taming.evaluation.report import evaluation_rows, image_sets, markdown_table, report_text
 from taming.evaluation.tiling import reconstruct_tiled
 from taming.evaluation.validation import MeasuredValidation, measure_validation
 
 __all__ = [
     "ClassifierTraining",
     "CodebookUsage",
-    "EvaluationContract",
     "ExactMean",
     "FeatureExtractor",
     "FeatureNetwork",
@@ -47,8 +46,10 @@ __all__ = [
     "as_eight_bit",
     "compare_features",
     "contract_differences",
+    "contract_digest",
     "evaluation_rows",
     "frechet_distance",
+    "image_sets",
     "in_proportion",
     "load_feature_network",
     "markdown_table",

@@ -3,15 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 __all__ = [
-    "EvaluationContract",
     "contract_differences",
+    "contract_digest",
     "digest_images",
     "file_digest",
     "join_digests",
@@ -20,43 +19,9 @@ __all__ = [
 SUBJECT = ("subject", "subject_digest", "code")  # may differ between the rows of one table
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationContract:
-    """Everything that must be equal for two evaluations to be comparable, and what was evaluated.
-
-    Published distances differ by the choice of reference images, their number, and how they are
-    resized, more than by the models (Parmar et al. 2022, "On Aliased Resizing and Surprising
-    Subtleties in GAN Evaluation"). Numbers of different contracts do not belong in one table.
-    """
-
-    reference: str  # data set of the validation images
-    reference_digest: str  # of these images' pixels, whatever their order, names and place
-    num_reference: int
-    num_training_images: int  # whose features are compared; 0 without features
-    num_samples: int | None  # of each row of samples; None: of a tokenizer
-    resolution: tuple[int, int]  # (height, width) of all images
-    resize: str
-    crop: str
-    interpolation: str
-    quantisation: str
-    features: str | None  # network and size of the images that it sees
-    features_digest: str | None  # of its weights
-    lpips: str | None  # network of LPIPS
-    classifier_digest: str | None
-    seed: int | None  # of the samples, the choice of images, the classifiers and the intervals
-    subject: str  # checkpoint, or the images that were measured
-    subject_digest: str
-    code: Mapping[str, str]  # versions of this program and of what it builds on
-
-    @property
-    def digest(self) -> str:
-        """Hex digest of what must be equal: the same for comparable evaluations only."""
-        compared = json.dumps(_compared(asdict(self)), sort_keys=True)
-        return hashlib.sha256(compared.encode()).hexdigest()[:16]
-
-    def plain(self) -> dict[str, Any]:
-        """Returns the contract as it is saved beside the numbers, its digest first."""
-        return {"digest": self.digest, **asdict(self), "resolution": list(self.resolution)}
+def contract_digest(contract: Mapping[str, Any]) -> str:
+    """Returns a hex digest that is the same for the contracts of comparable evaluations only."""
+    return hashlib.sha256(json.dumps(_compared(contract), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def contract_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

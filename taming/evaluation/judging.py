@@ -31,6 +31,8 @@ class Judges:
     classifier: ImageClassifier | None  # in evaluation mode
     features: FeatureNetwork | None
     device: torch.device  # where they are
+    class_names: Sequence[str] = ()
+    seed: int | None = 0  # of intervals, subsets and the choice of images
 
 
 class JudgedImages:
@@ -48,13 +50,13 @@ class JudgedImages:
     """
 
     def __init__(self, judges: Judges) -> None:
-        self._judges = judges
+        self.judges = judges
         self._batches: list[dict[str, Tensor]] = []
 
     @torch.no_grad()
     def update(self, images: Tensor, labels: Tensor | None = None) -> None:
         """Adds `(b c H W)` in [-1, 1], rounded to 8 bits, and their classes `(b,)`, if any."""
-        judges = self._judges
+        judges = self.judges
         finite = images.isfinite().all(dim=(1, 2, 3))
         images = as_eight_bit(images.to(judges.device)).nan_to_num()
         pixels = ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
@@ -99,12 +101,7 @@ class JudgedImages:
         """Hex digest of the images, whatever their order."""
         return join_digests(self._rows["digests"].numpy())
 
-    def numbers(
-        self,
-        reference: "JudgedImages | None" = None,
-        class_names: Sequence[str] | None = None,
-        seed: int | None = 0,
-    ) -> dict[str, Any]:
+    def numbers(self, reference: "JudgedImages | None" = None) -> dict[str, Any]:
         """Returns `num_images` and, where they are known, more.
 
         `agreement` is the share of images whose own class the classifier predicts; those of the
@@ -112,6 +109,7 @@ class JudgedImages:
         images, their agreement, None without images, and `instead`, the commonest wrong prediction,
         None without one. A set with images that are not finite has `num_not_finite` alone.
         """
+        judges, seed = self.judges, self.judges.seed
         numbers: dict[str, Any] = {"num_images": self.num_images}
         if self.num_not_finite:
             return numbers | {"num_not_finite": self.num_not_finite}
@@ -123,13 +121,12 @@ class JudgedImages:
             numbers["agreement"] = hits.mean().item()
             if self.num_images <= MAX_IMAGES:
                 numbers["agreement_interval"] = mean_interval(hits, seed)
-            if class_names is not None:
-                numbers["by_class"] = _by_class(self.labels, predictions, class_names)
+            if judges.class_names:
+                numbers["by_class"] = _by_class(self.labels, predictions, judges.class_names)
         if self.features is not None and reference is not None and not reference.num_not_finite:
-            assert self._judges.features is not None and reference.features is not None
-            device = self._judges.device
-            both = self.features.to(device), reference.features.to(device)
-            numbers |= compare_features(*both, self._judges.features, seed)
+            assert judges.features is not None and reference.features is not None
+            both = self.features.to(judges.device), reference.features.to(judges.device)
+            numbers |= compare_features(*both, judges.features, seed)
         return numbers
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["evaluation_rows", "markdown_table", "report_text"]
+__all__ = ["evaluation_rows", "image_sets", "markdown_table", "report_text"]
 
 MAX_TABLE_CLASSES = 30
 
@@ -50,7 +50,7 @@ def report_text(numbers: dict[str, Any]) -> str:
     compared = {name: row for name, row in _samples(numbers) if "training_distance" in row}
     parts = [
         _likelihood(numbers),
-        _table(_sets(numbers), COLUMNS),
+        _table(image_sets(numbers), COLUMNS),
         _table(compared, MEMORISATION),
         _remarks(numbers),
         _tokenizer(numbers),
@@ -89,7 +89,8 @@ def _samples(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"samples, guidance {row['guidance_scale']:g}{off}", row
 
 
-def _sets(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def image_sets(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the numbers of each set of images, by what it is."""
     sets = dict(_samples(numbers))
     return sets | {what: numbers[name] for name, what in SETS.items() if name in numbers}
 
@@ -146,7 +147,7 @@ def _remarks(numbers: dict[str, Any]) -> str:
             f"The distance is between features of {name}{not_fid}. It falls with the number of "
             "images: compare rows with equally many."
         )
-    if any("_interval" in key for row in _sets(numbers).values() for key in row):
+    if any("_interval" in key for row in image_sets(numbers).values() for key in row):
         remarks.append("In brackets: 95% intervals by bootstrap over the images of the row.")
     return "\n\n".join(remarks + numbers.get("notes", []))
 

@@ -1,7 +1,7 @@
 """Measurements of a tokenizer, and of a transformer by its tokens' likelihood."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,21 +39,16 @@ class MeasuredValidation:
     codebook: dict[str, float] = field(default_factory=dict)
     likelihoods: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def numbers(
-        self,
-        real: JudgedImages,
-        class_names: Sequence[str] | None = None,
-        seed: int | None = 0,
-    ) -> dict[str, Any]:
+    def numbers(self, real: JudgedImages) -> dict[str, Any]:
         """Returns the numbers of the reconstructions: all together, and by class if there are."""
-        numbers = self.reconstructed.numbers(real, class_names, seed)
+        numbers, judges = self.reconstructed.numbers(real), self.reconstructed.judges
         for name, values in self.quality.items():
             numbers[name] = values.double().mean().item()
             if len(values) <= MAX_IMAGES:
-                numbers[f"{name}_interval"] = mean_interval(values, seed)
-        labels = real.labels
-        if class_names and labels is not None:
-            rows = numbers.setdefault("by_class", [{"class": name} for name in class_names])
+                numbers[f"{name}_interval"] = mean_interval(values, judges.seed)
+        labels, classes = real.labels, judges.class_names
+        if classes and labels is not None:
+            rows = numbers.setdefault("by_class", [{"class": name} for name in classes])
             for label, row in enumerate(rows):
                 chosen = labels == label
                 row["num_images"] = int(chosen.sum())

@@ -1,7 +1,6 @@
 """Numbers for a generator, a tokenizer or generated images, beside images it has not seen."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -75,7 +74,7 @@ def evaluate_model(
     `memorisation`), beside those of as many training images. Classes are requested as often as they
     occur among the training images.
 
-    Into `output_dir` go `metrics.json`, the numbers and their `EvaluationContract`; `report.md`,
+    Into `output_dir` go `metrics.json`, the numbers and their contract; `report.md`,
     the same as tables; `grid.png`, samples by class, one grid for each guidance scale;
     `reconstructions.png`, the best and the worst; and `classifier/`, if it had to be trained.
 
@@ -120,9 +119,10 @@ def evaluate_model(
         if classifier is None and key == "labels":
             written.append(output_dir / "classifier")
             classifier = on_first_rank(lambda: train_on_real(data, training, device, written[0]))
-    judges = Judges(classifier and classifier.to(device), features and features.to(device), device)
+    networks = classifier and classifier.to(device), features and features.to(device)
+    judges = Judges(*networks, device, data.class_names, options.seed)
     size = options.images_at_once
-    real = RealImages(data, judges, size, options.seed, max_images, max_training_images, cache_dir)
+    real = RealImages(data, judges, size, max_images, max_training_images, cache_dir)
     numbers: dict[str, Any] = {"resolution": list(data.resolution)}
     pictures: dict[str, Image.Image] = {}
     if isinstance(subject, ImageDataset):
@@ -152,7 +152,7 @@ def evaluate_model(
             pictures[f"grid{name}.png"] = sample_grid(shown, judged, data.class_names)
     if rank() > 0:
         return {}, []
-    numbers["validation_images"] = real.val.numbers(None, data.class_names, real.seed)
+    numbers["validation_images"] = real.val.numbers()
     if rows:
         numbers["samples"] = rows
     if real.train is not None:
@@ -167,9 +167,9 @@ def evaluate_model(
         num_samples=num_samples if rows else None,
         lpips=None if lpips is None else lpips.backbone,
     )
-    numbers = {"contract": contract.plain(), **about, **numbers}
+    numbers = {"contract": contract, **about, **numbers}
     numbers["notes"] = [*notes, *evaluation_notes(subject, numbers, real, guided)]
-    numbers = _without_nan(numbers)
+    numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)  # what is not finite
     return numbers, written + _write(output_dir, numbers, pictures)
 
 
@@ -179,14 +179,14 @@ def _measure_tokenizer(
     """Returns the numbers of the validation images' tokens and reconstructions, and a picture."""
     tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
     with evaluation_mode(subject):
-        dataset, numbers = real.data.val_dataset, real.val_numbers
-        batches = (batch for _, batch in real.batches(dataset, numbers, "reconstructions"))
+        dataset, chosen = real.data.val_dataset, real.val_numbers
+        batches = (batch for _, batch in real.batches(dataset, chosen, "reconstructions"))
         found = measure_validation(tokenizer, batches, real.judges, _losses(subject), lpips)
     if rank() > 0:
         return found.likelihoods, {}
-    picture = best_and_worst(tokenizer, found, dataset, numbers)
-    measured = found.numbers(real.val, real.data.class_names, real.seed)
-    return {**found.likelihoods, "reconstructions": measured}, {"reconstructions.png": picture}
+    picture = best_and_worst(tokenizer, found, dataset, chosen)
+    numbers = {**found.likelihoods, "reconstructions": found.numbers(real.val)}
+    return numbers, {"reconstructions.png": picture}
 
 
 def _losses(
@@ -218,12 +218,3 @@ def _write(
         for name, picture in pictures.items():
             picture.save(output_dir / name)
     return [output_dir / name for name in ("metrics.json", "report.md", *pictures)]
-
-
-def _without_nan(value: Any) -> Any:
-    """Puts None where a number is NaN, which JSON does not know."""
-    if isinstance(value, dict):
-        return {name: _without_nan(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -108,19 +108,18 @@ class RealImages:
         data: ImageDataModule,
         judges: Judges,
         batch_size: int,
-        seed: int | None,
         max_images: int | None,
         max_training_images: int | None,
         cache_dir: str | Path | None,
     ) -> None:
-        self.data, self.judges, self.seed = data, judges, seed
+        self.data, self.judges = data, judges
         self._batch_size = batch_size
         self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
-        self.val_numbers = chosen(data.val_dataset, max_images, seed)
+        self.val_numbers = chosen(data.val_dataset, max_images, judges.seed)
         self.val = self._judge(judges, data.val_dataset, self.val_numbers, "validation images")
         self.train: JudgedImages | None = None
         if judges.features is not None:
-            some = chosen(data.train_dataset, max_training_images, seed)
+            some = chosen(data.train_dataset, max_training_images, judges.seed)
             network = replace(judges, classifier=None)
             self.train = self._judge(network, data.train_dataset, some, "training images")
 

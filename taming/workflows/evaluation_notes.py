@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taming.data import ImageDataset
-from taming.evaluation import EvaluationContract
+from taming.evaluation import contract_digest, image_sets
 from taming.evaluation.bootstrap import FEW_IMAGES
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.versions import versions
@@ -23,30 +23,38 @@ def evaluation_contract(
     *,
     num_samples: int | None,
     lpips: str | None,
-) -> EvaluationContract:
-    """Returns the contract of an evaluation; on the first process only."""
+) -> dict[str, Any]:
+    """Returns all that must be equal for two evaluations to be comparable, and what was evaluated.
+
+    Published distances differ by the choice of reference images, their number, and how they are
+    resized, more than by the models (Parmar et al. 2022, "On Aliased Resizing and Surprising
+    Subtleties in GAN Evaluation"). Numbers of different contracts do not belong in one table. It is
+    known on the first process only.
+    """
     transform, features = real.data.transform, real.judges.features
     classifier = real.judges.classifier
-    return EvaluationContract(
-        reference=real.data.val_dataset.images.description,
-        reference_digest=real.val.digest,
-        num_reference=real.val.num_images,
-        num_training_images=0 if real.train is None else real.train.num_images,
-        num_samples=num_samples,
-        resolution=real.data.resolution,
-        resize=f"{transform.resize}, pad {transform.pad}" if transform.pad else transform.resize,
-        crop="none" if transform.crop == "none" else "center",  # validation is not augmented
-        interpolation=INTERPOLATIONS.get(transform.resize, "Lanczos, antialiased"),
-        quantisation="8 bit for features and classifiers; none for PSNR, SSIM, L1, LPIPS",
-        features=None if features is None else features.description,
-        features_digest=None if features is None else features.digest,
-        lpips=lpips,
-        classifier_digest=None if classifier is None else classifier.to_saved().fingerprint(),
-        seed=real.seed,
-        subject=subject,
-        subject_digest=subject_digest,
-        code=versions(),
-    )
+    contract = {
+        "reference": real.data.val_dataset.images.description,
+        "reference_digest": real.val.digest,  # of the pixels, whatever order, names and place
+        "num_reference": real.val.num_images,
+        # whose features are compared
+        "num_training_images": 0 if real.train is None else real.train.num_images,
+        "num_samples": num_samples,  # of each row; None: of a tokenizer
+        "resolution": list(real.data.resolution),
+        "resize": f"{transform.resize}, pad {transform.pad}" if transform.pad else transform.resize,
+        "crop": "none" if transform.crop == "none" else "center",  # validation is not augmented
+        "interpolation": INTERPOLATIONS.get(transform.resize, "Lanczos, antialiased"),
+        "quantisation": "8 bit for features and classifiers; none for PSNR, SSIM, L1, LPIPS",
+        "features": None if features is None else features.description,
+        "features_digest": None if features is None else features.digest,
+        "lpips": lpips,
+        "classifier_digest": None if classifier is None else classifier.to_saved().fingerprint(),
+        "seed": real.judges.seed,  # of samples, choice of images, classifiers and intervals
+        "subject": subject,  # the checkpoint, or the images that were measured
+        "subject_digest": subject_digest,
+        "code": versions(),
+    }
+    return {"digest": contract_digest(contract), **contract}
 
 
 def evaluation_notes(
@@ -62,9 +70,7 @@ def evaluation_notes(
         notes += [note[0].upper() + note[1:] for note in strongest.notes(subject.num_tokens)]
         if subject.conditioning.num_classes is None:
             notes.append("The generator has no classes, so no classifier can agree with it.")
-    named = ("validation_images", "reconstructions", "training_images")
-    sets = {name.replace("_", " "): numbers[name] for name in named if name in numbers}
-    sets |= {f"samples {i + 1}": row for i, row in enumerate(numbers.get("samples", []))}
+    sets = image_sets(numbers)
     for name, row in sets.items():
         if "num_not_finite" in row:
             notes.append(

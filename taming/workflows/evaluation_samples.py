@@ -15,7 +15,6 @@ from taming.data.module import ImageDataModule
 from taming.evaluation import (
     ClassifierTraining,
     JudgedImages,
-    Judges,
     compare_features,
     in_proportion,
     memorisation,
@@ -133,13 +132,13 @@ def measure_samples(
     pictures = dict(sorted(everywhere, key=lambda item: item[0]))
     row = dict(samples.settings)
     if rank() == 0:
-        row |= judged.numbers(real.val, real.data.class_names, real.seed)
+        row |= judged.numbers(real.val)
     if of_classes is not None:
         own = train_on_samples(of_classes, real.data, training, judges.device)
-        own_judges = Judges(own.to(judges.device), None, judges.device)
+        own_judges = replace(judges, classifier=own.to(judges.device), features=None)
         accuracy = real.judge_val(own_judges, "their classifier")
         if rank() == 0:
-            found = accuracy.numbers(seed=real.seed)
+            found = accuracy.numbers()
             for name in ("agreement", "agreement_interval"):
                 if name in found:
                     row[name.replace("agreement", "classification_accuracy")] = found[name]
@@ -150,10 +149,11 @@ def measure_samples(
 
 def training_numbers(real: RealImages, count: int) -> dict[str, Any]:
     """Returns the numbers of as many training images, as if they were samples; first rank only."""
-    assert real.train is not None and real.judges.features is not None
+    judges = real.judges
+    assert real.train is not None and judges.features is not None
     labels = real.train.labels
     known = [None] * real.train.num_images if labels is None else labels.tolist()
-    some = in_proportion(known, min(count, len(known)), real.seed)
+    some = in_proportion(known, min(count, len(known)), judges.seed)
     features = real.features(real.train)[some]
-    found = compare_features(features, real.features(real.val), real.judges.features, real.seed)
+    found = compare_features(features, real.features(real.val), judges.features, judges.seed)
     return {"num_images": len(some), **found}

@@ -16,6 +16,8 @@ from taming.evaluation import (
     report_text,
 )
 
+NAMES = ["dark", "bright"]
+
 
 def test_images_are_taken_in_proportion_to_their_classes() -> None:
     labels = [1] * 60 + [0] * 30 + [2] * 10
@@ -53,13 +55,13 @@ def grey(*levels: float) -> Tensor:
 
 
 def test_a_set_of_images_as_judged() -> None:
-    judges = Judges(Bright(), Mean(), torch.device("cpu"))  # type: ignore[arg-type]
+    judges = Judges(Bright(), Mean(), torch.device("cpu"), NAMES)  # type: ignore[arg-type]
     real, samples = JudgedImages(judges), JudgedImages(judges)
     real.update(grey(-0.5, 0.5), torch.tensor([0, 1]))
     samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0]))
     samples.update(grey(-0.1), torch.tensor([0]))
     real.gather()
-    numbers = samples.gather().numbers(real, ["dark", "bright"])
+    numbers = samples.gather().numbers(real)
     assert samples.logits is not None
     assert samples.logits.argmax(1).tolist() == [0, 1, 1, 0]
     assert numbers["num_images"] == 4
@@ -77,9 +79,9 @@ def test_a_set_of_images_as_judged() -> None:
         {"class": "bright", "num_images": 1, "agreement": 1.0, "instead": None},
     ]
     assert real.numbers()["agreement"] == 1.0
-    nobody = JudgedImages(Judges(None, None, torch.device("cpu")))
+    nobody = JudgedImages(Judges(None, None, torch.device("cpu"), NAMES))
     nobody.update(grey(0.0), torch.tensor([0]))
-    assert nobody.gather().numbers(nobody, ["dark", "bright"]) == {"num_images": 1}
+    assert nobody.gather().numbers(nobody) == {"num_images": 1}
 
 
 def test_what_is_not_finite_is_counted_and_not_measured() -> None:
