@@ -126,8 +126,9 @@ def _timm_network(backbone: str, weights: str | Path, resolution: int) -> nn.Mod
         ) from error
     if not timm.is_model(backbone):
         raise UserError(
-            f"frechet.backbone={backbone} is unknown: give inception, a classifier of torchvision "
-            "such as resnet50, or a network of timm such as vit_base_patch14_dinov2."
+            f"frechet.backbone={backbone} is unknown: give inception (only to evaluate), a "
+            "classifier of torchvision such as resnet50, or a network of timm such as "
+            "vit_base_patch14_dinov2."
         )
     read_weights(weights)  # says what is wrong with the file
     settings: dict[str, Any] = {"img_size": resolution} if backbone.startswith("vit") else {}

@@ -124,10 +124,15 @@ class JudgedImages:
             if judges.class_names:
                 numbers["by_class"] = _by_class(self.labels, predictions, judges.class_names)
         if self.features is not None and reference is not None and not reference.num_not_finite:
-            assert judges.features is not None and reference.features is not None
-            both = self.features.to(judges.device), reference.features.to(judges.device)
+            assert judges.features is not None
+            both = self.placed_features(), reference.placed_features()
             numbers |= compare_features(*both, judges.features, seed)
         return numbers
+
+    def placed_features(self) -> Tensor:
+        """Returns the features where the judges are."""
+        assert self.features is not None
+        return self.features.to(self.judges.device)
 
 
 def compare_features(

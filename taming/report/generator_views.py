@@ -64,8 +64,8 @@ def attention(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows, for some tokens, where each layer and head looks when the token is predicted."""
     generator, tokens = _generator(subject), to_tokens(encoded(subject, images.images))
     height, width = generator.grid_size
-    chosen = [row * width + width // 2 for row in sorted({height // 3, 2 * height // 3})]
-    chosen = sorted({*chosen, height * width - 1})
+    middles = {row * width + width // 2 for row in (height // 3, 2 * height // 3)}
+    chosen = sorted({*middles, height * width - 1})
     maps = attention_maps(generator, tokens, subject.condition(images), chosen).cpu()
     pixels = subject.pixels(images.images)
     layers, heads = evenly(maps.shape[1], MAX_LAYERS), evenly(maps.shape[2], MAX_HEADS)

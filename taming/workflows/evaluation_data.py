@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from tqdm import tqdm
 
 from taming.conditioning import ImageCondition, class_difference
@@ -140,11 +139,6 @@ class RealImages:
     def judge_val(self, judges: Judges, name: str) -> JudgedImages:
         """Returns the validation images as other judges see them."""
         return self._judge(judges, self.data.val_dataset, self.val_numbers, name)
-
-    def features(self, judged: JudgedImages) -> Tensor:
-        """Returns the features of images, where they are compared."""
-        assert judged.features is not None
-        return judged.features.to(self.judges.device)
 
     def _judge(
         self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int], name: str

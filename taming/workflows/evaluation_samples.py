@@ -143,7 +143,7 @@ def measure_samples(
                 if name in found:
                     row[name.replace("agreement", "classification_accuracy")] = found[name]
     if rank() == 0 and real.train is not None and not judged.num_not_finite:
-        row |= memorisation(*(real.features(x) for x in (judged, real.val, real.train)))
+        row |= memorisation(*(x.placed_features() for x in (judged, real.val, real.train)))
     return row, judged, pictures
 
 
@@ -154,6 +154,5 @@ def training_numbers(real: RealImages, count: int) -> dict[str, Any]:
     labels = real.train.labels
     known = [None] * real.train.num_images if labels is None else labels.tolist()
     some = in_proportion(known, min(count, len(known)), judges.seed)
-    features = real.features(real.train)[some]
-    found = compare_features(features, real.features(real.val), judges.features, judges.seed)
-    return {"num_images": len(some), **found}
+    both = real.train.placed_features()[some], real.val.placed_features()
+    return {"num_images": len(some), **compare_features(*both, judges.features, judges.seed)}
