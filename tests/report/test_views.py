@@ -116,6 +116,8 @@ def test_images_of_all_classes_are_chosen() -> None:
 
 def test_images_of_many_channels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     class Maps(list[dict[str, torch.Tensor]]):
+        block = None
+
         def label(self, number: int) -> None:
             return None
 
