@@ -13,7 +13,7 @@ from taming.cli.training import begin_run, finish_run
 from taming.data.module import TokenDataModule
 from taming.errors import UserError
 from taming.generation import ImageGenerator
-from taming.serialization import find_model, load_training_checkpoint
+from taming.serialization import find_model
 from taming.training import build_conditioning
 from taming.transformer import GPT
 from taming.vqgan import VQGAN
@@ -33,8 +33,7 @@ def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
     if (begun := begin_run(config, ImageGenerator.kind, TYPES)) is None:
         return None
-    config, trainer, resume_from = begun
-    saved = None if resume_from is None else load_training_checkpoint(resume_from)
+    config, trainer, resume_from, saved = begun
     if saved is not None:
         tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
     else:

@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_only
@@ -13,7 +12,7 @@ from taming.cli.data import IMAGE_TYPES, build_data, set_up
 from taming.cli.hints import data_settings, setting
 from taming.cli.training import begin_run, finish_run
 from taming.errors import UserError
-from taming.serialization import load_training_checkpoint
+from taming.serialization import SavedModel
 from taming.training import Adversary, finetuned_adversary, finetuned_vqgan
 from taming.training.finetuning import FinetuningMode
 from taming.training.health import unusual_data, unusual_schedule
@@ -30,9 +29,9 @@ def main(config: DictConfig) -> float | None:
     """Trains a VQGAN and exports it into the run directory."""
     if (begun := begin_run(config, VQGAN.kind, TYPES)) is None:
         return None
-    config, trainer, resume_from = begun
+    config, trainer, resume_from, saved = begun
     L.seed_everything(config.seed, workers=True, verbose=False)
-    vqgan, adversary = build_networks(config, resume_from)
+    vqgan, adversary = build_networks(config, saved)
     module = build(
         config.training,
         vqgan=vqgan,
@@ -62,8 +61,8 @@ def main(config: DictConfig) -> float | None:
     )
 
 
-def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN, Adversary | None]:
-    """Builds the VQGAN and its adversary: new, as in a checkpoint, or as a model to fine-tune."""
+def build_networks(config: DictConfig, saved: SavedModel | None) -> tuple[VQGAN, Adversary | None]:
+    """Builds the VQGAN and its adversary: new, as they were saved, or as a model to fine-tune."""
     label_maps = config.training.reconstruction == "cross_entropy"
     vqgan = build(config.model, label_maps=label_maps)
     adversary = build(config.adversary)
@@ -72,8 +71,8 @@ def build_networks(config: DictConfig, resume_from: Path | None) -> tuple[VQGAN,
         raise UserError(
             f"finetune.mode={mode} needs a model to begin with: give finetune.checkpoint=PATH."
         )
-    if resume_from is not None:  # its shape need not be the configuration's: it may be fine-tuned
-        vqgan = VQGAN.from_saved(load_training_checkpoint(resume_from)).train()
+    if saved is not None:  # its shape need not be the configuration's: it may be fine-tuned
+        vqgan = VQGAN.from_saved(saved).train()
     elif checkpoint is not None:
         begin_with = VQGAN.load_saved(checkpoint)
         configured, vqgan = vqgan, finetuned_vqgan(begin_with, mode, vqgan)

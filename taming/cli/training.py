@@ -28,7 +28,7 @@ from taming.data import TokenDataset
 from taming.data.module import EndlessDataModule
 from taming.errors import UserError
 from taming.ranks import on_first_rank
-from taming.serialization import saved_checkpoints
+from taming.serialization import SavedModel, saved_checkpoints
 from taming.training import (
     MetricsFile,
     TrainingModule,
@@ -56,7 +56,7 @@ TYPES = {
 
 def begin_run(
     config: DictConfig, kind: str, types: Mapping[str, Any]
-) -> tuple[DictConfig, L.Trainer, Path | None] | None:
+) -> tuple[DictConfig, L.Trainer, Path | None, SavedModel | None] | None:
     """Checks the settings of a run, before anything of it is read or written.
 
     Args:
@@ -66,42 +66,43 @@ def begin_run(
 
     Returns:
         The configuration, which is the run's own if it is resumed; Lightning's trainer; and the
-        checkpoint to resume from. None if `resume=auto` finds a finished run.
+        checkpoint to resume from, with the model in it. None if `resume=auto` finds a finished run.
 
     Raises:
         UserError: if the run's directory holds another run already, or the run to resume has done
             all its steps and left its result.
     """
-    checkpoint = None
-    resume, run_dir = config.resume, Path(config.run_dir)
+    resume_from: Path | None = None
+    saved: SavedModel | None = None
+    resume = config.resume
     if resume not in ("auto", None):
-        checkpoint, _ = check_resume(Path(resume).expanduser(), kind)
+        resume_from, saved = check_resume(Path(resume).expanduser(), kind)
         config = resume_config(config)
     check_types(config, {**types, **TYPES})
+    run_dir, max_steps = Path(config.run_dir), config.trainer.max_steps
+    done = finished_steps(run_dir)
+    if resume == "auto" and done >= max_steps:
+        log.info("%s: finished, %d steps; there is nothing to do", run_dir, done)
+        return None
+    if resume is not None and done >= max_steps:
+        raise UserError(
+            f"the run in {run_dir} has done {done} steps, and trainer.max_steps is {max_steps}; to "
+            f"train on, give a larger number, such as trainer.max_steps={2 * done}."
+        )
+    left = saved_checkpoints(run_dir)
     if resume == "auto":
-        if (done := finished_steps(run_dir)) >= config.trainer.max_steps:
-            log.info("%s: finished, %d steps; there is nothing to do", run_dir, done)
-            return None
         config.resume = None
-        if saved_checkpoints(run_dir):
-            checkpoint, _ = check_resume(run_dir, kind)
+        if left:
+            resume_from, saved = check_resume(run_dir, kind)
             config = take_up_config(config)
     trainer = _trainer(config)
-    run_dir = Path(config.run_dir)
-    left = [*saved_checkpoints(run_dir), run_dir / "model"]
-    begun = on_first_rank(lambda: any(path.exists() for path in left))
-    if begun and checkpoint is None:
+    begun = on_first_rank(lambda: bool(left) or (run_dir / "model").exists())
+    if begun and resume_from is None:
         raise UserError(
             f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
         )
-    if checkpoint is not None and (done := finished_steps(run_dir)) >= trainer.max_steps:
-        raise UserError(
-            f"the run in {run_dir} has done {done} steps, and trainer.max_steps is "
-            f"{trainer.max_steps}; to train on, give a larger number, such as "
-            f"trainer.max_steps={2 * done}."
-        )
-    return config, trainer, checkpoint
+    return config, trainer, resume_from, saved
 
 
 def _trainer(config: DictConfig) -> L.Trainer:

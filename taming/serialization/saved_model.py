@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from taming.errors import UserError
-from taming.serialization.sharded import checked_rest, is_checkpoint, load_unsharded
+from taming.serialization.sharded import is_checkpoint, load_unsharded
 
 __all__ = ["CONFIG_FILE", "FORMAT_VERSION", "DamagedCheckpointError", "SavedModel",
-    "check_training_checkpoint", "checkpoint_entry", "load_model_directory",
-    "load_training_checkpoint", "read_training_checkpoint", "save_model_directory",
-    "saved_checkpoints"]  # fmt: skip
+    "checkpoint_entry", "load_model_directory", "load_training_checkpoint", "model_in_checkpoint",
+    "read_training_checkpoint", "save_model_directory", "saved_checkpoints"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -185,42 +183,27 @@ def saved_checkpoints(run_dir: Path) -> list[Path]:
     return [path for path in paths if is_checkpoint(path)]
 
 
-def read_training_checkpoint(path: Path) -> dict[str, Any]:
+def read_training_checkpoint(path: Path, *, check: bool = False) -> dict[str, Any]:
     """Loads a `.ckpt` on the CPU with `weights_only=True`, so that no code of it runs.
 
-    Of a file, weights are read when they are used. One of several processes is a directory: see
-    `taming.serialization.sharded`.
+    Of a file, weights are read when they are used. One of several processes is a directory, and is
+    read whole: see `taming.serialization.sharded`.
+
+    Args:
+        path: the file or directory.
+        check: whether a file is compared with its checksums first; a directory always is.
 
     Raises:
         UserError: if it cannot be read, or is not this project's.
         DamagedCheckpointError: if it is damaged, or holds anything but plain data.
     """
-    return _read(path, load_unsharded if path.is_dir() else _load_file)
-
-
-def check_training_checkpoint(path: Path) -> dict[str, Any]:
-    """Loads a `.ckpt` whose checksums all fit; of a directory, all but weights and moments.
-
-    Raises:
-        UserError, DamagedCheckpointError: as `read_training_checkpoint`.
-    """
-    return _read(path, checked_rest if path.is_dir() else _checked_file)
-
-
-def _load_file(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-
-def _checked_file(path: Path) -> Any:
-    with zipfile.ZipFile(path) as records:  # torch writes their checksums, and reads none
-        if (damaged := records.testzip()) is not None:
-            raise zipfile.BadZipFile(damaged)
-    return _load_file(path)
-
-
-def _read(path: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
     try:
-        checkpoint = load(path)
+        if path.is_dir():
+            checkpoint = load_unsharded(path)
+        else:
+            if check:
+                _compare_checksums(path)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
         missing = isinstance(error, FileNotFoundError)
         nowhere = isinstance(error, OSError) and error.errno == errno.EINVAL  # a damaged offset
@@ -238,11 +221,21 @@ def _read(path: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
     return checkpoint
 
 
+def _compare_checksums(path: Path) -> None:
+    with zipfile.ZipFile(path) as records:  # torch writes their checksums, and reads none
+        if (damaged := records.testzip()) is not None:
+            raise zipfile.BadZipFile(damaged)
+
+
 def load_training_checkpoint(path: Path) -> SavedModel:
     """Reads the finished model inside a training checkpoint."""
-    entry = read_training_checkpoint(path)[ENTRY]
+    return model_in_checkpoint(read_training_checkpoint(path), path)
+
+
+def model_in_checkpoint(checkpoint: dict[str, Any], path: Path) -> SavedModel:
+    """Returns the finished model inside a training checkpoint, read from `path`."""
     try:
-        return _saved_model(entry, str(path))
+        return _saved_model(checkpoint[ENTRY], str(path))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unreadable(path) from error
 

@@ -16,8 +16,7 @@ import torch
 
 from taming.ranks import gather, rank
 
-__all__ = ["checked_rest", "is_checkpoint", "load_sharded_checkpoint", "load_unsharded",
-    "save_sharded_checkpoint"]  # fmt: skip
+__all__ = ["is_checkpoint", "load_sharded_checkpoint", "load_unsharded", "save_sharded_checkpoint"]
 
 REST_FILE = "rest.pt"
 
@@ -71,7 +70,10 @@ def load_unsharded(directory: Path) -> dict[str, Any]:
     """
     import torch.distributed.checkpoint as dcp
 
-    checkpoint = checked_rest(directory)
+    checkpoint = _rest(directory)
+    for name, checksum in checkpoint.pop("checksums").items():
+        if _checksum(directory / name) != checksum:
+            raise ValueError(f"{name} is damaged")
     reader = dcp.HuggingFaceStorageReader(str(directory))
     described: dict[str, Any] = reader.read_metadata().state_dict_metadata
     tensors = {
@@ -99,19 +101,6 @@ def load_unsharded(directory: Path) -> dict[str, Any]:
         checkpoint["model"], lambda value: weights[value] if isinstance(value, str) else value
     )
     return checkpoint
-
-
-def checked_rest(directory: Path) -> dict[str, Any]:
-    """Loads all but weights and moments, once no file has changed since it was written.
-
-    Raises:
-        ValueError: if one has.
-    """
-    rest = _rest(directory)
-    for name, checksum in rest.pop("checksums").items():
-        if _checksum(directory / name) != checksum:
-            raise ValueError(f"{name} is damaged")
-    return rest
 
 
 def _rest(directory: Path) -> dict[str, Any]:

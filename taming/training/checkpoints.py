@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from taming.errors import replacing
-from taming.serialization import check_training_checkpoint, read_training_checkpoint
+from taming.serialization import read_training_checkpoint
 from taming.training.callbacks import is_asked_after
 from taming.training.module import TrainingModule
 
@@ -133,12 +133,6 @@ def set_aside(path: Path) -> None:
     aside = path.with_name(f"{path.name}.damaged")
     remove(aside)
     path.rename(aside)
-
-
-def progress(path: Path) -> tuple[int, dict[str, float], int | None]:
-    """Returns the step of a checkpoint whose checksums fit, its latest metrics and their step."""
-    checkpoint = check_training_checkpoint(path)
-    return checkpoint["global_step"], checkpoint["val_metrics"], checkpoint.get("val_step")
 
 
 class IntervalCheckpoint(ModelCheckpoint):

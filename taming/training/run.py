@@ -22,14 +22,15 @@ from taming.ranks import on_first_rank
 from taming.serialization import (
     FORMAT_VERSION,
     DamagedCheckpointError,
-    check_training_checkpoint,
+    SavedModel,
     is_checkpoint,
-    load_training_checkpoint,
+    model_in_checkpoint,
+    read_training_checkpoint,
     save_model_directory,
     saved_checkpoints,
 )
 from taming.training.callbacks import Clock, TrainingInterrupted
-from taming.training.checkpoints import WholeFileCheckpointIO, progress, set_aside
+from taming.training.checkpoints import WholeFileCheckpointIO, set_aside
 from taming.training.module import TrainingModule
 from taming.versions import versions
 
@@ -67,8 +68,8 @@ class TrainingResult:
     versions: dict[str, str]
 
 
-def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
-    """Returns the checkpoint to resume the run in `run_dir` from, and its finished steps.
+def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
+    """Returns the checkpoint to resume the run in `run_dir` from, and the model in it.
 
     It is the newest that is whole; a warning names one that is not.
 
@@ -83,7 +84,8 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
     damaged: list[DamagedCheckpointError] = []
     for path in saved_checkpoints(run_dir):
         try:
-            checkpoint = check_training_checkpoint(path)
+            checkpoint = read_training_checkpoint(path, check=True)
+            saved = model_in_checkpoint(checkpoint, path)
         except DamagedCheckpointError as error:
             damaged.append(error)
             continue
@@ -97,12 +99,9 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, int]:
         )
     for why in damaged:
         log.warning("%s Going on from %s, step %d.", why, path, checkpoint["global_step"])
-    found = checkpoint["model"]["kind"]
-    if found != kind:
-        raise UserError(f"{path} holds a {found}, where a {kind} is needed: use the other command.")
     if checkpoint["model"]["format_version"] != FORMAT_VERSION:  # the optimizer's state is by layer
         raise UserError(f"{path} is of an older version of this program, which must finish it.")
-    return path, checkpoint["global_step"]
+    return path, saved.require(kind)
 
 
 def finished_steps(run_dir: Path) -> int:
@@ -169,12 +168,11 @@ def train(
             if callable(handler):  # of what has started this: submitit's queues the job again
                 handler(ended_by, None)
             raise SystemExit(128 + ended_by)
-        path, result = _result(
-            module, trainer, clock, run_dir, export, resume_from, ended_by is not None
+        interrupted = ended_by is not None
+        result = on_first_rank(
+            lambda: _export(module, trainer, clock, run_dir, export, resume_from, interrupted)
         )
         if writes:
-            _remove_export(run_dir)  # where no step was left, what a killed one has written
-            _export(path, module, run_dir, result)
             on_export()
     finally:
         for logger in trainer.loggers:
@@ -205,7 +203,7 @@ def _fit(
     return ended_by
 
 
-def _result(
+def _export(
     module: TrainingModule,
     trainer: L.Trainer,
     clock: Clock,
@@ -213,31 +211,35 @@ def _result(
     export: Literal["best", "last"],
     resume_from: Path | None,
     interrupted: bool,
-) -> tuple[Path, TrainingResult]:
-    """Returns the checkpoint that becomes `model/`, and how the run ended.
+) -> TrainingResult:
+    """Writes `model/`, and how the run ended into `result.json`; nothing in a `fast_dev_run`.
 
     Raises:
-        UserError: if that checkpoint could not be written, or is damaged.
+        UserError: if the chosen checkpoint could not be written or is damaged, or `model/` cannot
+            be written.
     """
     seconds = clock.time_elapsed()
     best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
     path = Path(getattr(best, "best_model_path", ""))
-    best_is_there = export == "best" and on_first_rank(lambda: is_checkpoint(path))
-    if not best_is_there:  # resolved as ModelCheckpoint does
-        path = (run_dir / "checkpoints" / "last.ckpt").resolve()
-    checkpoints = trainer.strategy.checkpoint_io
-    if isinstance(checkpoints, WholeFileCheckpointIO) and path in checkpoints.failures:
-        raise UserError(checkpoints.failures[path])
+    if export == "last" or not is_checkpoint(path):
+        path = (run_dir / "checkpoints" / "last.ckpt").resolve()  # as ModelCheckpoint does
+    files = trainer.strategy.checkpoint_io
+    if isinstance(files, WholeFileCheckpointIO) and path in files.failures:
+        raise UserError(files.failures[path])
     if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
         path = resume_from
-    now = (trainer.global_step, module.val_metrics, module.val_step)
-    exported_step, metrics, metrics_step = (
-        on_first_rank(lambda: progress(path)) if best_is_there else now
-    )
+    if is_checkpoint(path):
+        checkpoint = read_training_checkpoint(path, check=True)
+        saved = model_in_checkpoint(checkpoint, path)
+        step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
+        metrics_step = checkpoint.get("val_step")  # unknown in older ones
+    else:  # the user's callbacks save none
+        saved = module.saved_from(module.state_dict())
+        step, metrics, metrics_step = trainer.global_step, module.val_metrics, module.val_step
     result = TrainingResult(
         step=trainer.global_step,
         interrupted=interrupted,
-        exported_step=exported_step,
+        exported_step=step,
         metrics=metrics,
         metrics_step=metrics_step,
         duration_seconds=round(seconds, 1),
@@ -246,7 +248,19 @@ def _result(
         precision=str(trainer.precision),
         versions=versions(),
     )
-    return path, result
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return result
+    _remove_export(run_dir)  # where no step was left, what a killed one has written
+    try:
+        save_model_directory(saved, run_dir / "model")
+        with replacing(run_dir / "result.json") as file:  # it says that all is written
+            file.write(json.dumps(asdict(result), indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{run_dir / 'model'} could not be written ({error}). The checkpoint {path} holds the "
+            "same model."
+        ) from error
+    return result
 
 
 def described_device(trainer: L.Trainer) -> str:
@@ -281,20 +295,3 @@ def _remove_export(run_dir: Path) -> None:
     for path in (run_dir / "model", *run_dir.glob("model.unfinished*")):
         shutil.rmtree(path, ignore_errors=True)
     (run_dir / "result.json").unlink(missing_ok=True)
-
-
-def _export(checkpoint: Path, module: Any, run_dir: Path, result: TrainingResult) -> None:
-    """Writes `model/`, and how the run ended into `result.json`."""
-    try:
-        if is_checkpoint(checkpoint):
-            saved = load_training_checkpoint(checkpoint)
-        else:  # the user's callbacks save none
-            saved = module.saved_from(module.state_dict())
-        save_model_directory(saved, run_dir / "model")
-        with replacing(run_dir / "result.json") as file:  # it says that all is written
-            file.write(json.dumps(asdict(result), indent=2) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"{run_dir / 'model'} could not be written ({error}). The checkpoint {checkpoint} "
-            "holds the same model."
-        ) from error

@@ -101,9 +101,8 @@ def make_checkpoint(directory: Path) -> None:
 
 
 def read_checkpoint(directory: Path) -> None:
-    path, step = check_resume(directory, "generator")
-    assert isinstance(step, int)
-    ImageGenerator.from_pretrained(path)
+    _, saved = check_resume(directory, "generator")
+    ImageGenerator.from_saved(saved)
 
 
 def make_tokens(directory: Path) -> None:

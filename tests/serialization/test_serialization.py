@@ -14,12 +14,12 @@ from taming.serialization import (
     DamagedCheckpointError,
     PretrainedModel,
     SavedModel,
-    check_training_checkpoint,
     checkpoint_entry,
     find_model,
     load_model_directory,
     load_saved_model,
     load_training_checkpoint,
+    read_training_checkpoint,
     save_model_directory,
     saved_model,
 )
@@ -164,7 +164,7 @@ def test_a_faulty_disk_is_no_damaged_checkpoint(
 
     path = checkpoint(tmp_path / "last.ckpt")
     monkeypatch.setattr(torch, "load", fails)
-    for read in (check_training_checkpoint, load_training_checkpoint):
+    for read in (read_training_checkpoint, load_training_checkpoint):
         with pytest.raises(UserError, match=r"last\.ckpt cannot be read") as found:
             read(path)
         assert isinstance(found.value, DamagedCheckpointError) == damaged
