@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from fnmatch import fnmatch
 from functools import cache
@@ -28,8 +28,8 @@ from taming.nested import leaves
 from taming.ranks import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
-    "foreign_target", "join_processes", "load_saved_config", "program", "quiet_others", "resolved",
-    "resume_config", "shell_command", "take_up_config", "write_config"]  # fmt: skip
+    "join_processes", "load_config_to_build", "load_saved_config", "program", "quiet_others",
+    "resolved", "resume_config", "take_up_config", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -133,24 +133,11 @@ def resume_config(config: DictConfig) -> DictConfig:
     """Returns the configuration of the run in `config.resume`, with this command line's overrides.
 
     Raises:
-        UserError: if an override changes what is fixed once a run has begun, or the saved
-            configuration calls anything that neither the packaged ones nor this command line name.
+        UserError: if an override changes what is fixed once a run has begun; and as
+            `load_config_to_build`.
     """
     run_dir = Path(config.resume).expanduser()
-    path = run_dir / COMPOSED_FILE
-    saved = load_saved_config(path)
-    if (stranger := foreign_target(saved, {target for _, target in _targets(config)})) is not None:
-        raise UserError(
-            f"{path} names {stranger}, which is none of this program's: it is not run. "
-            f"If you trust it, add {shlex.quote(f'+{stranger}')} to the command."
-        )
-    command = shell_command(saved)
-    if command is not None and command != OmegaConf.select(config, "data.path"):
-        override = shlex.quote(f'data.path="{command}"')
-        raise UserError(
-            f"{path} has the shell run {command}: it is not run. If you trust it, add {override} "
-            "to the command."
-        )
+    saved = load_config_to_build(run_dir / COMPOSED_FILE, config)
     max_time = OmegaConf.select(saved, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s was for one session", max_time)
@@ -238,20 +225,33 @@ def load_saved_config(path: Path) -> DictConfig:
     return saved
 
 
-def foreign_target(config: DictConfig, trusted: Collection[str] = ()) -> str | None:
-    """Returns the first `key=target` that neither the packaged configurations name nor the user."""
-    for key, target in _targets(config):
-        if "$" in target or target not in {*_packaged_targets(), *trusted}:
-            return f"{key}={target}"
-    return None
+def load_config_to_build(path: Path, given: DictConfig, part: str = "") -> DictConfig:
+    """Reads a saved configuration whose `part`, such as `"data."`, is going to be built.
+
+    Raises:
+        UserError: if it would call or have the shell run anything that neither the packaged
+            configurations nor this command's, `given`, name; and as `load_saved_config`.
+    """
+    saved = load_saved_config(path)
+    if (stranger := next(_strangers(saved, given, part), None)) is not None:
+        raise UserError(
+            f"{path} names {stranger}, which is none of this program's: it is not run. If you "
+            f"trust it, add {shlex.quote(f'++{stranger}')} to the command."
+        )
+    return saved
 
 
-def shell_command(config: DictConfig) -> str | None:
-    """Returns the `pipe:COMMAND` that sends a configuration's data; None if there is none."""
-    data = config.get("data")
+def _strangers(saved: DictConfig, given: DictConfig, part: str) -> Iterator[str]:
+    """Yields settings that would run what neither this program nor `given` names."""
+    trusted = {*_packaged_targets(), *(target for _, target in _targets(given))}
+    for key, target in _targets(saved):
+        if key.startswith(part) and ("$" in target or target not in trusted):
+            yield f"{key}={target}"
+    data = saved.get("data")
     plain = OmegaConf.to_container(data, resolve=True) if isinstance(data, DictConfig) else {}
-    commands = (str(value) for _, value in leaves(plain) if str(value).startswith("pipe:"))
-    return next(commands, None)
+    for _, value in leaves(plain):
+        if str(value).startswith("pipe:") and value != OmegaConf.select(given, "data.path"):
+            yield f'data.path="{value}"'
 
 
 @cache

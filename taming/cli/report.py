@@ -1,17 +1,11 @@
 """`report`: one HTML file about a run, or about several side by side."""
 
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from taming.cli.app import (
-    RESOLVED_FILE,
-    find_device,
-    foreign_target,
-    load_saved_config,
-    resolved,
-    shell_command,
-)
+from taming.cli.app import RESOLVED_FILE, find_device, load_config_to_build, resolved
 from taming.cli.data import build_data, set_up
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
@@ -28,21 +22,16 @@ def main(config: DictConfig) -> None:
         raise UserError("runs is empty: give a run directory, or several as [RUN,RUN].")
     output = plain["output"] or (Path(runs[0], "report.html") if len(runs) == 1 else "report.html")
     device = find_device(plain["device"])
-    print(f"wrote {write_report(runs, output, open_data=open_data, device=device)}")
+    written = write_report(runs, output, open_data=partial(open_data, config), device=device)
+    print(f"wrote {written}")
 
 
-def open_data(run: Path) -> ImageDataModule:
-    """Opens the data of a run again, as its configuration describes them.
+def open_data(given: DictConfig, run: Path) -> ImageDataModule:
+    """Opens the data of a run again, as its configuration describes them; `given` is the command's.
 
     Raises:
         UserError: if they are no longer there, or the configuration cannot be used.
     """
-    path = run / RESOLVED_FILE
-    config = load_saved_config(path)
-    if (stranger := foreign_target(config.data)) is not None:
-        raise UserError(f"{path} names data.{stranger}, which is none of this program's.")
-    if (command := shell_command(config)) is not None:
-        raise UserError(f"{path} has the shell run {command}: it is not run.")
-    data = build_data(config)
+    data = build_data(load_config_to_build(run / RESOLVED_FILE, given, part="data."))
     set_up(data)
     return data

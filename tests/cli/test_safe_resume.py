@@ -77,11 +77,11 @@ def test_a_saved_configuration_calls_nothing(name: str) -> None:
 def test_a_saved_configuration_gives_no_command_of_the_shell(tmp_path: Path, path: str) -> None:
     saved = OmegaConf.create({"data": {"path": path, "letter": "p"}})
     OmegaConf.save(saved, tmp_path / "config_composed.yaml")
-    with pytest.raises(UserError, match=r"add 'data\.path=\"pipe:touch marker\"' to the command"):
+    with pytest.raises(UserError, match=r"add '\+\+data\.path=\"pipe:touch marker\"' to the co"):
         resumed(tmp_path)
     OmegaConf.save(saved, tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="the shell run pipe:touch marker: it is not run"):
-        open_data(tmp_path)
+    with pytest.raises(UserError, match="pipe:touch marker.*: it is not run"):
+        open_data(OmegaConf.create(), tmp_path)
 
 
 @pytest.mark.usefixtures("traps")
@@ -138,9 +138,10 @@ def test_by_the_command(run: Run, vqgan_run: Path) -> None:
 
 @pytest.mark.usefixtures("traps")
 def test_what_this_command_line_names_is_trusted(run: Run, vqgan_run: Path) -> None:
-    resume = ("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
-    succeeds(run(*resume, "+mine._target_=trap.model"))
-    fails(run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=4"), "trap.model")
+    mine, resume = "callbacks.saving._target_=trap.model", ("train_vqgan", f"resume={vqgan_run}")
+    succeeds(run(*resume, "trainer.max_steps=3", mine))
+    fails(run(*resume, "trainer.max_steps=4"), f"trust it, add ++{mine}")
+    succeeds(run(*resume, "trainer.max_steps=4", f"++{mine}"))
 
 
 def test_what_our_own_runs_save_is_accepted(tmp_path: Path) -> None:
