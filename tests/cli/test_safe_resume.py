@@ -80,7 +80,7 @@ def test_a_saved_configuration_gives_no_command_of_the_shell(tmp_path: Path, pat
     with pytest.raises(UserError, match=r"add '\+\+data\.path=\"pipe:touch marker\"' to the co"):
         resumed(tmp_path)
     OmegaConf.save(saved, tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="pipe:touch marker.*: it is not run"):
+    with pytest.raises(UserError, match=r"pipe:touch marker.*: it is not run"):
         open_data(OmegaConf.create(), tmp_path)
 
 
