@@ -21,15 +21,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.cli.mistakes import COMPOSED_FILE, config_directory
+from taming.cli.mistakes import COMPOSED_FILE, config_directory, settings_in
 from taming.cli.setting_types import check_types
 from taming.errors import UserError, replacing, writing
 from taming.nested import leaves
 from taming.ranks import on_first_rank, rank
 
-__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "find_device",
-    "join_processes", "load_config_to_build", "load_saved_config", "program", "quiet_others",
-    "resolved", "resume_config", "take_up_config", "write_config"]  # fmt: skip
+__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "config_of_run",
+    "find_device", "join_processes", "load_config_to_build", "load_saved_config", "program",
+    "quiet_others", "resolved", "resume_config", "take_up_config", "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -183,8 +183,8 @@ def take_up_config(config: DictConfig) -> DictConfig:
         UserError: if it changes what is fixed once a run has begun.
     """
     run_dir = Path(config.run_dir)
-    saved = dict(_values(load_saved_config(run_dir / COMPOSED_FILE)))
-    given = dict(_values(config))
+    saved = dict(settings_in(load_saved_config(run_dir / COMPOSED_FILE)))
+    given = dict(settings_in(config))
     for key in {**given, **saved}:
         before, now = saved.get(key), given.get(key)
         if key == "run_dir" or before == now:
@@ -198,10 +198,6 @@ def take_up_config(config: DictConfig) -> DictConfig:
             )
     config.resume = str(run_dir)
     return config
-
-
-def _values(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    return leaves(OmegaConf.to_container(config), lists=False)
 
 
 def load_saved_config(path: Path) -> DictConfig:
@@ -223,6 +219,12 @@ def load_saved_config(path: Path) -> DictConfig:
         if "$" in rest:
             raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
     return saved
+
+
+def config_of_run(path: str) -> DictConfig:
+    """Returns the configuration of the run in a directory; an empty one if there is no run."""
+    file = Path(path).expanduser() / RESOLVED_FILE
+    return load_saved_config(file) if file.is_file() else OmegaConf.create()
 
 
 def load_config_to_build(path: Path, given: DictConfig, part: str = "") -> DictConfig:

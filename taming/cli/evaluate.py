@@ -7,11 +7,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import (
-    RESOLVED_FILE,
     build,
+    config_of_run,
     find_device,
     join_processes,
-    load_saved_config,
     program,
     resolved,
 )
@@ -48,8 +47,9 @@ def main(config: DictConfig) -> None:
     notes = []
     if plain["samples"] is None:
         subject = load_subject(config)
-        warn_of_trained_images(config)
-        notes = judge_of_training(config)
+        trained = config_of_run(config.checkpoint)
+        warn_of_trained_images(config, trained)
+        notes = judge_of_training(config, trained)
         data = build_data(config)
         set_up(data)
         subject.to(device)
@@ -105,13 +105,10 @@ def open_both(config: DictConfig) -> tuple[ImageDataModule, ImageDataset]:
     return data, ImageDataset(Part(samples), transform, seed=config.seed)
 
 
-def judge_of_training(config: DictConfig) -> list[str]:
+def judge_of_training(config: DictConfig, trained: DictConfig) -> list[str]:
     """Says so if the feature network is that of the tokenizer's training loss."""
-    path = Path(config.checkpoint).expanduser() / RESOLVED_FILE
-    trained = load_saved_config(path) if path.is_file() else OmegaConf.create()
     if "vqgan" in trained:  # a generator's run: that of its tokenizer
-        path = Path(str(trained.vqgan)).expanduser() / RESOLVED_FILE
-        trained = load_saved_config(path) if path.is_file() else OmegaConf.create()
+        trained = config_of_run(str(trained.vqgan))
     network = OmegaConf.select(trained, "perceptual.backbone")
     measured = config.frechet.backbone if config.frechet.weights else ""
     if not network or not measured.startswith(str(network)):
@@ -123,12 +120,10 @@ def judge_of_training(config: DictConfig) -> list[str]:
     ]
 
 
-def warn_of_trained_images(config: DictConfig) -> None:
-    """Warns if the run in `config.checkpoint` held out other images of the same data."""
-    path = Path(config.checkpoint).expanduser() / RESOLVED_FILE
-    if not path.is_file():
+def warn_of_trained_images(config: DictConfig, trained: DictConfig) -> None:
+    """Warns if the run, if there is one, held out other images of the same data."""
+    if not trained:
         return
-    trained = load_saved_config(path)
 
     def value(source: DictConfig, name: str) -> Any:
         found = OmegaConf.select(source, f"data.{name}")

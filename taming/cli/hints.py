@@ -3,13 +3,12 @@
 import re
 import shlex
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, load_saved_config
-from taming.cli.mistakes import config_directory
+from taming.cli.app import config_of_run
+from taming.cli.mistakes import config_directory, settings_in
 from taming.nested import leaves
 from taming.tokenizer import height_and_width
 from taming.workflows.sample_inputs import GivenImages
@@ -60,7 +59,7 @@ def data_settings(data: DictConfig) -> list[str]:
     """
     found = dict(leaves(OmegaConf.to_container(data, resolve=True), lists=False))
     for path in (config_directory() / "data").glob("*.yaml"):
-        defaults = dict(leaves(OmegaConf.to_container(OmegaConf.load(path)), lists=False))
+        defaults = dict(settings_in(OmegaConf.load(path)))
         if all(found.get(n) == v for n, v in defaults.items() if n.endswith("_target_")):
             option = [] if path.stem == "image_folder" else [setting("data", path.stem)]
             return option + [
@@ -79,12 +78,10 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
 
     The size of the images is among them if it is not the `resolution` of the model.
     """
-    path, settings = Path(checkpoint).expanduser() / RESOLVED_FILE, []
-    if path.is_file():
-        data = load_saved_config(path).data
-        settings = data_settings(data)
-        if settings and height_and_width(data.resolution) != resolution:
-            settings.append(setting("data.resolution", data.resolution))
+    data = config_of_run(checkpoint).get("data")
+    settings = [] if data is None else data_settings(data)
+    if settings and height_and_width(data.resolution) != resolution:
+        settings.append(setting("data.resolution", data.resolution))
     return settings or ["data.path=MY_IMAGES"]
 
 

@@ -12,13 +12,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.errors import MissingPathError, UserError
 from taming.nested import leaves
 
 __all__ = ["COMPOSED_FILE", "DIRECTORIES", "check_config", "check_overrides", "config_directory",
-    "explain"]  # fmt: skip
+    "explain", "settings_in"]  # fmt: skip
 
 # settings of all commands that must lead to something
 PATHS = ("vqgan", "checkpoint", "finetune.checkpoint", "condition_tokenizer", "perceptual.weights",
@@ -60,13 +60,13 @@ def check_config(config: DictConfig) -> None:
                 f"nothing to resume: {path} does not exist. resume= takes the directory of a run."
             )
         return
-    missing = sorted(key for key, value in _settings(config) if value == "???")
+    missing = sorted(key for key, value in settings_in(config) if value == "???")
     if missing:
         example = " ".join(f"{name}=VALUE" for name in missing)
         raise UserError(
             f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
         )
-    if config.get("resume") == "auto" and "${now:" in dict(_settings(config))["run_dir"]:
+    if config.get("resume") == "auto" and "${now:" in dict(settings_in(config))["run_dir"]:
         raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
     for name in PATHS:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
@@ -140,10 +140,10 @@ def _names(config_name: str, overrides: list[str]) -> list[str]:
             config = compose(config_name, overrides, return_hydra_config=True)
     except HydraException:
         return _names(config_name, [])
-    names = [*config.hydra.runtime.choices, *(key for key, _ in _settings(config))]
+    names = [*config.hydra.runtime.choices, *(key for key, _ in settings_in(config))]
     return [name for name in names if not name.startswith("hydra")]
 
 
-def _settings(config: DictConfig) -> Iterator[tuple[str, Any]]:
+def settings_in(config: DictConfig | ListConfig) -> Iterator[tuple[str, Any]]:
     """Yields all settings with their names, as they are written: references are not followed."""
     return leaves(OmegaConf.to_container(config), lists=False)

@@ -1,5 +1,6 @@
 """The processes of a training: those it starts, and those that `torchrun` or SLURM has started."""
 
+import logging
 import os
 
 import lightning as L
@@ -13,7 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from taming.cli.app import quiet_others
 from taming.training import data_parallel
 
-__all__ = ["choose_strategy", "connect_processes", "global_batch", "start_processes"]
+__all__ = ["choose_strategy", "connect_processes", "log_global_batch", "start_processes"]
+
+log = logging.getLogger("taming")
 
 
 def choose_strategy(config: DictConfig) -> DictConfig | str | DDPStrategy:
@@ -57,14 +60,18 @@ def start_processes(trainer: L.Trainer) -> None:
     quiet_others()
 
 
-def global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) -> str | None:
-    """Says how many images a step takes, if not `batch_size`, and what that does to its rate."""
+def log_global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) -> None:
+    """Logs how many images a step takes, if not `batch_size`, and what that does to its rate."""
     num_processes, num_batches = trainer.world_size, trainer.accumulate_grad_batches
     if num_processes * num_batches == 1:
-        return None
-    total = batch_size * num_processes * num_batches
-    return (
-        f"each step takes {total} images: data.batch_size={batch_size} × {num_processes} processes "
-        f"× {num_batches} accumulated batches. The learning rate is not scaled with it: it is "
-        f"training.optimizer.learning_rate={learning_rate:g}, as for any batch."
+        return
+    log.info(
+        "each step takes %d images: data.batch_size=%d × %d processes × %d accumulated batches. "
+        "The learning rate is not scaled with it: it is training.optimizer.learning_rate=%g, as "
+        "for any batch.",
+        batch_size * num_processes * num_batches,
+        batch_size,
+        num_processes,
+        num_batches,
+        learning_rate,
     )

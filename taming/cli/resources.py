@@ -80,7 +80,7 @@ def _memory_of(device: torch.device) -> float:
 
 @contextmanager
 def advising_less_memory(config: DictConfig) -> Iterator[None]:
-    """Says which settings let a training take less of a GPU's memory, if it has run out of it."""
+    """Notes which settings let a training take less of a GPU's memory, if it has run out of it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -94,8 +94,8 @@ def advising_less_memory(config: DictConfig) -> Iterator[None]:
             )
         if not config.training.get("checkpointing", True):
             advice.append("training.checkpointing=true, which takes more time")
-        raise UserError(
-            f"the GPU has too little memory ({str(error).splitlines()[0]}). Give "
-            f"{'; or '.join(advice) or 'a smaller model'}. If the run has saved a checkpoint, it "
-            f"can go on so: resume={config.run_dir}."
-        ) from error
+        error.add_note(
+            f"Give {'; or '.join(advice) or 'a smaller model'}. If the run has saved a checkpoint, "
+            f"it can go on so: resume={config.run_dir}."
+        )
+        raise

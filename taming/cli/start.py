@@ -62,24 +62,8 @@ def start(name: str) -> None:
             shared = ",".join(repr(o.key_or_group) for o in overrides if not o.is_sweep_override())
             sys.argv.append(f"hydra.job.config.override_dirname.exclude_keys=[{shared}]")
         main(partial(_run_job, name))()
-    except (UserError, OmegaConfBaseException, HydraException) as error:
+    except Exception as error:
         _exit_with(error, name)
-    except OSError as error:
-        if error.errno not in UNWRITABLE:
-            raise
-        _exit_with(error, name)
-    except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError":
-            why = str(error).splitlines()[0]
-            small = UserError(f"the GPU has too little memory ({why}): give a smaller batch_size.")
-            _exit_with(small, name)
-        if not str(error).startswith("DataLoader worker"):
-            raise
-        died = UserError(
-            f"a process that loads images has died ({str(error).strip(' .')}). If memory was "
-            "short, let fewer load them: data.loader.num_workers=1, or 0 for none."
-        )
-        _exit_with(died, name)
 
 
 class _PrintableFormatter(logging.Formatter):
@@ -102,7 +86,7 @@ def _run_job(name: str, config: DictConfig) -> float | None:
             with _only_run_in(directory) if "run_dir" in config else nullcontext():
                 objective: float | None = command.main(config)
         return objective
-    except (UserError, OmegaConfBaseException) as error:
+    except Exception as error:
         if job.mode == RunMode.MULTIRUN:  # the other jobs go on
             raise
         _exit_with(error, name)
@@ -159,7 +143,23 @@ def _only_run_in(directory: Path) -> Iterator[None]:
 
 
 def _exit_with(error: Exception, name: str) -> NoReturn:
-    message = explain(error, name) if isinstance(error, HydraException) else str(error)
+    """Ends the program with a sentence if the user can mend the error, and raises others again."""
+    message = str(error)
+    if isinstance(error, HydraException):
+        message = explain(error, name)
+    elif type(error).__name__ == "OutOfMemoryError":  # of PyTorch
+        notes = getattr(error, "__notes__", ["Give a smaller batch_size."])
+        why = message.splitlines()[0]
+        message = f"the GPU has too little memory ({why}). {' '.join(notes)}"
+    elif message.startswith("DataLoader worker"):
+        message = (
+            f"a process that loads images has died ({message.strip(' .')}). If memory was short, "
+            "let fewer load them: data.loader.num_workers=1, or 0 for none."
+        )
+    elif not isinstance(error, UserError | OmegaConfBaseException) and (
+        getattr(error, "errno", None) not in UNWRITABLE
+    ):
+        raise error
     # an error in a data loader's worker comes with PyTorch's traceback
     in_worker = re.match(
         r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", message, re.DOTALL

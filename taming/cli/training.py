@@ -21,7 +21,7 @@ from taming.cli.app import (
     write_config,
 )
 from taming.cli.hints import setting
-from taming.cli.processes import choose_strategy, connect_processes, global_batch
+from taming.cli.processes import choose_strategy, connect_processes, log_global_batch
 from taming.cli.resources import advising_less_memory, check_room
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
@@ -172,19 +172,15 @@ def finish_run(
     """
     run_dir = Path(config.run_dir)
     check_room(config, module, trainer)
-    with advising_less_memory(config):
-        trainer = settle_execution(config, module, data, trainer)
-    learning_rate = config.training.optimizer.learning_rate
-    batch = global_batch(trainer, data.batch_size, learning_rate)
-    if batch is not None:
-        log.info("%s", batch)
-    if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        if resume_from is None and trainer.is_global_zero:
-            write_config(config)
-        trainer.loggers = [MetricsFile(run_dir / "metrics.csv"), *build_all(config.logger)]
     training_images = getattr(images, "train_dataset", None)
     tokens = data.train_dataset if isinstance(data.train_dataset, TokenDataset) else None
     with advising_less_memory(config):
+        trainer = settle_execution(config, module, data, trainer)
+        log_global_batch(trainer, data.batch_size, config.training.optimizer.learning_rate)
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            if resume_from is None and trainer.is_global_zero:
+                write_config(config)
+            trainer.loggers = [MetricsFile(run_dir / "metrics.csv"), *build_all(config.logger)]
         result = train(
             module,
             data,
