@@ -201,7 +201,7 @@ def take_up_config(config: DictConfig) -> DictConfig:
 
 
 def load_saved_config(path: Path) -> DictConfig:
-    """Reads the configuration that a run, perhaps a stranger's, has saved.
+    """Reads a configuration that a run, perhaps a stranger's, or another program has saved.
 
     Raises:
         UserError: if it refers to anything beyond itself, such as variables of the environment.

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from taming.cli.app import resolved
+from taming.cli.app import load_saved_config, resolved
 from taming.errors import MissingPathError, UserError, writing
 from taming.importers import import_checkpoint
 from taming.serialization import save_model_directory
@@ -43,11 +42,4 @@ def foreign_config(config: str) -> Mapping[str, Any] | str:
         if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1:
             raise MissingPathError(f"config={path} does not exist (looked from {Path.cwd()}).")
         return config
-    try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=True)  # JSON is YAML
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        why = str(error).strip().split("\n")[0]
-        raise UserError(f"config={path} cannot be read as YAML or JSON: {why}.") from error
-    if not isinstance(loaded, dict):
-        raise UserError(f"config={path} holds no arguments by name.")
-    return {str(name): value for name, value in loaded.items()}
+    return resolved(load_saved_config(path))  # JSON is YAML

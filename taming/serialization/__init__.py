@@ -15,7 +15,6 @@ from taming.serialization.saved_model import (
     checkpoint_entry,
     load_model_directory,
     load_training_checkpoint,
-    model_in_checkpoint,
     read_training_checkpoint,
     save_model_directory,
     saved_checkpoints,
@@ -28,6 +27,6 @@ from taming.serialization.sharded import (
 
 __all__ = ["FORMAT_VERSION", "DamagedCheckpointError", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "is_checkpoint", "load_model_directory", "load_saved_model",
-    "load_sharded_checkpoint", "load_training_checkpoint", "model_in_checkpoint",
+    "load_sharded_checkpoint", "load_training_checkpoint",
     "read_foreign_checkpoint", "read_training_checkpoint", "rebuilding", "save_model_directory",
     "save_sharded_checkpoint", "saved_checkpoints", "upload"]  # fmt: skip

@@ -24,7 +24,7 @@ from taming.errors import UserError
 from taming.serialization.sharded import is_checkpoint, load_unsharded
 
 __all__ = ["CONFIG_FILE", "FORMAT_VERSION", "DamagedCheckpointError", "SavedModel",
-    "checkpoint_entry", "load_model_directory", "load_training_checkpoint", "model_in_checkpoint",
+    "checkpoint_entry", "load_model_directory", "load_training_checkpoint",
     "read_training_checkpoint", "save_model_directory", "saved_checkpoints"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
@@ -128,13 +128,8 @@ def _write(model: SavedModel, directory: Path) -> None:
         _write(part, directory / name)
 
 
-def load_model_directory(directory: Path, within: frozenset[Path] = frozenset()) -> SavedModel:
-    """Reads a model directory and its parts, weights on the CPU.
-
-    `within` are the directories whose part it is.
-    """
-    if (place := directory.resolve()) in within:
-        raise UserError(f"{directory} is a link to the model that it is a part of.")
+def load_model_directory(directory: Path) -> SavedModel:
+    """Reads a model directory and its parts, weights on the CPU."""
     kind, config = _load_config(directory)
     weights = directory / WEIGHTS_FILE
     try:
@@ -142,7 +137,7 @@ def load_model_directory(directory: Path, within: frozenset[Path] = frozenset())
     except SafetensorError as error:
         raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
     parts = {
-        path.parent.name: load_model_directory(path.parent, within | {place})
+        path.parent.name: load_model_directory(path.parent)
         for path in sorted(directory.glob(f"*/{CONFIG_FILE}"))
     }
     return SavedModel(kind, config, state, parts, source=str(directory))
@@ -183,7 +178,9 @@ def saved_checkpoints(run_dir: Path) -> list[Path]:
     return [path for path in paths if is_checkpoint(path)]
 
 
-def read_training_checkpoint(path: Path, *, check: bool = False) -> dict[str, Any]:
+def read_training_checkpoint(
+    path: Path, *, check: bool = False
+) -> tuple[dict[str, Any], SavedModel]:
     """Loads a `.ckpt` on the CPU with `weights_only=True`, so that no code of it runs.
 
     Of a file, weights are read when they are used. One of several processes is a directory, and is
@@ -192,6 +189,9 @@ def read_training_checkpoint(path: Path, *, check: bool = False) -> dict[str, An
     Args:
         path: the file or directory.
         check: whether a file is compared with its checksums first; a directory always is.
+
+    Returns:
+        The content, and the finished model inside it.
 
     Raises:
         UserError: if it cannot be read, or is not this project's.
@@ -218,7 +218,10 @@ def read_training_checkpoint(path: Path, *, check: bool = False) -> dict[str, An
             f"project's checkpoints have. {IMPORT_FIRST}"
         )
     _check_format_version(entry["format_version"], path)
-    return checkpoint
+    try:
+        return checkpoint, _saved_model(entry, str(path))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path) from error
 
 
 def _compare_checksums(path: Path) -> None:
@@ -229,15 +232,7 @@ def _compare_checksums(path: Path) -> None:
 
 def load_training_checkpoint(path: Path) -> SavedModel:
     """Reads the finished model inside a training checkpoint."""
-    return model_in_checkpoint(read_training_checkpoint(path), path)
-
-
-def model_in_checkpoint(checkpoint: dict[str, Any], path: Path) -> SavedModel:
-    """Returns the finished model inside a training checkpoint, read from `path`."""
-    try:
-        return _saved_model(checkpoint[ENTRY], str(path))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path) from error
+    return read_training_checkpoint(path)[1]
 
 
 def _unreadable(path: Path) -> UserError:

@@ -72,7 +72,7 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         """Reads a checkpoint, of several processes too, once those saved before are written."""
         self._wait()
         if Path(path).is_dir():
-            return read_training_checkpoint(Path(path))
+            return read_training_checkpoint(Path(path))[0]
         return super().load_checkpoint(path, *args, **kwargs)
 
     def teardown(self) -> None:

@@ -24,7 +24,6 @@ from taming.serialization import (
     DamagedCheckpointError,
     SavedModel,
     is_checkpoint,
-    model_in_checkpoint,
     read_training_checkpoint,
     save_model_directory,
     saved_checkpoints,
@@ -84,24 +83,21 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
     damaged: list[DamagedCheckpointError] = []
     for path in saved_checkpoints(run_dir):
         try:
-            checkpoint = read_training_checkpoint(path, check=True)
-            saved = model_in_checkpoint(checkpoint, path)
+            checkpoint, saved = read_training_checkpoint(path, check=True)
         except DamagedCheckpointError as error:
             damaged.append(error)
             continue
-        break
-    else:
-        if damaged:
-            raise damaged[0]
-        raise MissingPathError(
-            f"nothing to resume: {run_dir / 'checkpoints' / 'last.ckpt'} does not exist. Give the "
-            "directory of a run that has saved a checkpoint."
-        )
-    for why in damaged:
-        log.warning("%s Going on from %s, step %d.", why, path, checkpoint["global_step"])
-    if checkpoint["model"]["format_version"] != FORMAT_VERSION:  # the optimizer's state is by layer
-        raise UserError(f"{path} is of an older version of this program, which must finish it.")
-    return path, saved.require(kind)
+        for why in damaged:
+            log.warning("%s Going on from %s, step %d.", why, path, checkpoint["global_step"])
+        if checkpoint["model"]["format_version"] != FORMAT_VERSION:  # Adam's state is by layer
+            raise UserError(f"{path} is of an older version of this program, which must finish it.")
+        return path, saved.require(kind)
+    if damaged:
+        raise damaged[0]
+    raise MissingPathError(
+        f"nothing to resume: {run_dir / 'checkpoints' / 'last.ckpt'} does not exist. Give the "
+        "directory of a run that has saved a checkpoint."
+    )
 
 
 def finished_steps(run_dir: Path) -> int:
@@ -229,8 +225,7 @@ def _export(
     if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
         path = resume_from
     if is_checkpoint(path):
-        checkpoint = read_training_checkpoint(path, check=True)
-        saved = model_in_checkpoint(checkpoint, path)
+        checkpoint, saved = read_training_checkpoint(path, check=True)
         step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
         metrics_step = checkpoint.get("val_step")  # unknown in older ones
     else:  # the user's callbacks save none

@@ -99,7 +99,7 @@ class ShardedStrategy(FSDPStrategy):
             tensors = {"weights": weights, "moments": optimizer["state"]}
             rest = load_sharded_checkpoint(path, tensors)
         else:
-            rest = read_training_checkpoint(path)
+            rest, _ = read_training_checkpoint(path)
             weights, (saved,) = rest.pop("state_dict"), rest.pop("optimizer_states")
             names = [name for group in optimizer["param_groups"] for name in group["params"]]
             optimizer["state"] = {names[i]: state for i, state in saved["state"].items()}

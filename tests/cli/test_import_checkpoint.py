@@ -112,9 +112,9 @@ def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
     fails(call(run, config="nowhere.yaml"), "config=nowhere.yaml does not exist")
     fails(call(run, config="f16-2048"), "neither a file nor a published size", "f16-1024")
     (tmp_path / "list.yaml").write_text("- 1\n")
-    fails(call(run, config="list.yaml"), "config=list.yaml holds no arguments by name")
+    fails(call(run, config="list.yaml"), "list.yaml holds no settings by name")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
-    fails(call(run, config="broken.yaml"), "config=broken.yaml cannot be read as YAML or JSON")
+    fails(call(run, config="broken.yaml"), "broken.yaml cannot be read: while parsing")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "photo.png").touch()
     for output in ("full", "last.ckpt"):
