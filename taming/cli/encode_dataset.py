@@ -6,7 +6,7 @@ import shlex
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from taming.cli.app import find_device, join_processes, program, resolved
+from taming.cli.app import find_device, join_processes, program
 from taming.cli.data import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
@@ -19,11 +19,7 @@ log = logging.getLogger("taming")
 
 
 def main(config: DictConfig) -> None:
-    """Encodes the images, and their conditions, into the cache that stage 2 trains from.
-
-    It is checked from end to end.
-    """
-    resolved(config)  # missing values first
+    """Encodes images and their conditions into the cache of stage 2, and checks all of it."""
     check_types(config, ENCODING_TYPES)
     join_processes(config)
     device = find_device(config.device)

@@ -4,7 +4,6 @@ import re
 
 from omegaconf import DictConfig
 
-from taming.cli.app import resolved
 from taming.cli.setting_types import check_types
 from taming.errors import UserError
 from taming.workflows.share import share_model
@@ -16,9 +15,10 @@ TYPES = {"repo": str, "license": str, "private": bool | None}
 
 def main(config: DictConfig) -> None:
     """Uploads a model with a card written from its run, and says how it is loaded."""
-    license = str(resolved(config)["license"])
     check_types(config, TYPES)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.repo):
         raise UserError(f"repo={config.repo}: give the repository as owner/name.")
-    name = share_model(config.checkpoint, config.repo, license=license, private=config.private)
+    name = share_model(
+        config.checkpoint, config.repo, license=config.license, private=config.private
+    )
     print(f"uploaded; everywhere a model is asked for, this is it:\n  {name}")

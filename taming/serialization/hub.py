@@ -38,21 +38,7 @@ def download(name: str) -> Path:
 def upload(
     directory: Path, repo: str, *, private: bool | None = None, message: str, token: str | None
 ) -> str:
-    """Uploads the files of a directory in one commit, into a repository that is made if need be.
-
-    Args:
-        directory: what to upload.
-        repo: `"owner/name"`.
-        private: whether a new repository is; None for the owner's default.
-        message: of the commit.
-        token: of the hub; None for the one that `hf auth login` or `HF_TOKEN` has given.
-
-    Returns:
-        The name to load it by, pinned to the commit: `"hf:owner/name@commit"`.
-
-    Raises:
-        UserError: without a token, or if the hub cannot be reached or refuses.
-    """
+    """Uploads a directory in one commit; see `PretrainedModel.push_to_hub`."""
     from huggingface_hub import HfApi, get_token
 
     if (token or get_token()) is None:

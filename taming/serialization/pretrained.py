@@ -178,8 +178,6 @@ def find_model(path: str | Path) -> Path:
             f"{path} does not exist (looked from {Path.cwd()}). Give a run directory, a model "
             "directory, a .ckpt file, or hf:owner/name for a model on the Hugging Face hub."
         )
-    if is_checkpoint(path):
-        return path
     for found in (path, path / "model", *saved_checkpoints(path)):
         if is_checkpoint(found) or (found / CONFIG_FILE).is_file():
             return found

@@ -102,7 +102,6 @@ class EndAfterStep(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Restores the previous signal handlers."""
         self.on_train_end(trainer, pl_module)
 
 
@@ -113,9 +112,6 @@ class Clock(Timer):
     than the latest validation took. Lightning's own looks at the clock after each batch: a training
     of several batches a step would end in the midst of one, and the ranks of several would wait for
     the first at each.
-
-    Args:
-        duration: the limit, see `Timer`; None for none.
     """
 
     def __init__(self, duration: str | timedelta | dict[str, int] | None = None) -> None:
@@ -165,9 +161,6 @@ class WarmEMA(WeightAveraging):
     θ̄ ← d θ̄ + (1 − d) θ after each step, with d = min(decay, (1 + n) / (10 + n)) after n updates.
     Lightning's `EMAWeightAveraging` has a constant d, so that the random first weights dominate the
     average for 1 / (1 − d) steps, and it waits for the GPU at each update. Buffers are copied.
-
-    Args:
-        decay: d in the long run.
     """
 
     def __init__(self, decay: float) -> None:

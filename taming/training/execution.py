@@ -67,15 +67,7 @@ def choose_execution(
     |               |                                                    | more than half an hour|
 
     Trainings of fewer than 2000 steps are not timed, and those in several processes, which would
-    have to agree, are not either.
-
-    Args:
-        wanted: the settings.
-        module: what is trained; it stays as it is.
-        load_batch: returns a batch of training data.
-        device: where the training runs.
-        num_steps: steps of the training.
-        world_size: number of processes.
+    have to agree, are not either. The module stays as it is.
     """
     chosen = Execution(
         default_precision(device) if wanted.precision == "auto" else wanted.precision,

@@ -24,12 +24,7 @@ log = logging.getLogger("taming")
 
 
 class _Grids(L.Callback):
-    """Writes one picture at each validation, of its first batch.
-
-    Args:
-        dirpath: directory of the pictures.
-        num_images: images in each.
-    """
+    """Writes a picture of `num_images` images at each validation, of its first batch."""
 
     name: str
 

@@ -24,11 +24,8 @@ def log_lineage(
 ) -> None:
     """Logs the model of a finished run, and what it was made of, where a tracker wants artifacts.
 
-    Args:
-        loggers: the run's.
-        run_dir: directory of the run, with its `model/`.
-        images: the training images; left out if they are a data set of the user's own.
-        tokens: the training tokens, of stage 2.
+    `images` and `tokens` are what it was trained on: images that are a data set of the user's own
+    are left out, and tokens are of stage 2 alone.
     """
     for logger in loggers:
         if not isinstance(logger, TrackedRun) or not logger.artifacts:

@@ -24,9 +24,6 @@ class MetricsFile(Logger):
 
     A resumed run continues the file: the rows of the steps it repeats are replaced. Lightning's
     `CSVLogger` deletes what an earlier session wrote.
-
-    Args:
-        path: the file.
     """
 
     name = "metrics"

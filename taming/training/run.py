@@ -70,11 +70,8 @@ class TrainingResult:
 def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
     """Returns the checkpoint to resume the run in `run_dir` from, and the model in it.
 
-    It is the newest that is whole; a warning names one that is not.
-
-    Args:
-        run_dir: directory of the run.
-        kind: what is trained, `"vqgan"` or `"generator"`.
+    It is the newest that is whole; a warning names one that is not. `kind` is that of the model,
+    `"vqgan"` or `"generator"`.
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
@@ -224,7 +221,7 @@ def _export(
         raise UserError(files.failures[path])
     if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
         path = resume_from
-    if is_checkpoint(path):
+    if is_checkpoint(path) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         checkpoint, saved = read_training_checkpoint(path, check=True)
         step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
         metrics_step = checkpoint.get("val_step")  # unknown in older ones
