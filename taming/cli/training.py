@@ -10,6 +10,9 @@ import lightning as L
 import torch
 from annotated_types import Ge
 from hydra.core.hydra_config import HydraConfig
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.app import (
@@ -24,7 +27,6 @@ from taming.cli.hints import setting
 from taming.cli.processes import choose_strategy, connect_processes, log_global_batch
 from taming.cli.resources import advising_less_memory, check_room
 from taming.cli.setting_types import check_types
-from taming.data import TokenDataset
 from taming.data.module import EndlessDataModule
 from taming.errors import UserError
 from taming.ranks import on_first_rank
@@ -172,25 +174,31 @@ def finish_run(
     """
     run_dir = Path(config.run_dir)
     check_room(config, module, trainer)
-    training_images = getattr(images, "train_dataset", None)
-    tokens = data.train_dataset if isinstance(data.train_dataset, TokenDataset) else None
     with advising_less_memory(config):
         trainer = settle_execution(config, module, data, trainer)
         log_global_batch(trainer, data.batch_size, config.training.optimizer.learning_rate)
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            if resume_from is None and trainer.is_global_zero:
-                write_config(config)
+            write = rank_zero_only(partial(write_config, config))
+            if resume_from is None:
+                write()
+            trainer.callbacks.append(LambdaCallback(on_train_start=lambda *_: write()))  # type: ignore[attr-defined]
             trainer.loggers = [MetricsFile(run_dir / "metrics.csv"), *build_all(config.logger)]
-        result = train(
-            module,
-            data,
-            trainer,
-            run_dir=run_dir,
-            export=config.export,
-            resume_from=resume_from,
-            on_start=partial(write_config, config),
-            on_export=partial(log_lineage, trainer.loggers, run_dir, training_images, tokens),
-        )
+        try:
+            result = train(
+                module,
+                data,
+                trainer,
+                run_dir=run_dir,
+                export=config.export,
+                resume_from=resume_from,
+            )
+            if trainer.is_global_zero:
+                training_images = getattr(images, "train_dataset", None)
+                log_lineage(trainer.loggers, run_dir, training_images, data.train_dataset)
+        finally:
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
+                    logger.experiment.finish()
     if trainer.is_global_zero:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print("\nfast_dev_run: it runs, and has written nothing")

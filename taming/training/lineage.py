@@ -20,12 +20,12 @@ __all__ = ["log_lineage"]
 
 
 def log_lineage(
-    loggers: Iterable[Logger], run_dir: Path, images: Any, tokens: TokenDataset | None = None
+    loggers: Iterable[Logger], run_dir: Path, images: object, trained_on: object
 ) -> None:
     """Logs the model of a finished run, and what it was made of, where a tracker wants artifacts.
 
-    `images` and `tokens` are what it was trained on: images that are a data set of the user's own
-    are left out, and tokens are of stage 2 alone.
+    It was trained on tokens of the images, or on the images themselves. Images that are a data set
+    of the user's own are left out.
     """
     for logger in loggers:
         if not isinstance(logger, TrackedRun) or not logger.artifacts:
@@ -33,12 +33,14 @@ def log_lineage(
         run, model = logger.experiment, run_dir / "model"
         if isinstance(images, ImageDataset):
             _use(run, _data_artifact(images))
-        made = _model_artifact(model, "tokenizer" if tokens is None else "generator")
-        if tokens is not None:
+        kind = "tokenizer"
+        if isinstance(trained_on, TokenDataset):
+            kind = "generator"
             for name in ("tokenizer", "condition_tokenizer"):
                 if (model / name).is_dir():
                     _use(run, _model_artifact(model / name, "tokenizer"))
-            _use(run, _token_artifact(tokens))
+            _use(run, _token_artifact(trained_on))
+        made = _model_artifact(model, kind)
         run.log_artifact(made, aliases=[run_dir.resolve().name.replace(":", "-")])
 
 

@@ -6,15 +6,13 @@ import math
 import shutil
 import signal
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import lightning as L
 from annotated_types import Ge, Lt
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loggers import WandbLogger
 
 from taming.errors import MissingPathError, UserError, replacing
 from taming.hardware import device_name
@@ -113,8 +111,6 @@ def train(
     run_dir: Path,
     export: Literal["best", "last"],
     resume_from: Path | None = None,
-    on_start: Callable[[], object] = lambda: None,
-    on_export: Callable[[], object] = lambda: None,
 ) -> TrainingResult:
     """Trains, and writes `model/` and `result.json` into the run directory.
 
@@ -125,9 +121,6 @@ def train(
         run_dir: the run's directory.
         export: which checkpoint becomes `model/`.
         resume_from: checkpoint of the same run to go on from.
-        on_start: called in the first process when the first step is next, after all that a
-            checkpoint holds has been restored.
-        on_export: called there when `model/` is written and the loggers are still open.
 
     Raises:
         UserError: if a checkpoint is to be chosen by a number that validation does not report, or
@@ -137,12 +130,6 @@ def train(
     """
     check_monitors(module, trainer)
     writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
-
-    def begin(*_: Any) -> None:
-        if writes:  # what a resumed run has written is outdated, and in its checkpoint
-            _remove_export(run_dir)
-            on_start()
-
     resume_from = on_first_rank(lambda: resume_from)  # each has chosen one
     saved = saved_checkpoints(run_dir)
     if writes and resume_from in saved:  # what is newer is damaged, and the next must not keep it
@@ -152,26 +139,19 @@ def train(
     clock = next((c for c in callbacks if isinstance(c, Clock)), Clock())
     if clock not in callbacks:
         callbacks.insert(0, clock)
-    callbacks.insert(0, LambdaCallback(on_train_start=begin))
-    try:
-        ended_by = _fit(module, data, trainer, resume_from)
-        if ended_by is not None and ended_by != signal.SIGINT:
-            log.info("%s: ended at step %d; resume=%s", ended_by.name, trainer.global_step, run_dir)
-            handler = signal.getsignal(ended_by)
-            if callable(handler):  # of what has started this: submitit's queues the job again
-                handler(ended_by, None)
-            raise SystemExit(128 + ended_by)
-        interrupted = ended_by is not None
-        result = on_first_rank(
-            lambda: _export(module, trainer, clock, run_dir, export, resume_from, interrupted)
-        )
-        if writes:
-            on_export()
-    finally:
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
-                logger.experiment.finish()
-    return result
+    if writes:  # what a resumed run has written is outdated, and in its checkpoint
+        callbacks.insert(0, LambdaCallback(on_train_start=lambda *_: _remove_export(run_dir)))
+    ended_by = _fit(module, data, trainer, resume_from)
+    if ended_by is not None and ended_by != signal.SIGINT:
+        log.info("%s: ended at step %d; resume=%s", ended_by.name, trainer.global_step, run_dir)
+        handler = signal.getsignal(ended_by)
+        if callable(handler):  # of what has started this: submitit's queues the job again
+            handler(ended_by, None)
+        raise SystemExit(128 + ended_by)
+    interrupted = ended_by is not None
+    return on_first_rank(
+        lambda: _export(module, trainer, clock, run_dir, export, resume_from, interrupted)
+    )
 
 
 def _fit(
