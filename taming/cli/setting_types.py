@@ -23,9 +23,7 @@ __all__ = ["check_types"]
 def check_types(config: DictConfig, expected: Mapping[str, Any] | None = None) -> None:
     """Compares the settings of every `_target_` and quantizer with its signature.
 
-    Args:
-        config: the configuration, or a part of one.
-        expected: type annotations by name of settings that no target has.
+    `expected` has type annotations of settings that no target has, by name.
 
     Raises:
         UserError: naming the settings that are not of their type, and what they should be.

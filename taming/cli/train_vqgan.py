@@ -63,24 +63,24 @@ def main(config: DictConfig) -> float | None:
 
 def build_networks(config: DictConfig, saved: SavedModel | None) -> tuple[VQGAN, Adversary | None]:
     """Builds the VQGAN and its adversary: new, as they were saved, or as a model to fine-tune."""
-    label_maps = config.training.reconstruction == "cross_entropy"
-    vqgan = build(config.model, label_maps=label_maps)
+    if saved is not None:  # its shape need not be the configuration's: it may be fine-tuned
+        return VQGAN.from_saved(saved).train(), build(config.adversary)
+    configured = build(config.model, label_maps=config.training.reconstruction == "cross_entropy")
     adversary = build(config.adversary)
     checkpoint, mode = config.finetune.checkpoint, config.finetune.mode
-    if mode != "whole" and checkpoint is None:
+    if checkpoint is None and mode == "whole":
+        return configured, adversary
+    if checkpoint is None:
         raise UserError(
             f"finetune.mode={mode} needs a model to begin with: give finetune.checkpoint=PATH."
         )
-    if saved is not None:  # its shape need not be the configuration's: it may be fine-tuned
-        vqgan = VQGAN.from_saved(saved).train()
-    elif checkpoint is not None:
-        begin_with = VQGAN.load_saved(checkpoint)
-        configured, vqgan = vqgan, finetuned_vqgan(begin_with, mode, vqgan)
-        if vqgan.config != configured.config:
-            warn(
-                "note: the shape is that of %s: other settings of `model` have no effect "
-                "(finetune.mode=new_codebook takes model.quantizer)",
-                checkpoint,
-            )
-        finetuned_adversary(begin_with, adversary)
+    begin_with = VQGAN.load_saved(checkpoint)
+    vqgan = finetuned_vqgan(begin_with, mode, configured)
+    if vqgan.config != configured.config:
+        warn(
+            "note: the shape is that of %s: other settings of `model` have no effect "
+            "(finetune.mode=new_codebook takes model.quantizer)",
+            checkpoint,
+        )
+    finetuned_adversary(begin_with, adversary)
     return vqgan, adversary

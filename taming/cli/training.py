@@ -61,10 +61,7 @@ def begin_run(
 ) -> tuple[DictConfig, L.Trainer, Path | None, SavedModel | None] | None:
     """Checks the settings of a run, before anything of it is read or written.
 
-    Args:
-        config: the command's configuration.
-        kind: the kind of model that is trained.
-        types: annotations of settings that no target has, by name.
+    `kind` is that of the model, and `types` are annotations of settings that no target has.
 
     Returns:
         The configuration, which is the run's own if it is resumed; Lightning's trainer; and the

@@ -184,11 +184,8 @@ def read_training_checkpoint(
     """Loads a `.ckpt` on the CPU with `weights_only=True`, so that no code of it runs.
 
     Of a file, weights are read when they are used. One of several processes is a directory, and is
-    read whole: see `taming.serialization.sharded`.
-
-    Args:
-        path: the file or directory.
-        check: whether a file is compared with its checksums first; a directory always is.
+    read whole: see `taming.serialization.sharded`. With `check` a file is compared with its
+    checksums first, as a directory always is.
 
     Returns:
         The content, and the finished model inside it.

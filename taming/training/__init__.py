@@ -1,13 +1,7 @@
 """The two training stages on Lightning."""
 
 from taming.training.adversary import Adversary
-from taming.training.callbacks import (
-    Clock,
-    EndAfterStep,
-    TrainingInterrupted,
-    WarmEMA,
-    average_weights,
-)
+from taming.training.callbacks import Clock, EndAfterStep, WarmEMA, average_weights
 from taming.training.checkpoints import IntervalCheckpoint, SavingShare, WholeFileCheckpointIO
 from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
 from taming.training.grids import ReconstructionGrids, SampleGrids
@@ -32,7 +26,6 @@ __all__ = [
     "ReconstructionGrids",
     "SampleGrids",
     "SavingShare",
-    "TrainingInterrupted",
     "TrainingModule",
     "TrainingResult",
     "TransformerTraining",

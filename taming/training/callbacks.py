@@ -27,11 +27,7 @@ SIGNALS = [
 
 
 class TrainingInterrupted(Exception):  # noqa: N818
-    """Raised between two steps when a signal wants the training to end.
-
-    Attributes:
-        signal: which one.
-    """
+    """Raised between two steps when a signal wants the training to end."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)

@@ -84,13 +84,9 @@ def _is_whole(row: dict[str, str]) -> bool:
 
 
 class TrackedRun(WandbLogger):
-    """Lightning's logger for Weights & Biases.
+    """Lightning's logger for Weights & Biases."""
 
-    Attributes:
-        artifacts: whether models, and what they were made of, become artifacts.
-    """
-
-    artifacts = False
+    artifacts = False  # whether models, and what they were made of, become artifacts
 
 
 def wandb_logger(

@@ -25,19 +25,12 @@ Switch = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network, the settings of its optimizer, and the step its schedule begins at.
-
-    Attributes:
-        network: the network to train.
-        optimizer: settings of its optimizer.
-        prefix: what its logged numbers begin with, for example `"discriminator_"`.
-        start: finished steps before its first update.
-    """
+    """A network to train, and the settings of its optimizer."""
 
     network: nn.Module
     optimizer: OptimizerConfig
-    prefix: str = ""
-    start: int = 0
+    prefix: str = ""  # of its logged numbers, such as "discriminator_"
+    start: int = 0  # finished steps before its first update
 
 
 class TrainingModule(L.LightningModule):

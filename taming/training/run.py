@@ -114,13 +114,8 @@ def train(
 ) -> TrainingResult:
     """Trains, and writes `model/` and `result.json` into the run directory.
 
-    Args:
-        module: stage 1 or stage 2.
-        data: what to train on.
-        trainer: its callbacks write the checkpoints into `run_dir/checkpoints`.
-        run_dir: the run's directory.
-        export: which checkpoint becomes `model/`.
-        resume_from: checkpoint of the same run to go on from.
+    The trainer's callbacks have a `Clock`, and write the checkpoints into `run_dir/checkpoints`:
+    `export` says which becomes `model/`, and `resume_from` is the one to go on from.
 
     Raises:
         UserError: if a checkpoint is to be chosen by a number that validation does not report, or
@@ -136,9 +131,7 @@ def train(
         for path in saved[: saved.index(resume_from)]:
             set_aside(path)
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    clock = next((c for c in callbacks if isinstance(c, Clock)), Clock())
-    if clock not in callbacks:
-        callbacks.insert(0, clock)
+    clock = next(c for c in callbacks if isinstance(c, Clock))
     if writes:  # what a resumed run has written is outdated, and in its checkpoint
         callbacks.insert(0, LambdaCallback(on_train_start=lambda *_: _remove_export(run_dir)))
     ended_by = _fit(module, data, trainer, resume_from)

@@ -21,6 +21,7 @@ from taming.discriminators import PatchDiscriminator
 from taming.generation import ImageGenerator
 from taming.training import (
     Adversary,
+    Clock,
     EndAfterStep,
     MetricsFile,
     OptimizerConfig,
@@ -264,6 +265,7 @@ def run_training(
     monitor = monitor or ("val/reconstruction_loss" if stage_1 else "val/loss")
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
     average = average_weights(ema_decay)
+    clock = [] if any(isinstance(c, Clock) for c in callbacks or []) else [Clock()]
     recorder = Recorder(interrupt_at, interrupt_by)
     settings: dict[str, Any] = {
         "max_steps": MAX_STEPS,
@@ -283,6 +285,7 @@ def run_training(
     trainer = L.Trainer(
         callbacks=[
             *([] if average is None else [average]),
+            *clock,
             grids,
             *(callbacks or []),
             EndAfterStep(),
