@@ -52,6 +52,7 @@ def main(config: DictConfig) -> float | None:
             f"the classes or conditions of the images are no longer those that the run in "
             f"{config.resume} was begun with: resume it with the same data, or start a new run."
         )
+    del begun, saved  # the checkpoint's file, which stays on the disk while it is mapped
     grid_size = tokenizer.grid_size_for(images.resolution)
     shape = build(
         config.model,

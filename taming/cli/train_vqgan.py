@@ -32,6 +32,7 @@ def main(config: DictConfig) -> float | None:
     config, trainer, resume_from, saved = begun
     L.seed_everything(config.seed, workers=True, verbose=False)
     vqgan, adversary = build_networks(config, saved)
+    del begun, saved  # the checkpoint's file, which stays on the disk while it is mapped
     module = build(
         config.training,
         vqgan=vqgan,
