@@ -59,12 +59,10 @@ def _tables(evaluations: dict[str, dict[str, Any]]) -> Iterator[str]:
     groups: dict[str, dict[str, dict[str, Any]]] = {}
     for name, numbers in evaluations.items():
         groups.setdefault(numbers["contract"]["digest"], {})[name] = numbers
-    first = next(iter(evaluations.values()), {}).get("contract", {})
-    for number, group in enumerate(groups.values()):
-        if number > 0:
-            contract = next(iter(group.values()))["contract"]
-            differences = "; ".join(contract_differences(first, contract))
-            yield f"Not comparable with the first table: {differences}."
+    contracts = [next(iter(group.values()))["contract"] for group in groups.values()]
+    for contract, group in zip(contracts, groups.values(), strict=True):
+        if differences := contract_differences(contracts[0], contract):
+            yield f"Not comparable with the first table: {'; '.join(differences)}."
         rows = {
             f"{name} {row}".strip(): found
             for name, numbers in group.items()
