@@ -4,11 +4,11 @@ import hashlib
 import io
 from collections import Counter, deque
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from os.path import expanduser
-from queue import Empty, Full, Queue
+from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Annotated, Any
 
@@ -78,22 +78,16 @@ class ImageStream(TableSource):
         ahead: Queue[Any] = Queue(self.shuffle_buffer)
         closed = Event()
 
-        def put(thing: object) -> bool:
-            while not closed.is_set():
-                try:
-                    ahead.put(thing, timeout=1)
-                except Full:
-                    continue
-                return True
-            return False
-
         def read() -> None:
             try:
                 with closing(self._read()) as samples:
-                    if all(map(put, samples)):
-                        put(None)
+                    for sample in samples:
+                        ahead.put(sample)
+                        if closed.is_set():
+                            return
+                ahead.put(None)
             except Exception as error:  # whatever a library or a damaged shard raises
-                put(error)
+                ahead.put(error)
 
         Thread(target=read, daemon=True).start()
         count = 0
@@ -113,6 +107,8 @@ class ImageStream(TableSource):
             raise UserError(f"{self.path} cannot be read after image {count:,}: {why}") from error
         finally:
             closed.set()
+            with suppress(Empty):  # room for the last sample, which the thread may wait to put
+                ahead.get_nowait()
 
     @property
     def _is_shards(self) -> bool:
