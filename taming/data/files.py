@@ -241,11 +241,8 @@ def open_files(
 
 def natural_key(name: str) -> tuple[str, str]:
     """Returns a sort key under which `image10` follows `image9`; ties go by the plain name."""
-    return re.sub("0*([0-9]+)", _with_length, name), name
-
-
-def _with_length(digits: re.Match[str]) -> str:
-    return chr(len(digits[1])) + digits[1]  # longer numbers are larger
+    longer_is_larger = re.sub("0*([0-9]+)", lambda found: chr(len(found[1])) + found[1], name)
+    return longer_is_larger, name
 
 
 def _entry(name: str, file: os.DirEntry[str] | Path) -> FileEntry:

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -28,23 +29,25 @@ def find_labels(
     Args:
         files: what the images are part of.
         names: the images' names among them.
-        labels: `auto`, `folders` or `none`, see `folder_labels`, or a table: a `.csv` with columns
-            `file_name` and `label`, or a `.json`, `{"a/1.png": "cat", ...}` or, as StyleGAN writes
-            it, `{"labels": [["a/1.png", 0], ...]}`. It is looked for beside the images first, then
-            from the working directory.
-        known: classes of the training data, which these must be among; None to find them.
+        labels: `auto`, `folders`, which insists on them, see `folder_labels`, or `none`; or a
+            table: a `.csv` with columns `file_name` and `label`, or a `.json`, `{"a/1.png": "cat",
+            ...}` or, as StyleGAN writes it, `{"labels": [["a/1.png", 0], ...]}`. It is looked for
+            beside the images first, then from the working directory.
+        known: classes of the training data, which these must be among; None to find them. If
+            empty, there are no classes.
 
     Raises:
         MissingPathError: if there is no such table.
         UserError: if it cannot be read or lacks an image, or a class is not a known one.
     """
-    if labels not in ("auto", "folders", "none"):
+    if labels == "none" or known == []:
+        return [], [None] * len(names)
+    if labels not in ("auto", "folders"):
         found = _table_classes(files, names, labels)
         return number_classes(found, known, f"{files.path}, {labels}")
-    in_shards = None if labels == "none" or known == [] else files.classes()
-    if in_shards is None:
-        return folder_labels(names, labels, str(files.path), known)
-    return number_classes(in_shards, known, f"{files.path}, .cls and .json files")
+    if (in_shards := files.classes()) is not None:
+        return number_classes(in_shards, known, f"{files.path}, .cls and .json files")
+    return folder_labels(names, str(files.path), known, insist=labels == "folders")
 
 
 def number_classes(found: Sequence[str], known: Sequence[str] | None, source: str) -> Labels:
@@ -78,17 +81,14 @@ def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[s
 
 
 def _open_table(files: FileList, path: str) -> IO[bytes]:
-    try:
+    with suppress(OSError, KeyError):  # not beside the images
         return files.open_other(path)
-    except (OSError, KeyError):  # not beside the images
-        pass
-    try:
+    with suppress(OSError):
         return Path(path).expanduser().open("rb")
-    except OSError as error:
-        raise MissingPathError(
-            f"labels={path} is no file in {files.path} or {Path.cwd()}. Give auto, folders, none, "
-            "or a .csv or .json file."
-        ) from error
+    raise MissingPathError(
+        f"labels={path} is no file in {files.path} or {Path.cwd()}. Give auto, folders, none, or a "
+        ".csv or .json file."
+    )
 
 
 def _read_table(content: bytes, path: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ def _read_table(content: bytes, path: str) -> dict[str, str]:
 
 
 def folder_labels(
-    names: Sequence[str], mode: str, source: str, known: Sequence[str] | None = None
+    names: Sequence[str], source: str, known: Sequence[str] | None = None, *, insist: bool = False
 ) -> Labels:
     """Derives classes from folder names.
 
@@ -126,51 +126,39 @@ def folder_labels(
 
     Args:
         names: paths relative to the data's root, with forward slashes.
-        mode: `auto` takes classes if every image lies in a class folder, and there are two or more;
-            `folders` insists on it (one is enough); `none` takes none.
         source: the data's root, for messages.
-        known: classes of the training data, which these must be among; None to find them. If
-            empty, there are no classes.
+        known: classes of the training data, which these must be among; None to find them.
+        insist: one class is enough, but every image must lie in a class folder, as with known
+            classes; otherwise there are no classes unless there are two, for every image.
 
     Returns:
         Class names in natural order, empty if there are none; the label of each image, or None.
 
     Raises:
-        UserError: if `folders` finds images outside class folders, if the classes look like `train`
-            and `val`, or if a class is not a known one.
+        UserError: if images lie outside class folders that must lie in them, if the classes look
+            like `train` and `val`, or if a class is not a known one.
     """
     folders = [tuple(name.split("/")[:-1]) for name in names]
-    no_classes: Labels = [], [None] * len(names)
-    if mode == "none" or known == []:
-        return no_classes
-    if known:
-        return number_classes(_known_folders(folders, set(known)), known, source)
-    level = _class_level(folders, one_is_enough=mode == "folders")
+    insist = insist or known is not None
+    level = _class_level(folders, one_is_enough=insist)
+    if known is not None:  # the first level where all are known
+        levels = range(min(map(len, folders)))
+        level = next((i for i in levels if {parts[i] for parts in folders} <= {*known}), level)
     stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
     if stray:
         found = f"{len(stray)} of {len(names)} images lie in no class folder, such as {stray[0]}"
-        if mode == "folders":
+        if insist:
             raise UserError(f"{source}: {found}. Move them, or set labels=none.")
         if len(stray) < len(names):
             log.info("note: %s: no classes, for %s: move them away", source, found)
-        return no_classes
-    classes, labels = number_classes([parts[level] for parts in folders], None, source)
+        return [], [None] * len(names)
+    classes, labels = number_classes([parts[level] for parts in folders], known, source)
     if {name.lower() for name in classes} <= SPLIT_NAMES:
         raise UserError(
             f"{source}: the folders {', '.join(classes)} look like a split, not like classes. "
             "Give one of them as data.path and another as data.val_path, or set labels=none."
         )
     return classes, labels
-
-
-def _known_folders(folders: Sequence[tuple[str, ...]], known: set[str]) -> list[str]:
-    """Returns the folder of each image at the first level where all are known, if there is one."""
-    for level in range(min(map(len, folders))):
-        found = [parts[level] for parts in folders]
-        if known.issuperset(found):
-            return found
-    level = _class_level(folders, one_is_enough=True)
-    return [parts[level] if len(parts) > level else "no folder" for parts in folders]
 
 
 def _class_level(folders: Sequence[tuple[str, ...]], one_is_enough: bool) -> int:

@@ -1,6 +1,5 @@
 import sys
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_data import data_module
+from tiny_data import batches, data_module, equal
 
 from taming.data import HuggingFaceImages, ImageTransform, PictureReader
 from taming.data.dataset import ImageDataset
@@ -65,13 +64,12 @@ def test_files_of_all_kinds(table: Any, tmp_path: Path, kind: str) -> None:
 
 def test_batches_with_workers(table: Any, tmp_path: Path) -> None:
     table(label=[0, 1, 1, 0] * 2).to_parquet(tmp_path / "x.parquet")
-    batches = [
-        [*islice(data.train_dataloader(), 4), *data.val_dataloader()]
+    alone, helped = (
+        batches(data_module(source(tmp_path / "x.parquet"), num_workers=workers), 4)
         for workers in (0, 2)
-        for data in [data_module(source(tmp_path / "x.parquet"), num_workers=workers)]
-    ]
-    assert all(torch.equal(a[key], b[key]) for a, b in zip(*batches, strict=True) for key in a)
-    assert batches[0][0].keys() == {"images", "labels"}
+    )
+    assert equal(alone, helped)
+    assert alone[0].keys() == {"images", "labels"}
 
 
 def test_classes_by_name_and_a_validation_split(table: Any, tmp_path: Path) -> None:

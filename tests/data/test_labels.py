@@ -21,11 +21,10 @@ from taming.errors import MissingPathError, UserError
         ("a/1.png a/2.png", "folders", None, (["a"], [0, 0])),
         ("dog/1.png", "auto", ["cat", "dog"], (["cat", "dog"], [1])),
         ("v/dog/1.png v/cat/2.png", "auto", ["cat", "dog", "emu"], (["cat", "dog", "emu"], [1, 0])),
-        ("dog/1.png", "auto", [], ([], [None])),
     ],
 )
 def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) -> None:
-    assert folder_labels(files.split(), mode, "x", known) == expected
+    assert folder_labels(files.split(), "x", known, insist=mode == "folders") == expected
 
 
 @pytest.mark.parametrize(
@@ -35,18 +34,18 @@ def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) ->
         ("train/cat/1.png val/cat/2.png", "auto", None, "train, val look like a split.*val_path"),
         ("dog/1.png fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class of the training"),
         ("fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class"),
-        ("1.png", "auto", ["cat", "dog"], "no folder is not a class"),
+        ("1.png", "auto", ["cat", "dog"], "x: 1 of 1 images lie in no class folder, such as 1"),
     ],
 )
 def test_folders_that_are_no_classes(files: str, mode: Any, known: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        folder_labels(files.split(), mode, "x", known)
+        folder_labels(files.split(), "x", known, insist=mode == "folders")
 
 
 def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        folder_labels(["1.png", "2.png"], "auto", "x")
-        folder_labels(["cat/1.png", "dog/2.png", "3.png"], "auto", "x")
+        folder_labels(["1.png", "2.png"], "x")
+        folder_labels(["cat/1.png", "dog/2.png", "3.png"], "x")
     (message,) = caplog.messages
     assert "x: no classes, for 1 of 3 images lie in no class folder, such as 3.png" in message
 
@@ -54,6 +53,10 @@ def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture)
 def labelled(path: Path, labels: str, **settings: Any) -> tuple[list[str], list[int | None]]:
     images = ImageFolder(path, PictureReader(), labels=labels, **settings)
     return images.class_names, [images.label(i) for i in range(len(images))]
+
+
+def test_no_known_classes_are_none(make_folder: Any) -> None:
+    assert labelled(make_folder({"cat": 1, "dog": 1}), "auto", known_classes=[]) == ([], [None] * 2)
 
 
 TABLES = {  # of a/0.png, a/1.png, b/0.png

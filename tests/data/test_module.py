@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_data import data_module, files, pair_files, write_pairs, zipped
+from tiny_data import data_module, equal, files, pair_files, write_pairs, zipped
 
 from taming.data import Digits, EndlessBatches
 from taming.data.batches import make_loader
@@ -24,13 +24,6 @@ def module(path: Path, **settings: Any) -> ImageDataModule:
 
 def train_batches(data: ImageDataModule, count: int) -> list[dict[str, torch.Tensor]]:
     return list(islice(data.train_dataloader(), count))
-
-
-def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]) -> bool:
-    return len(first) == len(second) and all(
-        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-        for a, b in zip(first, second, strict=True)
-    )
 
 
 def test_batches(make_folder: Any) -> None:

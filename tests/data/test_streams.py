@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_data import data_module
+from tiny_data import batches, data_module, equal
 
 from taming.data import ImageStream, PictureReader
 from taming.data.module import ImageDataModule
@@ -56,14 +56,6 @@ def module(path: Path | str, **settings: Any) -> ImageDataModule:
     return data_module(stream(path, **own), crop="random", crop_scale=(0.5, 1.0), **settings)
 
 
-def batches(data: ImageDataModule, count: int) -> list[dict[str, torch.Tensor]]:
-    return [*islice(data.train_dataloader(), count), *data.val_dataloader()]
-
-
-def same(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]) -> bool:
-    return all(torch.equal(a[k], b[k]) for a, b in zip(first, second, strict=True) for k in a)
-
-
 def test_a_pass_has_every_image_once_mixed_within_blocks(shards: Path) -> None:
     data = module(piped(shards), batch_size=8)
     assert data.class_names == ["0", "1"]
@@ -81,7 +73,7 @@ def test_a_pass_has_every_image_once_mixed_within_blocks(shards: Path) -> None:
 
 def test_pipes_and_parquet_give_the_same_batches(shards: Path, parquet: Path) -> None:
     reference = batches(module(piped(shards)), 5)
-    assert same(batches(module(parquet), 5), reference)
+    assert equal(batches(module(parquet), 5), reference)
     assert reference[0].keys() == {"images", "labels"}
 
 
@@ -109,7 +101,7 @@ def test_a_training_goes_on_at_its_step(shards: Path) -> None:
     reference = list(islice(module(piped(shards)).train_dataloader(), 6))
     resumed = module(piped(shards))
     resumed.start_item = 4 * resumed.batch_size
-    assert same(list(islice(resumed.train_dataloader(), 2)), reference[4:])
+    assert equal(list(islice(resumed.train_dataloader(), 2)), reference[4:])
 
 
 def test_it_reads_no_further_than_it_must(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +131,7 @@ def test_the_first_batch_is_that_of_the_training(
     data.train_dataloader()  # workers read from here on
     assert (images._samples, images._blocks) == (None, {})
     data = module(piped(shards), batch_size=2)
-    assert same([first], list(islice(data.train_dataloader(), 1)))
+    assert equal([first], list(islice(data.train_dataloader(), 1)))
 
 
 def test_parquet_without_its_number_of_images(parquet: Path) -> None:

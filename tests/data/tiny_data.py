@@ -1,10 +1,12 @@
 """Short ways to small data for the tests beside this file."""
 
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from taming.data import (
@@ -34,6 +36,19 @@ def data_module(source: Any, **settings: Any) -> ImageDataModule:
     own = {name: settings.pop(name) for name in ("seed", "conditions") if name in settings}
     transform = {"resolution": 16, "resize": "shorter_side", "crop": "center", **settings}
     return ImageDataModule(source, ImageTransform(**transform), LoaderOptions(**loader), **own)
+
+
+def batches(data: ImageDataModule, count: int) -> list[dict[str, torch.Tensor]]:
+    """The first batches of training, and all of validation."""
+    return [*islice(data.train_dataloader(), count), *data.val_dataloader()]
+
+
+def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Tensor]]) -> bool:
+    """Whether batches hold the same."""
+    return len(first) == len(second) and all(
+        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+        for a, b in zip(first, second, strict=True)
+    )
 
 
 def files(path: Path, **settings: Any) -> ImageFiles:
