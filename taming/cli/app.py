@@ -20,6 +20,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from taming.cli.mistakes import COMPOSED_FILE, config_directory, settings_in
 from taming.cli.setting_types import check_types
@@ -208,11 +209,12 @@ def load_saved_config(path: Path) -> DictConfig:
     """
     try:
         saved = OmegaConf.load(path)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        settings = OmegaConf.to_container(saved)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(saved, DictConfig):
         raise UserError(f"{path} holds no settings by name.")
-    for key, text in leaves(OmegaConf.to_container(saved)):
+    for key, text in leaves(settings):
         rest, found = (text, 1) if isinstance(text, str) and "${" in text else ("", 0)
         while found:
             rest, found = REFERENCE.subn("x", rest)

@@ -137,7 +137,6 @@ def read_run_directory(directory: Path) -> None:
     overview([run], [{}])
     list(evaluations(run))
     list(findings(run))
-    load_saved_config(directory / "config.yaml")
 
 
 def make_samples(directory: Path) -> None:
@@ -167,5 +166,6 @@ READERS = {
         path / "checkpoints" / "last.ckpt")),
     "tokens": Reader(make_tokens, read_tokens),
     "run": Reader(make_run, read_run_directory),
+    "config": Reader(make_run, lambda path: load_saved_config(path / "config.yaml")),
     "samples": Reader(make_samples, read_samples),
 }  # fmt: skip

@@ -51,6 +51,7 @@ CORPUS: list[tuple[str, str, list[Edit]]] = [
     ("run", "metrics.csv", [("all", "step,a\nx,1\n")]),
     ("run", "result.json", [("all", "[1]")]),
     ("run", "config.yaml", [("all", "trainer:\n  max_steps: 4x\n")]),
+    ("config", "config.yaml", [("all", "data:\n  path: ${run_dir)/x}\n")]),
     ("samples", "samples.npz", [("cut", 0.1, 0.9)]),
 ]
 
