@@ -14,7 +14,8 @@ from taming.data.readers import BrokenImageError, LabelMapReader, PictureReader,
 from taming.data.samples import open_samples
 from taming.data.sources import DataSource, ImageFiles, PairFiles, held_out_split
 from taming.data.streams import ImageStream
-from taming.data.tokens import CacheDescription, TokenDataset, TokenGrid, TokenWriter
+from taming.data.token_writer import TokenWriter
+from taming.data.tokens import CacheDescription, TokenDataset, TokenGrid
 from taming.data.transforms import ImageTransform
 
 __all__ = [

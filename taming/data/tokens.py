@@ -1,12 +1,9 @@
 """Token caches: images, and their conditions, as code indices in memory-mapped files."""
 
 import json
-import logging
 import math
-import os
-import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -16,17 +13,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from taming.errors import UserError, replacing
+from taming.errors import UserError
 
-__all__ = ["CacheDescription", "TokenDataset", "TokenGrid", "TokenWriter"]
+__all__ = ["CacheDescription", "TokenDataset", "TokenGrid"]
 
-META_FILE, PROGRESS_FILE = "meta.json", "progress.json"
+META_FILE = "meta.json"
 FORMAT = 2  # with checksums
 DRAWS_IN_BLOCK = 1024
 BLOCK = 2**24  # bytes under one checksum
 BLOCKS_CHECKED = 64  # of a file when it is opened: 1 GiB, about a second
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,13 +69,10 @@ class CacheDescription:
         """Number of encodings: views of all images."""
         return self.num_images * self.num_views
 
-    def batches(self, start: int, batch_size: int) -> Iterator[list[int | tuple[int, int]]]:
-        """Yields batches of `ImageDataset` keys of the items from `start` on, in order."""
-        for first in range(start, self.num_items, batch_size):
-            yield [
-                item if item < self.num_images else (item % self.num_images, item)
-                for item in range(first, min(first + batch_size, self.num_items))
-            ]
+    def key(self, item: int) -> int | tuple[int, int]:
+        """Returns an item's key in `ImageDataset`: image after image, each with all its views."""
+        image, view = divmod(item, self.num_views)
+        return image if view == 0 else (image, view * self.num_images + image)
 
     def plain(self) -> dict[str, Any]:
         """Returns the description as `meta.json` holds it."""
@@ -196,90 +188,3 @@ def checksum(array: np.ndarray, number: int) -> int:
     """Returns the CRC-32 of a block of an array."""
     start = number * BLOCK
     return zlib.crc32(array.reshape(-1).view(np.uint8)[start : start + BLOCK].data)
-
-
-class TokenWriter:
-    """Fills a token cache in order and keeps a record of how far it is.
-
-    Item n is view n // num_images of image n % num_images: first every image unaugmented, then view
-    after view with random numbers of its own. A writer on a directory that holds an unfinished
-    cache goes on after the last recorded item.
-
-    Args:
-        directory: where the unfinished cache is, for this process and description alone.
-        description: what it is a cache of.
-
-    Attributes:
-        done: number of items written.
-        replaced_names: names of the images that others stand in for, as recorded.
-
-    Raises:
-        OSError: if the disk has no room for it.
-    """
-
-    def __init__(self, directory: Path, description: CacheDescription) -> None:
-        self.directory = directory
-        self.description = description
-        try:
-            record = json.loads((directory / PROGRESS_FILE).read_text())
-            self.done, self.replaced_names = int(record["done"]), set(record["replaced"])
-            self._arrays = {
-                name: np.lib.format.open_memmap(directory / f"{name}.npy", "r+")
-                for name in description.arrays
-            }
-        except Exception:  # there is none, or none of any use
-            self.done, self.replaced_names = 0, set()
-            self._arrays = self._new_arrays()
-        if self.done:
-            total = description.num_items
-            log.info("going on with %s, at image %d of %d", directory, self.done, total)
-
-    def _new_arrays(self) -> dict[str, np.memmap[Any, Any]]:
-        """Creates the files at their full size, or none of them if the disk has no room."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(parents=True)
-        arrays = {}
-        try:
-            for name, (dtype, shape) in self.description.arrays.items():
-                path = self.directory / f"{name}.npy"
-                arrays[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
-                if hasattr(os, "posix_fallocate"):  # otherwise a full disk is a bus error later
-                    with path.open("r+b") as file:
-                        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except OSError:
-            shutil.rmtree(self.directory)
-            raise
-        return arrays
-
-    def write(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Writes the next items: integers `(b …)` by name, as in `CacheDescription.arrays`."""
-        items = np.arange(self.done, self.done + len(batch["indices"]))
-        views, images = np.divmod(items, self.description.num_images)
-        for name, array in self._arrays.items():
-            array[images, views] = batch[name]
-        self.done += len(items)
-
-    def record(self, replaced_names: Iterable[str] = ()) -> None:
-        """Flushes what is written to the disk, and then records how much that is.
-
-        `replaced_names` are added to those recorded before.
-        """
-        self.replaced_names.update(replaced_names)
-        for array in self._arrays.values():
-            array.flush()
-        with replacing(self.directory / PROGRESS_FILE) as file:
-            json.dump({"done": self.done, "replaced": sorted(self.replaced_names)}, file)
-
-    def finish(self, directory: Path) -> None:
-        """Completes the cache and moves it to `directory`."""
-        assert self.done == self.description.num_items
-        self.record()
-        checksums = {
-            name: [checksum(array, number) for number in range(num_blocks_of(array))]
-            for name, array in self._arrays.items()
-        }
-        replaced = sorted(self.replaced_names)
-        meta = {**self.description.plain(), "replaced": replaced, "checksums": checksums}
-        (self.directory / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
-        self.directory.rename(directory)
-        (directory / PROGRESS_FILE).unlink()

@@ -3,30 +3,24 @@
 import hashlib
 import json
 import logging
-import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import torch
 from annotated_types import Ge
-from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.data.batches import make_loader
 from taming.errors import UserError, join_names
-from taming.ranks import dealt, gather_in_turn, on_first_rank, rank
+from taming.ranks import gather, on_first_rank, rank
 from taming.tokenizer import Tokenizer
 
 __all__ = ["encode_dataset"]
 
 log = logging.getLogger(__name__)
-
-RECORD_SECONDS = 10.0  # what a kill may cost
 
 
 def encode_dataset(
@@ -43,9 +37,9 @@ def encode_dataset(
     """Returns the data set's token cache under `cache_dir`: the valid one there, else made now.
 
     Its directory is named after a digest of what it is of, so a cache of another tokenizer, other
-    images or another transform is never found, let alone used. An interrupted encoding goes on
-    where it was. The processes of one training, or command, share the work, and the first of them
-    writes; of several runs that need the same cache one makes it, and the others wait.
+    images or another transform is never found, let alone used. All processes that need the same
+    cache at the same time share the work, be they of one command or of several, on one machine or
+    on several with a common `cache_dir`: see `TokenWriter`. An interrupted encoding goes on.
     Images that could not be read are named in the cache, and in a warning each time it is used.
 
     Args:
@@ -73,24 +67,19 @@ def encode_dataset(
         log.info("tokens of %s: already in %s", images, directory)
     else:
         try:
-            with _lock(cache_dir, digest, images) if rank() == 0 else nullcontext():
-                writer = None
-                if rank() == 0 and not directory.exists():
-                    writer = TokenWriter(cache_dir / f"{digest}.unfinished", description)
-                start = on_first_rank(lambda: writer.done if writer else description.num_items)
-                batches = dealt(description.batches(start, batch_size))
-                loader = make_loader(dataset, num_workers, batch_sampler=batches)
-                num_batches = math.ceil((description.num_items - start) / batch_size)
-                encoded = _encode(tokenizers, dataset, loader, device)
-                _write(gather_in_turn(encoded, num_batches), writer, dataset)
-                if writer is not None:
-                    writer.finish(directory)
+            with closing(TokenWriter(directory, description)) as writer:
+                finished = False
+                while not finished:
+                    _encode(tokenizers, dataset, writer, batch_size, num_workers, device)
+                    gather(None)  # all have written what they claimed
+                    finished = on_first_rank(writer.finish)
         except OSError as error:
             raise UserError(
                 f"the token cache {directory} cannot be written ({error}). Free some space, or "
                 "give another tokens.cache_dir."
             ) from error
-        on_first_rank(lambda: None)  # all wait until the cache is there
+        while not directory.exists():  # a network shows it late
+            time.sleep(1)
     tokens = TokenDataset(directory, description)
     if tokens.replaced_names:
         log.warning(
@@ -127,62 +116,33 @@ def _describe(
     )
 
 
-def _lock(cache_dir: Path, digest: str, images: str) -> AcquireReturnProxy:
-    """Keeps other runs away from a cache; waits for one that makes it."""
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache_dir / f".{digest}.lock")
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        log.info("another process is at work on the tokens of %s: waiting for it", images)
-        return lock.acquire()
-
-
 @torch.inference_mode()
 def _encode(
     tokenizers: dict[str, Tokenizer],
     dataset: ImageDataset,
-    loader: Iterable[dict[str, Any]],
+    writer: TokenWriter,
+    batch_size: int,
+    num_workers: int,
     device: torch.device,
-) -> Iterator[tuple[dict[str, np.ndarray], list[str]]]:
-    """Yields each batch's tokens, and the names of the images that others have stood in for."""
+) -> None:
+    """Encodes what no other process has encoded or is encoding."""
     for tokenizer in tokenizers.values():
         tokenizer.to(device)
     entries = {"indices": "images", "condition_indices": "conditions"}
-    for batch in loader:
-        tokens = {
-            entry: tokenizers[name].encode(batch[name].to(device)).cpu().numpy()
-            for entry, name in entries.items()
-            if name in tokenizers
-        }
-        if "labels" in batch:
-            tokens["labels"] = batch["labels"].numpy()
-        yield tokens, dataset.replaced_names
-
-
-def _write(
-    encoded: Iterable[tuple[dict[str, np.ndarray], list[str]]],
-    writer: TokenWriter | None,
-    dataset: ImageDataset,
-) -> None:
-    """Writes batch after batch in the first process; the others, without a writer, encode only."""
-    total, done = (1, 0) if writer is None else (writer.description.num_items, writer.done)
+    loader = make_loader(dataset, num_workers, batch_sampler=writer.claim(batch_size))
     name = Path(dataset.images.description).name
     bar = tqdm(
-        total=total, initial=done, unit="image", desc=f"encoding {name}", mininterval=1,
-        disable=writer is None,
+        total=writer.description.num_items, initial=writer.done, unit="image",
+        desc=f"encoding {name}", mininterval=1, disable=rank() > 0,
     )  # fmt: skip
-    recorded, replaced_names = time.monotonic(), set()
-    try:
-        with bar:
-            for tokens, names in encoded:
-                assert writer is not None
-                writer.write(tokens)
-                replaced_names.update(names)
-                bar.update(len(tokens["indices"]))
-                if time.monotonic() - recorded > RECORD_SECONDS:
-                    writer.record(replaced_names)
-                    recorded = time.monotonic()
-    finally:  # Ctrl-C too
-        if writer is not None:
-            writer.record(replaced_names)
+    with bar:
+        for batch in loader:
+            tokens = {
+                entry: tokenizers[name].encode(batch[name].to(device)).cpu().numpy()
+                for entry, name in entries.items()
+                if name in tokenizers
+            }
+            if "labels" in batch:
+                tokens["labels"] = batch["labels"].numpy()
+            writer.write(tokens, dataset.replaced_names)
+            bar.update(writer.done - bar.n)

@@ -2,6 +2,7 @@
 
 import pickle
 import tarfile
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from tiny_data import batches, data_module, equal
 
-from taming.data import ImageStream, PictureReader
+from taming.data import CacheDescription, ImageStream, PictureReader, TokenGrid, TokenWriter
 from taming.data.module import ImageDataModule
 from taming.data.streams import StreamedImages
 from taming.errors import UserError
@@ -116,6 +117,19 @@ def test_it_reads_no_further_than_it_must(shards: Path, monkeypatch: pytest.Monk
     assert len(begun) == 2
     train.images.load(0)
     assert len(begun) == 3
+
+
+def test_an_encoding_of_several_views_reads_it_once(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], StreamedImages._begin
+    monkeypatch.setattr(StreamedImages, "_begin", lambda self: begun.append(0) or begin(self))
+    monkeypatch.setattr("taming.data.token_writer.SHARD_ITEMS", 5)
+    data = module(piped(shards)).train_dataset
+    description = CacheDescription("d", 0, len(data), 4, TokenGrid("t", (1, 1), 2))
+    with closing(TokenWriter(tmp_path / "tokens", description)) as writer:
+        assert len([data[key] for keys in writer.claim(3) for key in keys]) == 32
+    assert len(begun) == 1
 
 
 def test_the_first_batch_is_that_of_the_training(

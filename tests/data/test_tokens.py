@@ -1,4 +1,6 @@
 import dataclasses
+import json
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -23,22 +25,32 @@ PLAIN = CacheDescription(
 PAIRED = dataclasses.replace(PLAIN, condition_indices=TokenGrid("c", (1, 2), 12), num_classes=300)
 
 
-def codes(first: int, count: int) -> dict[str, np.ndarray]:
-    """Item n: all indices are 10·n, those of its condition n, and its class 100 + n."""
-    items = np.arange(first, first + count).reshape(-1, 1, 1)
+def codes(keys: list[int | tuple[int, int]]) -> dict[str, np.ndarray]:
+    """Item or draw n: all indices are 10·n, those of its condition n, and its class 100 + n."""
+    numbers = np.array([key if isinstance(key, int) else key[1] for key in keys])
     return {
-        "indices": np.broadcast_to(10 * items, (count, 2, 3)),
-        "condition_indices": np.broadcast_to(items, (count, 1, 2)),
-        "labels": 100 + items[:, 0, 0],
+        "indices": np.broadcast_to(10 * numbers[:, None, None], (len(keys), 2, 3)),
+        "condition_indices": np.broadcast_to(numbers[:, None, None], (len(keys), 1, 2)),
+        "labels": 100 + numbers,
     }
 
 
+def write_all(writer: TokenWriter) -> int:
+    """Writes what nobody else does; returns how many items that is."""
+    claimed = list(writer.claim(5))
+    for keys in claimed:
+        writer.write(codes(keys))
+    return sum(map(len, claimed))
+
+
 def made(directory: Path, description: CacheDescription = PAIRED) -> TokenDataset:
-    writer = TokenWriter(directory.with_suffix(".unfinished"), description)
-    for first in range(0, 12, 5):
-        writer.write(codes(first, min(5, 12 - first)))
-    writer.finish(directory)
+    writer = TokenWriter(directory, description)
+    assert write_all(writer) == 12 and writer.finish()
     return TokenDataset(directory, description)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize(("codebook_size", "dtype"), [(256, "uint8"), (257, "uint16")])
@@ -112,35 +124,106 @@ def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tokens.check()
 
 
-def test_the_order_of_items_is_view_after_view(tmp_path: Path) -> None:
-    writer = TokenWriter(tmp_path / "a", PLAIN)
-    whole = [0, 1, 2, 3, *((n % 4, n) for n in range(4, 12))]
-    assert [*writer.description.batches(writer.done, 5)] == [whole[:5], whole[5:10], whole[10:]]
-    writer.write(codes(0, 5))
-    assert [*writer.description.batches(writer.done, 20)] == [whole[5:]]
+def test_a_cache_made_before_there_were_shards_opens(tmp_path: Path) -> None:
+    meta = {
+        "format": 2, "data": "d", "seed": 3, "num_images": 4, "num_views": 3,
+        "indices": {"tokenizer": "t", "grid_size": [2, 3], "codebook_size": 1000},
+        "condition_indices": None, "num_classes": None,
+    }  # fmt: skip
+    assert list(PLAIN.plain().items()) == list(meta.items())  # a digest of it is its name
+    checksums = {"replaced": ["a.png"], "checksums": {"indices": [0x83F91C70]}}
+    (tmp_path / "meta.json").write_text(json.dumps({**meta, **checksums}))
+    numbers = np.arange(4 * 3 * 2 * 3, dtype=np.uint16).reshape(4, 3, 2, 3)
+    np.save(tmp_path / "indices.npy", numbers)
+    tokens = TokenDataset(tmp_path, PLAIN)
+    tokens.check()
+    assert tokens[[2]]["indices"].tolist() == numbers[[2], 0].tolist()
+    assert tokens.replaced_names == ["a.png"]
 
 
-def test_writing_goes_on_after_the_last_record(tmp_path: Path) -> None:
+def test_the_order_of_items_is_image_after_image(tmp_path: Path) -> None:
+    """So an image is read once for all of its views."""
+    keys = [0, (0, 4), (0, 8), 1, (1, 5), (1, 9), 2, (2, 6), (2, 10), 3, (3, 7), (3, 11)]
+    with closing(TokenWriter(tmp_path / "a", PLAIN)) as writer:
+        assert [*writer.claim(5)] == [keys[:5], keys[5:10], keys[10:]]
+
+
+@pytest.fixture
+def shards_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three shards."""
+    monkeypatch.setattr("taming.data.token_writer.SHARD_ITEMS", 4)
+
+
+def shards(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.with_suffix(".unfinished").glob("*.npz"))
+
+
+@pytest.mark.usefixtures("shards_of_four")
+def test_writing_goes_on_after_the_shards_that_are_whole(tmp_path: Path) -> None:
     begun = TokenWriter(tmp_path / "a", PAIRED)
-    begun.write(codes(0, 5))
-    begun.record(["b.png"])
-    begun.write(codes(100, 3))  # is not recorded: to be done again
+    claimed = list(begun.claim(3))
+    assert [len(keys) for keys in claimed] == [3, 1] * 3
+    for keys in claimed[:3]:
+        begun.write(codes(keys), ["b.png"])
+    assert (begun.done, shards(tmp_path / "a")) == (7, ["0.npz"])
+    begun.close()
     writer = TokenWriter(tmp_path / "a", PAIRED)
-    assert (writer.done, writer.replaced_names) == (5, {"b.png"})
-    writer.record(["a.png", "b.png"])
-    writer.write(codes(5, 7))
-    writer.finish(tmp_path / "done")
-    whole = made(tmp_path / "whole")
-    for name in ("indices", "condition_indices", "labels"):
-        files = [tmp_path / folder / f"{name}.npy" for folder in ("done", "whole")]
-        assert files[0].read_bytes() == files[1].read_bytes()
-    tokens = TokenDataset(tmp_path / "done", PAIRED)
+    assert writer.done == 4 and not writer.finish()
+    for keys in writer.claim(8):
+        writer.write(codes(keys), ["a.png", "b.png"])
+    assert writer.finish()
+    tokens, whole = TokenDataset(tmp_path / "a", PAIRED), made(tmp_path / "whole")
     assert (tokens.replaced_names, whole.replaced_names) == (["a.png", "b.png"], [])
+    assert files(tmp_path / "a").keys() == files(tmp_path / "whole").keys()
+    for name, array in tokens.arrays.items():
+        assert np.array_equal(array, whole.arrays[name])
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a", "whole"]
 
 
-def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("shards_of_four")
+def test_writers_share_what_there_is_to_do(tmp_path: Path) -> None:
+    one, other = (TokenWriter(tmp_path / "a", PAIRED) for _ in range(2))
+    keys = next(one.claim(4))
+    assert write_all(other) == 8
+    one.write(codes(keys))
+    assert (one.done, shards(tmp_path / "a")) == (12, ["0.npz", "4.npz", "8.npz"])
+    assert other.finish() and one.finish()
+    made(tmp_path / "whole")
+    assert files(tmp_path / "a") == files(tmp_path / "whole")
+    assert not [*one.claim(4)] and not [*TokenWriter(tmp_path / "a", PAIRED).claim(4)]
+
+
+@pytest.mark.usefixtures("shards_of_four")
+@pytest.mark.parametrize("damage", ["missing", "empty", "short", "index", "shape", "directory"])
+def test_a_shard_that_is_damaged_is_made_anew(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made(tmp_path / "whole")
+    writer = TokenWriter(tmp_path / "a", PAIRED)
+    write_all(writer)
+    shard = tmp_path / "a.unfinished" / "4.npz"
+    content = shard.read_bytes()
+    changes = {
+        "empty": b"",
+        "short": content[:-20],
+        "index": content.replace((50).to_bytes(2, "little"), (51).to_bytes(2, "little"), 1),
+        "shape": content.replace(b"(4, 2, 3)", b"(1, 2, 3)"),
+        "directory": content.replace(b"PK\x01\x02", b"PK\x01\x03"),
+    }
+    if damage == "missing":
+        shard.unlink()
+    else:
+        assert changes[damage] != content
+        shard.write_bytes(changes[damage])
+    assert not writer.finish()
+    assert (f"{shard} is damaged (" in caplog.text) == (damage != "missing")
+    assert write_all(writer) == 4 and writer.finish()
+    assert files(tmp_path / "a") == files(tmp_path / "whole")
+
+
+def test_a_writer_killed_while_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TokenWriter(tmp_path / "a", PLAIN)
-    writer.write(codes(0, 12))
+    write_all(writer)
 
     def killed(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
@@ -148,18 +231,15 @@ def test_a_writer_killed_while_finishing(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            writer.finish(tmp_path / "done")
+            writer.finish()
     writer = TokenWriter(tmp_path / "a", PLAIN)
-    assert [*writer.description.batches(writer.done, 4)] == []
-    writer.finish(tmp_path / "done")
-    assert TokenDataset(tmp_path / "done", PLAIN)[[3]]["indices"].unique().tolist() == [30]
+    assert write_all(writer) == 0 and writer.finish()
+    assert TokenDataset(tmp_path / "a", PLAIN)[[3]]["indices"].unique().tolist() == [30]
 
 
-def test_an_unreadable_record_is_begun_anew(tmp_path: Path) -> None:
-    begun = TokenWriter(tmp_path / "a", PAIRED)
-    begun.write(codes(0, 5))
-    begun.record()
-    record = tmp_path / "a" / "progress.json"
-    record.write_text(record.read_text()[:10])
-    assert TokenWriter(tmp_path / "a", PAIRED).done == 0
-    assert not record.exists()
+def test_a_large_cache_is_of_few_shards(tmp_path: Path) -> None:
+    large = dataclasses.replace(PLAIN, num_images=10**6)
+    with closing(TokenWriter(tmp_path / "a", large)) as writer:
+        assert len(next(writer.claim(1000))) == 733  # of 3 million items
+    with pytest.raises(OSError, match="No space left"):  # before anything is encoded
+        TokenWriter(tmp_path / "b", dataclasses.replace(large, num_images=10**15))

@@ -106,11 +106,12 @@ def read_checkpoint(directory: Path) -> None:
 
 
 def make_tokens(directory: Path) -> None:
-    writer = TokenWriter(directory / "unfinished", TOKENS)
-    numbers = np.arange(80)
-    codes = np.broadcast_to(numbers[:, None, None], (80, 2, 3))
-    writer.write({"indices": codes, "labels": numbers})
-    writer.finish(directory / "cache")
+    writer = TokenWriter(directory / "cache", TOKENS)
+    for keys in writer.claim(80):
+        numbers = np.array([key if isinstance(key, int) else key[1] for key in keys])
+        codes = np.broadcast_to(numbers[:, None, None], (80, 2, 3))
+        writer.write({"indices": codes, "labels": numbers})
+    writer.finish()
 
 
 def read_tokens(directory: Path) -> None:

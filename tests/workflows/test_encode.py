@@ -1,8 +1,8 @@
+import errno
 import logging
 import shutil
 import threading
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from taming.data import (
     TokenDataset,
 )
 from taming.data.module import ImageDataModule
+from taming.errors import UserError
 from taming.vqgan import VQGAN
 from taming.workflows.encode_dataset import encode_dataset
-
-encode = import_module("taming.workflows.encode_dataset")
 
 
 def tokenizer(seed: int = 0, **changes: Any) -> VQGAN:
@@ -106,6 +105,12 @@ def files(cache: Path) -> dict[str, bytes]:
 CELLS = CellClasses(5, 8, (16, 16))
 
 
+@pytest.fixture
+def shards_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """21 items are six shards, the last of one item."""
+    monkeypatch.setattr("taming.data.token_writer.SHARD_ITEMS", 4)
+
+
 @pytest.mark.parametrize("kind", ["cells", "vqgan"])
 def test_images_and_conditions_of_the_same_view(pairs: Path, tmp_path: Path, kind: str) -> None:
     images = tokenizer()
@@ -150,6 +155,7 @@ def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> Non
     assert np.array_equal(tokens.arrays["indices"][3, 0], tokens.arrays["indices"][0, 0])
 
 
+@pytest.mark.usefixtures("shards_of_four")
 def test_a_cache_says_whose_stand_ins_it_holds(
     pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +173,7 @@ def test_a_cache_says_whose_stand_ins_it_holds(
                 (tmp_path / "away").rename(unreadable)
 
     model = tokenizer()
-    interrupting(model, 1, KeyboardInterrupt())
+    interrupting(model, 3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         tokens(model, pairs / "image" / "002.png")
     for unreadable in (pairs / "image" / "006.png", None):  # made, and then found
@@ -179,6 +185,7 @@ def test_a_cache_says_whose_stand_ins_it_holds(
         assert f"delete {directory}" in message
 
 
+@pytest.mark.usefixtures("shards_of_four")
 @pytest.mark.parametrize("batches", [0, 2, 5])
 def test_an_interrupted_encoding_goes_on(
     pairs: Path, tmp_path: Path, batches: int, capsys: pytest.CaptureFixture[str]
@@ -205,32 +212,27 @@ def test_an_interrupted_encoding_goes_on(
     assert sizes == []
 
 
-def test_a_kill_costs_what_was_done_since_the_last_record(
+def test_no_room_while_encoding(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is gone after five batches, of which three are recorded and one is torn."""
+    """21 items in shards of 8, of which the second does not fit: the first one stays."""
     encoded(dataset(pairs), tmp_path / "whole", tokenizer(), CELLS)
-    monkeypatch.setattr(encode, "RECORD_SECONDS", -1.0)
-    record = encode.TokenWriter.record
+    monkeypatch.setattr("taming.data.token_writer.SHARD_ITEMS", 8)
+    save = np.savez
 
-    def record_while_alive(writer: Any, replaced: list[str]) -> None:
-        if writer.done <= 12:
-            record(writer, replaced)
-        else:
-            for array in writer._arrays.values():
-                array[5:, 1] = 4  # of the fourth batch items 12 and 13: view 1 of images 5 and 6
-                array.flush()
+    def save_one(file: Any, **arrays: Any) -> None:
+        if list((tmp_path / "cache").glob("*/*.npz")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(file, **arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(encode.TokenWriter, "record", record_while_alive)
-        model = tokenizer()
-        interrupting(model, 5, SystemExit(9))
-        with pytest.raises(SystemExit):
-            encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
+        patch.setattr("numpy.savez", save_one)
+        with pytest.raises(UserError, match=r"cannot be written .*No space left.*Free some"):
+            encoded(dataset(pairs), tmp_path / "cache", tokenizer(), CELLS)
     model = tokenizer()
     sizes = interrupting(model, 100, SystemExit(9))
     encoded(dataset(pairs), tmp_path / "cache", model, CELLS)
-    assert sizes == [4, 4, 1]
+    assert sizes == [4, 4, 4, 1]
     assert files(tmp_path / "cache") == files(tmp_path / "whole")
 
 
@@ -262,32 +264,38 @@ def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> No
     assert is_new()
 
 
-def test_of_two_at_once_one_encodes(
+@pytest.mark.usefixtures("shards_of_four")
+def test_of_two_at_once_each_encodes_what_the_other_does_not(
     pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One is slow: it has its first batch only when the other has made the rest, and waits."""
+    encoded(dataset(pairs), tmp_path / "whole", tokenizer(), CELLS)
     data, sizes, results = dataset(pairs), [], []
-    both = threading.Barrier(2)
+    at_work = threading.Event()
 
-    def work(model: VQGAN) -> None:
+    def work(model: VQGAN, slow: bool) -> None:
         sizes.append(interrupting(model, 100, KeyboardInterrupt()))
         encode, deadline = model.encode, time.monotonic() + 60
 
-        def when_the_other_waits(images: torch.Tensor) -> torch.Tensor:
-            while "at work" not in caplog.text and time.monotonic() < deadline:
-                time.sleep(0.01)
+        def with_the_other(images: torch.Tensor) -> torch.Tensor:
+            if slow:
+                at_work.set()
+                while "waiting for other" not in caplog.text and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            assert at_work.wait(60)
             return encode(images)
 
-        model.encode = when_the_other_waits  # type: ignore[method-assign]
-        both.wait()
+        model.encode = with_the_other  # type: ignore[method-assign]
         results.append(encoded(data, tmp_path / "cache", model, CELLS))
 
-    threads = [threading.Thread(target=work, args=[tokenizer()]) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=[tokenizer(), slow]) for slow in (True, False)]
     with caplog.at_level(logging.INFO):
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(map(sum, sizes)) == [0, 21]
+    assert sorted(map(sum, sizes)) in ([4, 17], [1, 20])
     assert torch.equal(results[0][[6]]["indices"], results[1][[6]]["indices"])
-    assert len(caches(tmp_path / "cache")) == 1
-    assert "at work on the tokens of 7 images of " in caplog.text
+    assert files(tmp_path / "cache") == files(tmp_path / "whole")
+    (directory,) = caches(tmp_path / "cache")
+    assert f"waiting for other processes at work on {directory}" in caplog.text

@@ -1,7 +1,9 @@
 """Two processes share the work of a command, and write what one does."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,24 @@ import pytest
 import torch
 from tiny_images import write_picture
 from tiny_models import tiny_generator
+from torch import multiprocessing
 from two_processes import in_two
 
 from taming.cli.data import set_up
 from taming.conditioning import ClassLabel
-from taming.data import ImageFiles, ImageFolder, ImageTransform, LoaderOptions, PictureReader
+from taming.data import (
+    ImageFiles,
+    ImageFolder,
+    ImageTransform,
+    LoaderOptions,
+    PictureReader,
+    token_writer,
+)
 from taming.data.module import ImageDataModule
 from taming.evaluation import ClassifierTraining, FeatureNetwork
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.ranks import dealt, gather, gather_in_turn, largest_share, on_first_rank, rank
+from taming.vqgan import VQGAN
 from taming.workflows.encode_dataset import encode_dataset
 from taming.workflows.evaluate import evaluate_model
 from taming.workflows.reconstruct import reconstruct_images
@@ -64,17 +75,42 @@ def encode(folder: Path, output: Path, **changes: Any) -> None:
     assert len(tokens) == 15  # every rank has it
 
 
-def unfinished(folder: Path) -> None:
-    """Leaves a cache of which a single process had made 9 items when it was killed."""
-    (one,) = (path for path in (folder / "one" / "encode").iterdir() if path.is_dir())
-    two = folder / "two" / "encode" / f"{one.name}.unfinished"
-    shutil.copytree(one, two)
-    (two / "meta.json").unlink()
-    for path in two.glob("*.npy"):
-        array = np.lib.format.open_memmap(path, "r+")
-        array[9:] = 0
-        array[:, 1] = 0
-    (two / "progress.json").write_text(json.dumps({"done": 9, "replaced": []}))
+def encode_and_count(folder: str, output: str, kill_at: int | None, start: Any, count: Any) -> None:
+    """Encodes; adds to `count` how many items; kills itself at a batch, if that is given."""
+    token_writer.SHARD_ITEMS = 4
+    torch.set_num_threads(1)
+    encode_images, num_batches = VQGAN.encode, 0
+
+    def encode_counted(self: VQGAN, images: torch.Tensor) -> torch.Tensor:
+        nonlocal num_batches
+        if num_batches < 2:  # so each has two shards
+            start.wait()
+        if num_batches == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        num_batches += 1
+        with count.get_lock():
+            count.value += len(images)
+        return encode_images(self, images)
+
+    VQGAN.encode = encode_counted  # type: ignore[method-assign]
+    encode(Path(folder), Path(output))
+
+
+def encode_at_once(
+    folder: Path, output: Path, kills: list[int | None]
+) -> tuple[list[int | None], int]:
+    """Has processes encode; returns their exit statuses and how many items they have encoded."""
+    context = multiprocessing.get_context("spawn")
+    start, count = context.Barrier(len(kills)), context.Value("i", 0)
+    processes = [
+        context.Process(target=encode_and_count, args=(f"{folder}", f"{output}", at, start, count))
+        for at in kills
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    return [process.exitcode for process in processes], count.value
 
 
 def sample(folder: Path, output: Path) -> None:
@@ -116,6 +152,7 @@ def reconstruct_cut(folder: Path, output: Path) -> None:
 
 
 def do_all(folder: Path, name: str = "two") -> dict[str, Any]:
+    token_writer.SHARD_ITEMS = 4
     folders = 0
     init = ImageFolder.__init__
 
@@ -148,8 +185,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     """Where one process and two have done the same, and what each of the two knows."""
     folder = tmp_path_factory.mktemp("shared")
     write_classes(folder / "images")
-    do_all(folder, "one")
-    unfinished(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_writer, "SHARD_ITEMS", 4)  # `do_all` sets it in its processes
+        do_all(folder, "one")
+    # a single process is killed at its third shard, and two go on
+    assert encode_at_once(folder, folder / "two" / "encode", [2]) == ([-signal.SIGKILL], 8)
     return folder, in_two(do_all, folder)
 
 
@@ -189,6 +229,15 @@ def test_two_processes_write_what_one_does(folder: Path, command: str) -> None:
         with np.load(one["samples.npz"]) as first, np.load(two["samples.npz"]) as second:
             for name in ("arr_0", "arr_1"):
                 np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_processes_of_their_own_share_an_encoding(folder: Path) -> None:
+    """Three are at it, one of which is killed at its second shard, and each shard is made once."""
+    statuses, num_items = encode_at_once(folder, folder / "three" / "encode", [None, 1, None])
+    assert statuses == [0, -signal.SIGKILL, 0] and num_items == 30
+    one, three = (files(folder / name / "encode") for name in ("one", "three"))
+    assert one.keys() == three.keys()
+    assert all(path.read_bytes() == three[name].read_bytes() for name, path in one.items())
 
 
 def same(one: Any, two: Any) -> None:
