@@ -55,7 +55,8 @@ def main(
         ours, *peers = map(stack.enter_context, map(closing, programs(options)))
         timed = ({"machine": computer, **record} for record in measured(options, ours, peers))
         records = list(written(timed, options.output))
-    print(f"on {computer}\n{table(records)}\nwrote {options.output}")
+    results = table(records) or "nothing was timed: no case has these measurements"
+    print(f"on {computer}\n{results}\nwrote {options.output}")
     return records
 
 

@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Record]:
     add("--preset", choices=PRESETS, default="gpu")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
+    for name in ("profiles.txt", "results.jsonl"):  # of an earlier run
+        (options.output / name).unlink(missing_ok=True)
     parts = [part for part in PARTS if options.preset == "gpu" or "compile" not in part]
     lines, records = [machine(options.device)], []
     if find_spec("lpips") is None:

@@ -23,6 +23,11 @@ from taming.losses import (
 
 __all__ = ["FeatureExtractor", "FeatureNetwork", "InceptionFeatures", "load_feature_network"]
 
+KNOWN_NETWORKS = (
+    f"Give {', '.join(Backbone.LAYERS)}, another classifier of torchvision such as resnet50, a "
+    "network of timm such as vit_base_patch14_dinov2, or, to evaluate, inception."
+)
+
 
 class FeatureNetwork(nn.Module):
     """A frozen network from images to features.
@@ -121,15 +126,11 @@ def _timm_network(backbone: str, weights: str | Path, resolution: int) -> nn.Mod
         import timm
     except ImportError as error:
         raise UserError(
-            f"frechet.backbone={backbone} is no network of torchvision, and those of timm, DINOv2 "
-            "among them, need: pip install 'taming[evaluation]'."
+            f"the feature network {backbone} is not torchvision's, and those of timm, DINOv2 among "
+            f"them, need: pip install 'taming[evaluation]'. {KNOWN_NETWORKS}"
         ) from error
     if not timm.is_model(backbone):
-        raise UserError(
-            f"frechet.backbone={backbone} is unknown: give inception (only to evaluate), a "
-            "classifier of torchvision such as resnet50, or a network of timm such as "
-            "vit_base_patch14_dinov2."
-        )
+        raise UserError(f"the feature network {backbone} is unknown. {KNOWN_NETWORKS}")
     read_weights(weights)  # says what is wrong with the file
     settings: dict[str, Any] = {"img_size": resolution} if backbone.startswith("vit") else {}
     settings["pretrained_cfg_overlay"] = {"file": str(Path(weights).expanduser())}

@@ -40,7 +40,7 @@ class FrechetDistance(Metric):
 
     @torch.no_grad()
     def update(self, reconstructions: Tensor, images: Tensor) -> None:
-        """Adds a batch; both are `(b c H W)` of float, clamped to [-1, 1]."""
+        """Adds a batch; both are `(b c H W)` of float, and are clamped to [-1, 1]."""
         both = [self.features(x.clamp(-1, 1)) for x in (reconstructions, images)]
         features = torch.stack(both).double()  # (2 b f)
         self.sums += features.sum(1)

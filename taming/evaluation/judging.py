@@ -42,7 +42,7 @@ class JudgedImages:
     all, in order, and only it may read them.
 
     Attributes:
-        features: `(n f)`; None where they are not known, like the others.
+        features: `(n f)`; None where they are not known, as are labels and logits.
         labels: `(n,)`.
         logits: the classifier's, `(n k)`.
         num_images: n.

@@ -25,9 +25,9 @@ KEPT_SECONDS = 3600  # of uploads and results
 def build_studio(
     model: StudioModel | None, other: StudioModel | None = None, run: Path | None = None
 ) -> gr.Blocks:
-    """Builds the page of a model, compared with another, and of the training in `run`, watched.
+    """Builds the page: `model`, its comparison with `other`, and the training in `run`.
 
-    Without `model` the run has none yet.
+    `model` is None for a run that has none yet.
     """
     studio = gr.Blocks(
         title="Studio", analytics_enabled=False, delete_cache=(KEPT_SECONDS, KEPT_SECONDS)

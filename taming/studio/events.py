@@ -53,7 +53,7 @@ def on_device(
     """Runs a function, or an iterator's steps, whenever the event occurs: one after the other.
 
     `listen` is a component's event, such as `button.click`. Programs call it by `name` through
-    Gradio's client, without one they do not. The button `cancel` ends it, running or waiting.
+    Gradio's client; without a name they cannot. The button `cancel` ends it, running or waiting.
     """
     event = listen(
         _guarded(function),

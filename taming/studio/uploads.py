@@ -147,6 +147,6 @@ def _explaining(file: str | Path | IO[bytes]) -> Iterator[None]:
     except BrokenImageError as error:
         reason = str(error).replace(str(file), "the file")  # not where it lies on the server
         raise UserError(
-            f"this file cannot be read as a picture ({reason}): give a PNG, JPEG or WebP file; for "
-            "a label map a PNG whose pixel values are class numbers."
+            f"this file cannot be read ({reason}): give a PNG, JPEG or WebP file; for a label map "
+            "a PNG whose pixel values are class numbers."
         ) from error

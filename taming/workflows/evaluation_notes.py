@@ -74,8 +74,8 @@ def evaluation_notes(
     for name, row in sets.items():
         if "num_not_finite" in row:
             notes.append(
-                f"{row['num_not_finite']:,} of the {row['num_images']:,} {name} are not finite "
-                "(NaN): nothing was measured of them."
+                f"{row['num_not_finite']:,} of {row['num_images']:,} images are not finite (NaN), "
+                f"so nothing was measured of them: {name}."
             )
     fewest = min(row["num_images"] for row in sets.values())
     if fewest < FEW_IMAGES:

@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Samples(NamedTuple):
-    """A set of samples, each made from an image of a data set, its condition, or nothing of it."""
+    """A set of samples, one for each of some images: of it, of its condition, or unconditional."""
 
     settings: dict[str, Any]  # in which it differs from the other sets
     name: str

@@ -42,8 +42,8 @@ def share_model(
 ) -> str:
     """Uploads a model directory, its card, the newest grid and the report of its run, if there.
 
-    `repo` is `"owner/name"`, `license` the hub's identifier of one; see `upload`. Returns the name
-    to load the model by, `"hf:owner/name@commit"`.
+    `repo` is `"owner/name"`, `license` the hub's identifier of a licence; see `upload`. Returns the
+    name to load the model by, `"hf:owner/name@commit"`.
     """
     saved, run = load_saved_model(checkpoint), _run_of(checkpoint)
     with TemporaryDirectory() as folder:

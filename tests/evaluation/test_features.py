@@ -11,7 +11,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 from torchvision.transforms import v2
 
 from taming.errors import MissingPathError, UserError
-from taming.evaluation import load_feature_network
+from taming.evaluation import FeatureExtractor, load_feature_network
 from taming.evaluation.features import FeatureNetwork
 
 NORMALIZE = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -119,5 +119,7 @@ def test_a_network_that_has_no_such_features(name: str, resolution: int, tmp_pat
 
 
 def test_an_unknown_network(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"resnet1 is unknown: give inception .* such as resnet50"):
+    with pytest.raises(UserError, match=r"resnet1 is unknown\. Give squeezenet1_1, .* resnet50"):
         load_feature_network(backbone="resnet1", weights=tmp_path / "none.pth")
+    with pytest.raises(UserError, match=r"inception is unknown\. .* or, to evaluate, inception"):
+        FeatureExtractor(backbone="inception", weights=tmp_path / "none.pth")

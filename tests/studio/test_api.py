@@ -172,7 +172,7 @@ def broken(folder: Path) -> Iterator[tuple[str, Path, str]]:
         struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     )
     data = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
-    picture = "cannot be read as a picture"
+    picture = "this file cannot be read"
     yield "text", write("text.png", b"no picture at all"), picture
     yield "empty", write("empty.png", b""), picture
     yield "cut off", write("cut.png", good[: len(good) // 2]), picture

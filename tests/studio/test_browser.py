@@ -174,7 +174,7 @@ def test_a_bad_upload_is_a_sentence_in_the_page(
     (tmp_path / "text.png").write_text("no picture at all")
     panel.locator("input[type=file]").first.set_input_files(tmp_path / "text.png")
     panel.get_by_role("button", name="Look into it").click()
-    says(page, "cannot be read as a picture")
+    says(page, "this file cannot be read")
 
 
 def test_a_file_that_is_too_large_is_a_sentence_in_the_page(
