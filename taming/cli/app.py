@@ -28,9 +28,10 @@ from taming.errors import UserError, replacing, writing
 from taming.nested import leaves
 from taming.ranks import on_first_rank, rank
 
-__all__ = ["RESOLVED_FILE", "build", "build_all", "config_directory", "config_of_run",
-    "find_device", "join_processes", "load_config_to_build", "load_saved_config", "program",
-    "quiet_others", "resolved", "resume_config", "take_up_config", "write_config"]  # fmt: skip
+__all__ = ["RESOLVED_FILE", "build", "build_all", "check_origin", "config_directory",
+    "config_of_run", "find_device", "join_processes", "load_resolved_config", "load_saved_config",
+    "program", "quiet_others", "resolved", "resume_config", "take_up_config",
+    "write_config"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -135,10 +136,12 @@ def resume_config(config: DictConfig) -> DictConfig:
 
     Raises:
         UserError: if an override changes what is fixed once a run has begun; and as
-            `load_config_to_build`.
+            `load_saved_config` and `check_origin`.
     """
     run_dir = Path(config.resume).expanduser()
-    saved = load_config_to_build(run_dir / COMPOSED_FILE, config)
+    path = run_dir / COMPOSED_FILE
+    saved = load_saved_config(path)
+    check_origin(saved, config, path)
     max_time = OmegaConf.select(saved, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s was for one session", max_time)
@@ -219,7 +222,9 @@ def load_saved_config(path: Path) -> DictConfig:
         while found:
             rest, found = REFERENCE.subn("x", rest)
         if "$" in rest:
-            raise UserError(f"{path}: {key}={text} looks beyond the file: it is not used.")
+            raise UserError(
+                f"{path}: {key}={text} looks beyond the file: write the value itself there."
+            )
     return saved
 
 
@@ -229,27 +234,33 @@ def config_of_run(path: str) -> DictConfig:
     return load_saved_config(file) if file.is_file() else OmegaConf.create()
 
 
-def load_config_to_build(path: Path, given: DictConfig, part: str = "") -> DictConfig:
-    """Reads a saved configuration whose `part`, such as `"data."`, is going to be built.
+def load_resolved_config(path: Path) -> dict[str, Any]:
+    """Reads a saved configuration as `load_saved_config` does, and follows its references."""
+    saved = load_saved_config(path)
+    try:
+        return resolved(saved)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
+
+
+def check_origin(saved: DictConfig, given: DictConfig, path: Path) -> None:
+    """Checks a saved configuration, all of which may be built; it is from the file at `path`.
 
     Raises:
         UserError: if it would call or have the shell run anything that neither the packaged
-            configurations nor this command's, `given`, name; and as `load_saved_config`.
+            configurations nor this command's, `given`, name.
     """
-    saved = load_saved_config(path)
-    if (stranger := next(_strangers(saved, given, part), None)) is not None:
+    if (stranger := next(_strangers(saved, given), None)) is not None:
         raise UserError(
             f"{path} names {stranger}, which is none of this program's: it is not run. If you "
             f"trust it, add {shlex.quote(f'++{stranger}')} to the command."
         )
-    return saved
 
 
-def _strangers(saved: DictConfig, given: DictConfig, part: str) -> Iterator[str]:
-    """Yields settings that would run what neither this program nor `given` names."""
+def _strangers(saved: DictConfig, given: DictConfig) -> Iterator[str]:
     trusted = {*_packaged_targets(), *(target for _, target in _targets(given))}
     for key, target in _targets(saved):
-        if key.startswith(part) and ("$" in target or target not in trusted):
+        if "$" in target or target not in trusted:
             yield f"{key}={target}"
     data = saved.get("data")
     plain = OmegaConf.to_container(data, resolve=True) if isinstance(data, DictConfig) else {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from taming.cli.app import load_saved_config, resolved
+from taming.cli.app import load_resolved_config, resolved
 from taming.errors import MissingPathError, UserError, writing
 from taming.importers import import_checkpoint
 from taming.serialization import save_model_directory
@@ -42,4 +42,4 @@ def foreign_config(config: str) -> Mapping[str, Any] | str:
         if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1:
             raise MissingPathError(f"config={path} does not exist (looked from {Path.cwd()}).")
         return config
-    return resolved(load_saved_config(path))  # JSON is YAML
+    return load_resolved_config(path)  # JSON is YAML

@@ -3,9 +3,15 @@
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from taming.cli.app import RESOLVED_FILE, find_device, load_config_to_build, resolved
+from taming.cli.app import (
+    RESOLVED_FILE,
+    check_origin,
+    find_device,
+    load_resolved_config,
+    resolved,
+)
 from taming.cli.data import build_data, set_up
 from taming.data.module import ImageDataModule
 from taming.errors import UserError
@@ -32,6 +38,10 @@ def open_data(given: DictConfig, run: Path) -> ImageDataModule:
     Raises:
         UserError: if they are no longer there, or the configuration cannot be used.
     """
-    data = build_data(load_config_to_build(run / RESOLVED_FILE, given, part="data."))
+    path = run / RESOLVED_FILE
+    saved = load_resolved_config(path)
+    built = OmegaConf.create({name: saved.get(name) for name in ("data", "seed")})
+    check_origin(built, given, path)
+    data = build_data(built)
     set_up(data)
     return data

@@ -73,6 +73,15 @@ def test_a_saved_configuration_calls_nothing(name: str) -> None:
         assert not Path("marker").exists()
 
 
+@pytest.mark.usefixtures("traps")
+@pytest.mark.parametrize("data", ["${evil}", {"source": "${evil}"}, {"more": ["${evil}"]}])
+def test_a_report_calls_nothing_that_its_data_refer_to(data: Any) -> None:
+    OmegaConf.save(OmegaConf.create({"data": data, "evil": call("trap.model")}), "config.yaml")
+    with pytest.raises(UserError, match=r"data.*_target_=trap\.model, which is none of this"):
+        open_data(OmegaConf.create(), Path())
+    assert not Path("marker").exists()
+
+
 @pytest.mark.parametrize("path", ["pipe:touch marker", "${data.letter}ipe:touch marker"])
 def test_a_saved_configuration_gives_no_command_of_the_shell(tmp_path: Path, path: str) -> None:
     saved = OmegaConf.create({"data": {"path": path, "letter": "p"}})
