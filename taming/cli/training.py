@@ -193,9 +193,10 @@ def finish_run(
                 training_images = getattr(images, "train_dataset", None)
                 log_lineage(trainer.loggers, run_dir, training_images, data.train_dataset)
         finally:
-            for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):  # the next job of a sweep has a run of its own
-                    logger.experiment.finish()
+            if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+                import wandb
+
+                wandb.finish()  # the next job of a sweep has a run of its own
     if trainer.is_global_zero:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print("\nfast_dev_run: it runs, and has written nothing")

@@ -51,6 +51,7 @@ class ArrayReader:
         content = Path(file).read_bytes() if isinstance(file, str | Path) else file.read()
         if content.startswith(np.lib.format.MAGIC_PREFIX):
             values = np.load(io.BytesIO(content), allow_pickle=False)
+            _check_size(values.size)
         else:
             values = _read_tiff(io.BytesIO(content))
         if values.dtype.kind not in "biuf":
@@ -94,8 +95,10 @@ def _read_tiff(file: IO[bytes]) -> np.ndarray:
         raise UserError("TIFF files need tifffile: pip install 'taming[arrays]'.") from error
     with tifffile.TiffFile(file) as opened:
         series = opened.series[0]
-        if series.size > MAX_PIXELS:  # as float64 less than 1 GiB; a file is no measure of it
-            raise BrokenImageError(
-                f"an array {series.shape}, and at most {MAX_PIXELS:,} values can be read"
-            )
+        _check_size(series.size)  # of which the file's is no measure
         return series.asarray()
+
+
+def _check_size(num_values: int) -> None:
+    if num_values > MAX_PIXELS:  # as float64 less than 1 GiB
+        raise BrokenImageError(f"{num_values:,} values, and at most {MAX_PIXELS:,} can be read")

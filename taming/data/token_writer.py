@@ -30,7 +30,8 @@ class TokenWriter:
     """Makes a token cache of shards, which any number of processes and machines write.
 
     A shard is a stretch of the cache's items. It takes its name when it is whole; until then a lock
-    keeps other processes from making it, too. A process that is killed loses the one it was at.
+    keeps other processes from making it, too. A process that is killed loses those it has claimed
+    and not written: one, or a few where processes load ahead.
 
     Args:
         directory: where the cache will be; until then shards are in `<directory>.unfinished`.
@@ -102,7 +103,8 @@ class TokenWriter:
 
         A damaged one is deleted, and missing then.
         """
-        if missing := self._missing():
+        missing = [] if self.directory.exists() else self._missing()
+        if missing:
             log.info("waiting for other processes at work on %s", self.directory)
         for shard in missing:
             with self._lock(shard):
@@ -139,12 +141,14 @@ class TokenWriter:
                             raise ValueError("its checksum differs")
                         columns = [content[name] for name in files]
                         replaced.update(content["replaced"].tolist())
+                    if any(len(column) != len(shard) for column in columns):
+                        raise ValueError("it has another number of items")
                 except Exception as error:  # a damaged zip makes NumPy raise nearly anything
                     log.warning("%s is damaged (%s): made anew", self._path(shard), error)
                     self._path(shard).unlink()
                     return
                 for whole_file, column in zip(files.values(), columns, strict=True):
-                    whole_file.write(column.data)
+                    whole_file.write(column.tobytes())
         checksums = {}
         for name in files:
             array = np.load(whole / f"{name}.npy", "r")

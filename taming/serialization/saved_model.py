@@ -128,8 +128,13 @@ def _write(model: SavedModel, directory: Path) -> None:
         _write(part, directory / name)
 
 
-def load_model_directory(directory: Path) -> SavedModel:
-    """Reads a model directory and its parts, weights on the CPU."""
+def load_model_directory(directory: Path, within: frozenset[Path] = frozenset()) -> SavedModel:
+    """Reads a model directory and its parts, weights on the CPU.
+
+    `within` are the directories whose part it is.
+    """
+    if (place := directory.resolve()) in within:
+        raise UserError(f"{directory} is a link to the model that it is a part of.")
     kind, config = _load_config(directory)
     weights = directory / WEIGHTS_FILE
     try:
@@ -137,7 +142,7 @@ def load_model_directory(directory: Path) -> SavedModel:
     except SafetensorError as error:
         raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
     parts = {
-        path.parent.name: load_model_directory(path.parent)
+        path.parent.name: load_model_directory(path.parent, within | {place})
         for path in sorted(directory.glob(f"*/{CONFIG_FILE}"))
     }
     return SavedModel(kind, config, state, parts, source=str(directory))

@@ -194,13 +194,16 @@ def _export(
         raise UserError(files.failures[path])
     if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
         path = resume_from
-    if is_checkpoint(path) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+    step, metrics, metrics_step = trainer.global_step, module.val_metrics, module.val_step
+    saved = None
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        pass
+    elif is_checkpoint(path):
         checkpoint, saved = read_training_checkpoint(path, check=True)
         step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
         metrics_step = checkpoint.get("val_step")  # unknown in older ones
     else:  # the user's callbacks save none
         saved = module.saved_from(module.state_dict())
-        step, metrics, metrics_step = trainer.global_step, module.val_metrics, module.val_step
     result = TrainingResult(
         step=trainer.global_step,
         interrupted=interrupted,
@@ -213,7 +216,7 @@ def _export(
         precision=str(trainer.precision),
         versions=versions(),
     )
-    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+    if saved is None:
         return result
     _remove_export(run_dir)  # where no step was left, what a killed one has written
     try:

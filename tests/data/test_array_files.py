@@ -82,6 +82,13 @@ def test_files_that_do_not_fit(file: io.BytesIO, error: Any, message: str) -> No
         ArrayReader(5, (0, 65535)).read(file, "a")
 
 
+@pytest.mark.parametrize("file", [npy(SIXTEEN), tiff(SIXTEEN[..., 0])])
+def test_files_of_too_many_values(file: io.BytesIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taming.data.array_files.MAX_PIXELS", 100)
+    with pytest.raises(BrokenImageError, match=r"\d+ values, and at most 100 can be read"):
+        ArrayReader(5, (0, 65535)).read(file, "the file")
+
+
 def test_limits_the_wrong_way_round() -> None:
     with pytest.raises(UserError, match=r"limits is \[1.0, 0.0\]: give"):
         ArrayReader(1, (1, 0))

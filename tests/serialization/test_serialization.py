@@ -1,6 +1,7 @@
 import errno
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,13 @@ def test_a_link_leads_to_what_is_replaced(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
+def test_a_model_is_no_part_of_itself(tmp_path: Path) -> None:
+    path = save_model_directory(saved(), tmp_path / "model")
+    (path / "part").symlink_to(path)
+    with pytest.raises(UserError, match=r"part is a link to the model that it is a part of"):
+        load_model_directory(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -164,7 +172,7 @@ def test_a_faulty_disk_is_no_damaged_checkpoint(
 
     path = checkpoint(tmp_path / "last.ckpt")
     monkeypatch.setattr(torch, "load", fails)
-    for read in (read_training_checkpoint, load_training_checkpoint):
+    for read in (read_training_checkpoint, partial(read_training_checkpoint, check=True)):
         with pytest.raises(UserError, match=r"last\.ckpt cannot be read") as found:
             read(path)
         assert isinstance(found.value, DamagedCheckpointError) == damaged
