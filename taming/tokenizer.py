@@ -52,8 +52,8 @@ class Tokenizer(PretrainedModel):
         if height % factor or width % factor:
             raise UserError(
                 f"the resolution {height}×{width} does not divide by the downsample factor "
-                f"{factor}: use multiples of {factor}, or another factor (channel_multipliers, "
-                "whose length minus one is the number of halvings; condition_cell of label maps)."
+                f"{factor}: use multiples of {factor}; a new model can have another factor "
+                "(channel_multipliers, one more than the halvings; condition_cell of label maps)."
             )
         return height // factor, width // factor
 

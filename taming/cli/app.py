@@ -161,7 +161,8 @@ def _override(saved: DictConfig, config: DictConfig, name: str, override: str) -
     if _is_fixed(name, before, now):
         raise UserError(
             f"resume= continues the run with its own configuration: {override} cannot be combined "
-            "with it. Single values such as trainer.max_steps=…, trainer=… and logger=… can."
+            "with it, for a run keeps its model and its images. Others can be changed, such as "
+            "trainer.max_steps=… and logger=…."
         )
     if "." in name and not override.startswith("+"):
         group = OmegaConf.select(saved, name.split(".")[0])

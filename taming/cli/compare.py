@@ -23,6 +23,8 @@ GAP = 8  # pixels between two grids
 def main(config: DictConfig) -> None:
     """Writes a table of the runs' numbers, and their last grids in one picture."""
     plain = resolved(config)
+    if not isinstance(plain["runs"], str):
+        raise UserError("runs is one folder, that of a sweep: report takes several runs.")
     runs = Path(plain["runs"]).expanduser()
     found: dict[str, list[Path]] = {}
     for result in sorted(runs.rglob("result.json"), key=_job_number):

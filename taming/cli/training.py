@@ -234,7 +234,7 @@ def _print_end(config: DictConfig, result: TrainingResult, run_dir: Path, next_s
     step = str(result.exported_step)
     if numbers and result.metrics_step != result.exported_step:
         step = f"{step}; validated at step {result.metrics_step or 'unknown'}"
-    print(f"  model/         the model of step {step}: {numbers}")
+    print(f"  model/         the model of step {step}{f': {numbers}' if numbers else ''}")
     written = ("report.html", "checkpoints/last.ckpt", "checkpoints/best.ckpt", "grids",
                "metrics.csv")  # fmt: skip
     print(f"  {', '.join(name for name in written if (run_dir / name).exists())}")

@@ -74,8 +74,8 @@ def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[s
     if missing:
         example = next(iter(table), "nothing")
         raise UserError(
-            f"{files.path}: {len(missing)} of {len(names)} images are not in {labels}, such as "
-            f"{missing[0]}: add them (it names images from {files.path} on, and has {example})."
+            f"{files.path}: {labels} has no label for {len(missing)} of {len(names)} images, such "
+            f"as {missing[0]}: add them (it names images from {files.path} on, and has {example})."
         )
     return [table[name] for name in names]
 
@@ -101,12 +101,16 @@ def _read_table(content: bytes, path: str) -> dict[str, str]:
             pairs = list(table.items()) if isinstance(table, dict) else table
         else:
             rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            if text and not {"file_name", "label"} <= {*(columns := rows.fieldnames or ())}:
+                raise ValueError(f"its columns are {', '.join(columns)}")
             pairs = [(row["file_name"], row["label"]) for row in rows]
-        return {
-            PurePosixPath(name.replace("\\", "/")).as_posix(): str(label)
-            for name, label in pairs
-            if label not in (None, "")
-        }
+        labels: dict[str, str] = {}
+        for name, label in pairs:
+            if label not in (None, ""):
+                file_name = PurePosixPath(name.replace("\\", "/")).as_posix()
+                if labels.setdefault(file_name, str(label)) != str(label):
+                    raise ValueError(f"{name} is {labels[file_name]} and {label}")
+        return labels
     except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
         raise UserError(
             f"{path} is not a table of labels ({type(error).__name__}: {error}). A .csv has the "

@@ -47,6 +47,7 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
     with Image.open(tmp_path / "sweep" / "grids.png") as grids:
         assert grids.size == (20 + 8 + 20, 30)
     fails(run("compare", "runs=sweep", "columns=[psnr,fid]"), "has no 'fid'; it has psnr")
+    fails(run("compare", "runs=[sweep,sweep]"), "runs is one folder", "report takes several")
     fails(run("compare", "runs=sweep/0_+recipe-ours_seed-0/grids"), "holds no finished runs")
 
 
