@@ -11,7 +11,6 @@ import torch
 from annotated_types import Ge
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -41,6 +40,7 @@ from taming.training import (
 )
 from taming.training.execution import Execution, choose_execution, default_precision
 from taming.training.lineage import log_lineage
+from taming.training.loggers import finish_wandb
 
 __all__ = ["begin_run", "finish_run"]
 
@@ -193,10 +193,7 @@ def finish_run(
                 training_images = getattr(images, "train_dataset", None)
                 log_lineage(trainer.loggers, run_dir, training_images, data.train_dataset)
         finally:
-            if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
-                import wandb
-
-                wandb.finish()  # the next job of a sweep has a run of its own
+            finish_wandb(trainer.loggers)  # the next job of a sweep has a run of its own
     if trainer.is_global_zero:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print("\nfast_dev_run: it runs, and has written nothing")

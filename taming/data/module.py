@@ -65,10 +65,11 @@ class EndlessDataModule(L.LightningDataModule):
             "step": step,
             "images_per_step": images,
             "processes": self.trainer.world_size,
+            "num_items": len(self.train_dataset),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues with the item that `state_dict` recorded; other processes change the rest."""
+        """Continues with the item that `state_dict` recorded; warns of what is different now."""
         self.start_item, self._start_step = state_dict["next_item"], state_dict["step"]
         before, images = state_dict["processes"], state_dict["images_per_step"]
         rank, processes = self._ranks
@@ -82,6 +83,14 @@ class EndlessDataModule(L.LightningDataModule):
                 before,
                 self._images_per_step,
                 images,
+            )
+        num_items = len(self.train_dataset)
+        if rank == 0 and num_items != state_dict.get("num_items", num_items):  # not in older ones
+            log.warning(
+                "note: the run has trained on %d images so far, and there are %d now: they come in "
+                "another order, and others may be held out for validation.",
+                state_dict["num_items"],
+                num_items,
             )
 
     @property

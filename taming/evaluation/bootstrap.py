@@ -21,8 +21,7 @@ Interval = tuple[float, float]
 def mean_interval(values: Tensor, seed: int | None = 0) -> Interval:
     """Returns the 95% bootstrap interval of the mean of one number an image, `(n,)`."""
     values = values.double()
-    low, high = _interval(values.mean().item(), len(values), seed, lambda rows: values[rows].mean())
-    return max(low, values.min().item()), min(high, values.max().item())  # no share below 0
+    return _interval(values.mean().item(), len(values), seed, lambda rows: values[rows].mean())
 
 
 def frechet_interval(

@@ -4,7 +4,7 @@ import csv
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from taming.errors import replacing
 
-__all__ = ["MetricsFile", "TrackedRun", "read_rows", "wandb_logger"]
+__all__ = ["MetricsFile", "TrackedRun", "finish_wandb", "read_rows", "wandb_logger"]
 
 log = logging.getLogger("taming")
 
@@ -146,3 +146,11 @@ def wandb_logger(
             wandb.teardown()  # it takes the run for begun
             logger._wandb_init["mode"] = "offline"
     return logger
+
+
+def finish_wandb(loggers: Sequence[Logger]) -> None:
+    """Ends the run with Weights & Biases, if one was begun."""
+    if any(isinstance(logger, WandbLogger) for logger in loggers):
+        import wandb
+
+        wandb.finish()

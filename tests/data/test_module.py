@@ -188,6 +188,19 @@ def test_other_processes_go_on_with_the_same_images(
     assert resumed.state_dict()["next_item"] == 5 * 4
 
 
+def test_a_run_that_goes_on_with_other_images_says_so(
+    make_folder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, resumed = module(make_folder({"": 20})), module(make_folder({"": 12}, "fewer"))
+    step = {"global_step": 3, "accumulate_grad_batches": 1}
+    begun.trainer = SimpleNamespace(**step, global_rank=0, world_size=1)  # type: ignore[assignment]
+    begun.load_state_dict(begun.state_dict())
+    assert caplog.messages == []
+    resumed.load_state_dict(begun.state_dict())
+    (note,) = caplog.messages
+    assert "has trained on 15 images so far, and there are 9 now" in note
+
+
 def test_ranks_share_out_the_stream_of_one() -> None:
     ranks = [first(6, batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
     joined = [a + b for a, b in zip(*ranks, strict=True)]
