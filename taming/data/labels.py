@@ -101,7 +101,8 @@ def _read_table(content: bytes, path: str) -> dict[str, str]:
             pairs = list(table.items()) if isinstance(table, dict) else table
         else:
             rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-            if text and not {"file_name", "label"} <= {*(columns := rows.fieldnames or ())}:
+            columns = rows.fieldnames or ()
+            if text and not {"file_name", "label"} <= set(columns):
                 raise ValueError(f"its columns are {', '.join(columns)}")
             pairs = [(row["file_name"], row["label"]) for row in rows]
         labels: dict[str, str] = {}

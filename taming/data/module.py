@@ -73,7 +73,9 @@ class EndlessDataModule(L.LightningDataModule):
         self.start_item, self._start_step = state_dict["next_item"], state_dict["step"]
         before, images = state_dict["processes"], state_dict["images_per_step"]
         rank, processes = self._ranks
-        if rank == 0 and processes != before:
+        if rank > 0:
+            return
+        if processes != before:
             log.warning(
                 "note: the run goes on with %d instead of %d processes. The order of the images "
                 "stays, and a step takes %d of them, before %d. No longer identical are random "
@@ -85,7 +87,7 @@ class EndlessDataModule(L.LightningDataModule):
                 images,
             )
         num_items = len(self.train_dataset)
-        if rank == 0 and num_items != state_dict.get("num_items", num_items):  # not in older ones
+        if num_items != state_dict.get("num_items", num_items):  # not in older ones
             log.warning(
                 "note: the run has trained on %d images so far, and there are %d now: they come in "
                 "another order, and others may be held out for validation.",

@@ -195,9 +195,8 @@ def _export(
     if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
         path = resume_from
     step, metrics, metrics_step = trainer.global_step, module.val_metrics, module.val_step
-    saved = None
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
-        pass
+        saved = None
     elif is_checkpoint(path):
         checkpoint, saved = read_training_checkpoint(path, check=True)
         step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
