@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
+unexport PYTHONDONTWRITEBYTECODE # set, each process would compile PyTorch's modules anew: 20 s instead of 8
 
 .PHONY: demo test lint clean
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,8 +35,10 @@ def main(config: DictConfig) -> None:
             f"{runs} holds no finished runs and no evaluations: give the run_dir of a sweep, or a "
             "folder of what evaluate has written."
         )
-    rows = [[name, *_cells(some, plain["columns"])] for name, some in found.items()]
-    header = ["", *(column.replace("_", " ") for column in plain["columns"])]
+    metrics = {name: [_metrics(run) for run in some] for name, some in found.items()}
+    columns = plain["columns"] or _shared(metrics)
+    rows = [[name, *_cells(name, some, columns)] for name, some in metrics.items()]
+    header = ["", *(column.replace("_", " ") for column in columns)]
     text = "\n\n".join(filter(None, [markdown_table(header, rows), *_tables(evaluations)])) + "\n"
     (runs / "table.md").write_text(text)
     print(f"{text}\nwrote {runs / 'table.md'}")
@@ -90,22 +92,28 @@ def _variant(run: Path) -> str:
     return re.sub(r"^\d+_|(^|_)seed-\d+", "", str(run)).strip("_+") or "all"
 
 
-def _cells(runs: Sequence[Path], columns: Sequence[str]) -> Iterator[str]:
+def _metrics(run: Path) -> dict[str, float]:
+    found = json.loads((run / "result.json").read_text())["metrics"]
+    return {name.removeprefix("val/"): value for name, value in found.items()}
+
+
+def _shared(metrics: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+    """Returns the names of the numbers that all runs have, in the first run's order."""
+    runs = [run for some in metrics.values() for run in some]
+    return [name for name in (runs[0] if runs else ()) if all(name in run for run in runs)]
+
+
+def _cells(name: str, runs: Sequence[Mapping[str, float]], columns: Sequence[str]) -> Iterator[str]:
     """Yields each number's mean over the seeds, and its range where there are several."""
-    metrics = [_metrics(run, columns) for run in runs]
     for column in columns:
-        values = [found[column] for found in metrics]
+        for run in runs:
+            if column not in run:
+                raise UserError(
+                    f"columns: a run of {name} has no {column!r}; it has {', '.join(run)}."
+                )
+        values = [run[column] for run in runs]
         spread = f" ({min(values):.4g}–{max(values):.4g})" if len(values) > 1 else ""
         yield f"{mean(values):.4g}{spread}"
-
-
-def _metrics(run: Path, columns: Sequence[str]) -> dict[str, float]:
-    found = json.loads((run / "result.json").read_text())["metrics"]
-    for column in columns:
-        if f"val/{column}" not in found:
-            known = ", ".join(name.removeprefix("val/") for name in found)
-            raise UserError(f"columns: {run} has no {column!r}; it has {known}.")
-    return {column: found[f"val/{column}"] for column in columns}
 
 
 def _side_by_side(paths: Sequence[Path]) -> Image.Image:

@@ -33,11 +33,12 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
     for number, (name, psnr) in enumerate(zip(names, (20.0, 21.5, 15.25), strict=True)):
         folder = tmp_path / "sweep" / f"{number}_{name}"
         (folder / "grids").mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps({"metrics": {"val/psnr": psnr}}))
+        metrics = {"val/psnr": psnr} | ({"val/ssim": 0.5} if number else {})
+        (folder / "result.json").write_text(json.dumps({"metrics": metrics}))
         for step in (1, 2):  # the last is shown
             picture = Image.new("RGB", (10 * step, 30))
             picture.save(folder / "grids" / f"reconstructions_{step:07d}.png")
-    succeeds(run("compare", "runs=sweep", "columns=[psnr]"))
+    succeeds(run("compare", "runs=sweep"))  # the numbers that all have
     assert (tmp_path / "sweep" / "table.md").read_text().splitlines() == [
         "|                  | psnr            |",
         "| ---------------- | --------------- |",
@@ -46,7 +47,8 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
     ]
     with Image.open(tmp_path / "sweep" / "grids.png") as grids:
         assert grids.size == (20 + 8 + 20, 30)
-    fails(run("compare", "runs=sweep", "columns=[psnr,fid]"), "has no 'fid'; it has psnr")
+    succeeds(run("compare", "runs=sweep/2_+recipe-esser2021_seed-0", "columns=[ssim]"))
+    fails(run("compare", "runs=sweep", "columns=[psnr,ssim]"), "has no 'ssim'; it has psnr")
     fails(run("compare", "runs=[sweep,sweep]"), "runs is one folder", "report takes several")
     fails(run("compare", "runs=sweep/0_+recipe-ours_seed-0/grids"), "holds no finished runs")
 
