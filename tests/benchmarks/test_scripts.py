@@ -1,6 +1,7 @@
 """Each script runs once, tiny; its peers too where their environment is."""
 
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import autoencoder, ours, startup, transformer
+from benchmarks import autoencoder, ours, startup, studio, transformer
 from benchmarks.command import main
 from benchmarks.compare import ROOT
 from benchmarks.peers.serve import count_flops
@@ -149,3 +150,18 @@ def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["taming", "s"]
     assert lines[2].startswith("help  ")
+
+
+@pytest.mark.browser
+def test_studio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gradio")
+    pytest.importorskip("playwright")
+    if shutil.which("chromium") is None:
+        pytest.skip("needs Chromium")
+    startup.write_generator(tmp_path / "generator")
+    arguments = [str(tmp_path / "generator"), "--images", "2", "--rounds=1", "--quiet=0.5"]
+    studio.main(arguments)
+    heading, cells = capsys.readouterr().out.splitlines()[-2:]
+    assert heading.startswith("images  first picture")
+    first, whole = [float(seconds) for seconds in cells.split()[1:4:2]]
+    assert 0 < first <= whole
