@@ -230,9 +230,15 @@ def load_saved_config(path: Path) -> DictConfig:
 
 
 def config_of_run(path: str) -> DictConfig:
-    """Returns the configuration of the run in a directory; an empty one if there is no run."""
-    file = Path(path).expanduser() / RESOLVED_FILE
-    return load_saved_config(file) if file.is_file() else OmegaConf.create()
+    """Returns the configuration of the run that a path belongs to; an empty one if there is none.
+
+    The path is a run directory, its model/ or a part of it, or one of its checkpoints.
+    """
+    place = Path(path).expanduser().absolute()
+    for directory in (place, *place.parents[:2]):
+        if (directory / RESOLVED_FILE).is_file():
+            return load_saved_config(directory / RESOLVED_FILE)
+    return OmegaConf.create()
 
 
 def load_resolved_config(path: Path) -> dict[str, Any]:

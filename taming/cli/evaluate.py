@@ -106,17 +106,21 @@ def open_both(config: DictConfig) -> tuple[ImageDataModule, ImageDataset]:
 
 
 def judge_of_training(config: DictConfig, trained: DictConfig) -> list[str]:
-    """Says so if the feature network is that of the tokenizer's training loss."""
+    """Says so if the feature network is, or may be, that of the tokenizer's training loss."""
+    measured = config.frechet.backbone if config.frechet.weights else ""
     if "vqgan" in trained:  # a generator's run: that of its tokenizer
         trained = config_of_run(str(trained.vqgan))
-    network = OmegaConf.select(trained, "perceptual.backbone")
-    measured = config.frechet.backbone if config.frechet.weights else ""
-    if not network or not measured.startswith(str(network)):
+    network = str(OmegaConf.select(trained, "perceptual.backbone") or "")
+    if not measured or (trained and not (network and measured.startswith(network))):
         return []
+    trained_so = f"trained to please the network that judges here, {measured}"
+    found = (
+        f"The tokenizer was {trained_so}: its numbers are"
+        if trained
+        else f"It is not known whether the tokenizer was {trained_so}: its numbers may be"
+    )
     return [
-        f"The tokenizer was trained to please the network that judges here, {measured}: its "
-        "numbers are too good beside those of a tokenizer that was not. Judge by another network, "
-        "too."
+        f"{found} too good beside those of a tokenizer that was not. Judge by another network, too."
     ]
 
 

@@ -109,6 +109,8 @@ def _trainer(config: DictConfig) -> L.Trainer:
     for name in ("pytorch", "fabric"):
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     settings = config.trainer.copy()
+    if settings.accelerator == "auto" and torch.backends.mps.is_available():
+        settings.accelerator = "cpu"  # MPS has no float64, which validation needs
     if settings.precision == "auto":
         on_gpu = settings.accelerator != "cpu" and torch.cuda.is_available()
         settings.precision = default_precision(torch.device("cuda" if on_gpu else "cpu"))

@@ -16,7 +16,15 @@ import numpy as np
 
 from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["SUFFIXES", "FileEntry", "FileList", "FileTable", "natural_key", "open_files"]
+__all__ = [
+    "SUFFIXES",
+    "FileEntry",
+    "FileList",
+    "FileTable",
+    "natural_key",
+    "open_files",
+    "suffix_of",
+]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
@@ -134,14 +142,19 @@ class FileList:
         return None
 
     def _is_image(self, name: str) -> bool:
-        parts = name.split("/")  # a hundred thousand names: as paths they take much longer
-        if any(map(_is_hidden, parts)):
-            return False
-        _, dot, ending = parts[-1].rpartition(".")
-        suffix = f".{ending.lower()}" if dot else ""
-        if suffix not in self.suffixes:
+        suffix = suffix_of(name)
+        if suffix is not None and suffix not in self.suffixes:
             self.ignored[suffix or "without suffix"] += 1
         return suffix in self.suffixes
+
+
+def suffix_of(name: str) -> str | None:
+    """Returns what a file's name ends in, such as `.png`; None for hidden files."""
+    parts = name.split("/")  # a hundred thousand names: as paths they take much longer
+    if any(map(_is_hidden, parts)):
+        return None
+    _, dot, ending = parts[-1].rpartition(".")
+    return f".{ending.lower()}" if dot else ""
 
 
 class ZipFiles(FileList):

@@ -115,7 +115,13 @@ class TableSource:
         image = self.image_column or images[0]
         label = self.label_column or (labels[0] if len(labels) == 1 else None)
         table = table.select_columns([image, *filter(None, [label])])
-        table = table.cast_column(image, datasets.Image(decode=False))
+        try:
+            table = table.cast_column(image, datasets.Image(decode=False))
+        except Exception as error:  # pyarrow's own
+            raise UserError(
+                f"{description}: {image} is no column of images: set data.source.image_column to "
+                f"another of {join_names(list(features))}."
+            ) from error
         names = None if label is None else getattr(features[label], "names", None)
         return Rows(table, description, image, label, names)
 

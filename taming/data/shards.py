@@ -9,18 +9,17 @@ from collections.abc import Iterator, Set
 from glob import glob
 from pathlib import Path
 from sys import intern
-from typing import IO
+from typing import IO, Self
 
 from taming.data.files import FileEntry, FileList
 from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["TarFiles", "find_shards"]
+__all__ = ["Header", "TarFiles", "files_in", "find_shards", "sample_name"]
 
 log = logging.getLogger(__name__)
 
 LABEL_SUFFIXES = (".cls", ".json")
 MAX_LABEL = 1 << 20  # bytes read of a label file
-END = bytes(tarfile.BLOCKSIZE)
 
 
 def find_shards(path: Path) -> list[Path]:
@@ -78,7 +77,7 @@ class TarFiles(FileList):
         for number, shard in enumerate(self.shards):
             stamp = shard.stat().st_mtime_ns
             for name, offset, size, label in _members(shard):
-                sample = _sample(name)
+                sample = sample_name(name)
                 if label is not None:
                     self._classes.setdefault(sample, label)
                     continue
@@ -109,7 +108,7 @@ class TarFiles(FileList):
     def classes(self) -> list[str] | None:
         """Returns the class of each image; None if not all have one, or folders name numbers."""
         names = [entry.name for entry in self.entries]
-        missing = [name for name in names if _sample(name) not in self._classes]
+        missing = [name for name in names if sample_name(name) not in self._classes]
         if missing:
             if len(missing) < len(names):
                 log.info(
@@ -121,7 +120,7 @@ class TarFiles(FileList):
                     missing[0],
                 )
             return None
-        classes = [self._classes[_sample(name)] for name in names]
+        classes = [self._classes[sample_name(name)] for name in names]
         folders = [name.rpartition("/")[0] for name in names]
         pairs = set(zip(folders, classes, strict=True))
         one_to_one = len(pairs) == len(set(folders)) == len(set(classes))
@@ -155,30 +154,45 @@ class _Section(io.RawIOBase):
         super().close()
 
 
-def _sample(name: str) -> str:
+def sample_name(name: str) -> str:
     """Returns what the files of one sample have in common: the path up to the name's first dot."""
     folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
 
 
+class Header(tarfile.TarInfo):
+    """A file's header; a damaged one is an error, and not the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ in ("EOFHeaderError", "EmptyHeaderError"):
+                raise
+            raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from error
+
+
+def files_in(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, str | None]]:
+    """Yields the name of each file in an archive, its header, and the class it names, if any."""
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
+        if member.size < 0:
+            raise tarfile.ReadError(f"{member.name} has no size")
+        if member.isreg():
+            name, label = member.name.removeprefix("./"), None
+            if name.endswith(LABEL_SUFFIXES):
+                file = archive.extractfile(member)
+                label = _label(name, file.read(MAX_LABEL)) if file else None
+            yield name, member, label
+
+
 def _members(shard: Path) -> Iterator[tuple[str, int, int, str | None]]:
     """Yields the name of each file in an archive, where it begins, its size, the class it names."""
     try:
-        with shard.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
-                if member.size < 0:
-                    raise tarfile.ReadError(f"{member.name} has no size")
-                if member.isreg():
-                    name, place = member.name.removeprefix("./"), member.offset_data
-                    label = None
-                    if name.endswith(LABEL_SUFFIXES):
-                        file.seek(place)
-                        label = _label(name, file.read(min(member.size, MAX_LABEL)))
-                    yield name, place, member.size, label
-            file.seek(archive.offset)
-            if file.read(len(END)) not in (END, b""):  # for tarfile the end, too
-                raise tarfile.ReadError(f"no header at byte {archive.offset:,}")
+        with tarfile.open(shard, "r:", tarinfo=Header) as archive:
+            for name, member, label in files_in(archive):
+                yield name, member.offset_data, member.size, label
     except Exception as error:  # a damaged archive makes tarfile raise nearly anything
         raise UserError(
             f"the shard {shard} cannot be read ({error}): fetch or make it anew. Compressed ones "

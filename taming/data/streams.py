@@ -2,11 +2,12 @@
 
 import hashlib
 import io
+import tarfile
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Set
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from os.path import expanduser
 from queue import Empty, Queue
 from threading import Event, Thread
@@ -16,10 +17,11 @@ from annotated_types import Ge, Gt
 from tqdm import tqdm
 
 from taming.data.dataset import ImageList, Part
-from taming.data.files import SUFFIXES, natural_key
+from taming.data.files import natural_key, suffix_of
 from taming.data.huggingface import TableSource
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError
+from taming.data.shards import Header, files_in, sample_name
 from taming.errors import UserError, join_names
 
 __all__ = ["ImageStream", "StreamedImages"]
@@ -36,8 +38,8 @@ class ImageStream(TableSource):
 
     Args:
         path: WebDataset shards as `pipe:COMMAND` or a web address, with `{000..009}` for several,
-            whose images are known by their suffix and classes by `.cls` files; or a dataset as
-            `TableSource` takes it, other than a saved one.
+            whose samples are those of `TarFiles`, each in one piece; or a dataset as `TableSource`
+            takes it, other than a saved one.
         num_images: how many there are; None to count, which reads the stream once.
         num_classes: shards have the classes 0 to `num_classes` - 1; None for none, or for those
             that are found while counting.
@@ -87,7 +89,8 @@ class ImageStream(TableSource):
                             return
                 ahead.put(None)
             except Exception as error:  # whatever a library or a damaged shard raises
-                ahead.put(error)
+                if not closed.is_set():
+                    ahead.put(error)
 
         Thread(target=read, daemon=True).start()
         count = 0
@@ -127,24 +130,19 @@ class ImageStream(TableSource):
         in_front = self.path.startswith("pipe:")  # where the commands of a stranger are looked for
         if not in_front and any(url.startswith("pipe:") for url in shards.urls):
             raise UserError("a path with commands must begin with pipe:")
-        samples = iter(webdataset.DataPipeline(shards, webdataset.tarfile_to_samples()))
-        while True:
+        for url in shards.urls:
             try:
-                sample = next(samples, None)
-            except Exception as error:  # with arguments more, the last of which names the shard
-                why = getattr(error, "strerror", None) or str(error.args[0]).partition(" @ ")[0]
+                with (
+                    closing(webdataset.gopen(url)) as file,
+                    tarfile.open(fileobj=file, mode="r|*", tarinfo=Header) as archive,
+                ):
+                    yield from _samples(archive, self.reader.suffixes)
+                    while file.read(1 << 20):  # what comes after the end, and a command's exit code
+                        pass
+            except Exception as error:  # a damaged archive makes tarfile raise nearly anything
+                why = getattr(error, "strerror", None) or str(error)
                 why = why.rpartition("}): ")[2].removesuffix(" (read) {}")  # of a command: exit 1
-                raise UserError(f"{error.args[-1]}: {why}") from error
-            if sample is None:
-                return
-            images = [name for name in sample if f".{name.rpartition('.')[2]}" in SUFFIXES]
-            if len(images) > 1:
-                raise UserError(f"a sample has several images: {join_names(images)}")
-            label = sample.get("cls")
-            yield (
-                sample[images[0]] if images else None,
-                None if label is None else label.decode(errors="replace").strip(),
-            )
+                raise UserError(f"{url}: {why}") from error
 
     def _read_rows(self) -> Iterator[Sample]:
         import fsspec
@@ -178,6 +176,20 @@ class ImageStream(TableSource):
         if class_names is None:
             class_names = [] if None in found else sorted(map(str, found), key=natural_key)
         return found.total(), class_names
+
+
+def _samples(archive: tarfile.TarFile, suffixes: Set[str]) -> Iterator[Sample]:
+    """Yields the images of an archive, each with the class of its sample."""
+    for _, files in groupby(files_in(archive), lambda file: sample_name(file[0])):
+        images, sample_label = {}, None
+        for name, member, label in files:
+            sample_label = sample_label or label
+            if suffix_of(name) in suffixes and (file := archive.extractfile(member)) is not None:
+                images[name] = file.read()
+        if len(images) > 1:
+            raise UserError(f"a sample has several images: {join_names(list(images))}")
+        for content in images.values():
+            yield content, sample_label
 
 
 class StreamedImages(ImageList):

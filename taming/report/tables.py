@@ -106,7 +106,8 @@ def _nested(name: str, value: Any) -> Iterator[Part]:
         rows = [[shown(row.get(key, "–")) for key in columns] for row in value]
         yield Table(list(columns), rows, name)
     elif isinstance(value, list):
-        yield Text(f"{name}: {shown(value)}")
+        lines = map(str, value) if name == "notes" else [f"{name}: {shown(value)}"]
+        yield from map(Text, lines)
 
 
 def _is_rows(value: Any) -> bool:

@@ -165,7 +165,11 @@ class WarmEMA(WeightAveraging):
         self._swapped = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Copies the weights, in the precision that the model will be trained in."""
+        """Copies the weights to where, and in the precision in which, the model will be trained.
+
+        Lightning leaves the copy where the model is at this moment, on the CPU.
+        """
+        self._device = trainer.strategy.root_device
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             assert self._average_model is not None

@@ -188,8 +188,8 @@ class TrainingModule(L.LightningModule):
             report[f"{group['prefix']}learning_rate"] = group["lr"]
         self.report = report
         self.log("step", float(step))
-        for name, value in report.items():
-            self.log(f"train/{name}", value, prog_bar=name in self.IN_PROGRESS_BAR)
+        for name, value in report.items():  # on the CPU: the progress bar reads some every step
+            self.log(f"train/{name}", torch.tensor(value), prog_bar=name in self.IN_PROGRESS_BAR)
 
     def log_validation(self, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a validation, which are those of all ranks."""

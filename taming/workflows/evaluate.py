@@ -166,6 +166,7 @@ def evaluate_model(
         digest,
         num_samples=num_samples if rows else None,
         lpips=None if lpips is None else lpips.backbone,
+        sample_sizes=(isinstance(subject, ImageDataset) and subject.images.sizes) or (),
     )
     numbers = {"contract": contract, **about, **numbers}
     numbers["notes"] = [*notes, *evaluation_notes(subject, numbers, real, guided)]

@@ -1,9 +1,10 @@
 """The contract of an evaluation, and what to say beside its numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from taming.data import ImageDataset
+from taming.errors import join_names
 from taming.evaluation import contract_digest, image_sets
 from taming.evaluation.bootstrap import FEW_IMAGES
 from taming.generation import ImageGenerator, SamplingOptions
@@ -23,6 +24,7 @@ def evaluation_contract(
     *,
     num_samples: int | None,
     lpips: str | None,
+    sample_sizes: Collection[tuple[int, int]] = (),
 ) -> dict[str, Any]:
     """Returns all that must be equal for two evaluations to be comparable, and what was evaluated.
 
@@ -54,6 +56,8 @@ def evaluation_contract(
         "subject_digest": subject_digest,
         "code": versions(),
     }
+    if resized := sorted({*sample_sizes} - {real.data.resolution}):
+        contract["samples_resized_from"] = join_names([f"{h}×{w}" for h, w in resized])
     return {"digest": contract_digest(contract), **contract}
 
 

@@ -12,6 +12,7 @@ from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds
 from tiny_images import write_images, write_maps
 
 from taming.cli.app import build, config_directory
+from taming.cli.training import _trainer
 from taming.nested import leaves
 from taming.quantizers import build_quantizer
 from taming.transformer import GPT
@@ -199,6 +200,12 @@ def test_trainers(option: str) -> None:
         expected = {"auto": "auto", "cpu": "cpu"}.get(option, "gpu")
         assert trainer.accelerator == expected
         assert (trainer.devices == -1) is (option in ("ddp", "fsdp"))
+
+
+def test_a_mac_trains_on_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    trainer = _trainer(composed("train_vqgan", "data.path=x"))
+    assert trainer.strategy.root_device == torch.device("cpu")
 
 
 def test_many_loggers(run: Run, folder_overrides: tuple[str, ...], tmp_path: Path) -> None:

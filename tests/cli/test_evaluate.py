@@ -246,8 +246,12 @@ def test_lpips_and_a_judge_that_is_the_network_of_the_training(
     assert "please the network" not in " ".join(found["notes"])
     OmegaConf.update(config, "perceptual", {"backbone": "squeezenet1_1"})
     OmegaConf.save(config, vqgan_run / "config.yaml")
-    found = good(evaluate(f"checkpoint={vqgan_run}", "max_images=3", *judges))
-    assert "please the network that judges here, squeezenet1_1" in found["notes"][0]
+    for place in ("", "/model", "/checkpoints/last.ckpt"):
+        found = good(evaluate(f"checkpoint={vqgan_run}{place}", "max_images=3", *judges))
+        assert "was trained to please the network that judges here, squeeze" in found["notes"][0]
+    shutil.copytree(vqgan_run / "model", "alone")
+    found = good(evaluate("checkpoint=alone", "max_images=3", *judges))
+    assert "not known whether the tokenizer was trained to please" in found["notes"][0]
 
 
 def test_samples_of_another_program_are_measured_as_the_generators_own(
@@ -279,6 +283,8 @@ def test_samples_of_another_program_are_measured_as_the_generators_own(
     np.savez_compressed("large.npz", arr_0=pixels.repeat(2, 1).repeat(2, 2))
     large = good(evaluate("samples=large.npz", "data.resolution=16", *again))
     assert large["samples"][0]["num_images"] == 6
+    assert large["contract"]["samples_resized_from"] == "32×32"
+    assert "samples_resized_from" not in files["contract"]
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ def test_columns_that_are_not_there(table: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no column kind; it has picture: set data\.sou"):
         source(path, label_column="kind").open()
     datasets.Dataset.from_dict({"x": [1]}).to_parquet(path)
+    with pytest.raises(UserError, match="x is no column of images: set data"):
+        source(path, image_column="x").open()
     with pytest.raises(UserError, match="has no columns of the type Image; it has x: set data"):
         source(path).open()
 

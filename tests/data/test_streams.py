@@ -1,5 +1,6 @@
 """Streams: of shards through a pipe, and of Parquet files."""
 
+import io
 import pickle
 import tarfile
 from contextlib import closing
@@ -10,9 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tiny_data import batches, data_module, equal
 
-from taming.data import CacheDescription, ImageStream, PictureReader, TokenGrid, TokenWriter
+from taming.data import (
+    CacheDescription,
+    ImageFolder,
+    ImageStream,
+    PictureReader,
+    TokenGrid,
+    TokenWriter,
+)
 from taming.data.module import ImageDataModule
 from taming.data.streams import StreamedImages
 from taming.errors import UserError
@@ -175,7 +184,11 @@ def cut_off(shards: Path) -> None:
         ("pipe:sleep 9", "has stalled: nothing came for 0.5 seconds after image 0"),
         ("pipe:cat {x}/000000.tar && sleep 9", "has stalled: .* after image [23] "),
         ("x::pipe:true.tar", "must begin with pipe:"),
-        ("pipe:cat {x}/../two.tar", "after image 0: a sample has several images: png, seg.png"),
+        (
+            "pipe:cat {x}/../two.tar",
+            r"after image 0: pipe:.*two\.tar: a sample has several images: 1.png, 1.seg.png",
+        ),
+        ("pipe:cat {x}/000000.tar; exit 3", r"after image 3: pipe:.*exit 3: exit 3$"),
     ],
 )
 def test_a_stream_that_breaks_off_or_stalls(shards: Path, path: str, message: str) -> None:
@@ -189,9 +202,35 @@ def test_a_stream_that_breaks_off_or_stalls(shards: Path, path: str, message: st
 def test_a_corrupt_shard(shards: Path) -> None:
     cut_off(shards)
     with pytest.raises(
-        UserError, match=r"after image 3: pipe:.*000001\.tar: unexpected end of data"
+        UserError, match=r"after image 4: pipe:.*000001\.tar: unexpected end of data"
     ):
         stream(piped(shards)).open()
+
+
+def test_a_damaged_header_is_not_the_end(shards: Path) -> None:
+    content = (shards / "000001.tar").read_bytes()
+    with tarfile.open(shards / "000001.tar") as archive:
+        second = archive.getmembers()[2].offset
+    (shards / "000001.tar").write_bytes(content[:second] + b"x" * 512 + content[second + 512 :])
+    with pytest.raises(UserError, match=rf"image 3: pipe:.*000001\.tar: .* at byte {second:,}$"):
+        stream(piped(shards)).open()
+
+
+def test_samples_are_those_of_shards_on_the_disk(tmp_path: Path) -> None:
+    pixels = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(pixels, "PNG")
+    files = {"__meta__": b"", "./a.PNG": pixels, "a.json": b'{"label": "cat"}', "b.cls": b"dog",
+             "b.png": pixels, "._b.png": b"?", "c.txt": b"no image"}  # fmt: skip
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name, content in files.items():
+            content = content.getvalue() if isinstance(content, io.BytesIO) else content
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
+    images = ImageFolder(tmp_path / "x.tar", PictureReader(), labels="auto")
+    found = list(stream(f"pipe:cat {tmp_path}/x.tar").samples())
+    assert found == [(pixels.getvalue(), "cat"), (pixels.getvalue(), "dog")]
+    assert [images.class_names[images.label(index) or 0] for index in range(2)] == ["cat", "dog"]
 
 
 def test_wrong_numbers(shards: Path) -> None:

@@ -15,8 +15,10 @@ from tiny_models import tiny_generator, tiny_vqgan
 from taming.cli.app import load_saved_config
 from taming.conditioning import ClassLabel, ImageCondition
 from taming.data import (
+    ArrayReader,
     CacheDescription,
     ImageFolder,
+    ImageStream,
     LabelMapReader,
     PictureReader,
     TokenDataset,
@@ -84,6 +86,39 @@ def make_shard(directory: Path) -> None:
             path.write_text(path.suffix)
             archive.add(path, f"{key}.cls")
             path.unlink()
+
+
+def read_shard(directory: Path) -> None:
+    ImageFolder(directory / "images.tar", PictureReader(), labels="auto").drop_broken("full")
+
+
+def read_stream(directory: Path) -> None:
+    path = f"pipe:cat {directory / 'images.tar'}"
+    list(ImageStream(path=path, reader=PictureReader()).samples())
+
+
+def make_arrays(directory: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 65536, (9, 12, 3), dtype=np.uint16)
+    np.save(directory / "a.npy", pixels)
+    Image.fromarray(pixels[..., 0]).save(directory / "b.tif", compression="tiff_lzw")
+
+
+def read_arrays(directory: Path) -> None:
+    for name, channels in (("a.npy", 3), ("b.tif", 1)):
+        ImageFolder(directory / name, ArrayReader(channels, (0, 65535))).drop_broken("full")
+
+
+def make_tables(directory: Path) -> None:
+    for name in "ab":
+        Image.new("L", (8, 8)).save(directory / f"{name}.png")
+    (directory / "labels.csv").write_text("file_name,label\na.png,cat\nb.png,dog\n")
+    (directory / "one.json").write_text('{"a.png": "cat", "b.png": 1}')
+    (directory / "two.json").write_text('{"labels": [["a.png", 0], ["b.png", 1]]}')
+
+
+def read_tables(directory: Path) -> None:
+    for table in ("labels.csv", "one.json", "two.json"):
+        ImageFolder(directory, PictureReader(), labels=table).drop_broken("full")
 
 
 def make_model(directory: Path) -> None:
@@ -159,8 +194,10 @@ READERS = {
     "label maps": Reader(make_label_maps, lambda path: read_images(path, LabelMapReader(256))),
     "zip": Reader(make_zip, lambda path: ImageFolder(path / "images.zip", PictureReader(),
                                                     labels="auto").drop_broken("full")),
-    "shard": Reader(make_shard, lambda path: ImageFolder(path / "images.tar", PictureReader(),
-                                                        labels="auto").drop_broken("full")),
+    "shard": Reader(make_shard, read_shard),
+    "stream": Reader(make_shard, read_stream),
+    "arrays": Reader(make_arrays, read_arrays),
+    "label tables": Reader(make_tables, read_tables),
     "model": Reader(make_model, lambda path: ImageGenerator.from_pretrained(path / "model")),
     "checkpoint": Reader(make_checkpoint, read_checkpoint),
     "foreign": Reader(make_checkpoint, lambda path: read_foreign_checkpoint(

@@ -134,7 +134,7 @@ def test_an_evaluation_stands_beside_its_contract() -> None:
     assert (samples.header, samples.rows) == (["guidance_scale", "fid"], [["1", "2"]])
     assert reconstructions.rows == [["psnr", "20"]]
     assert (by_class.title, by_class.rows) == ("reconstructions: by_class", [["cat", "–"]])
-    assert notes.text == "notes: Too few."
+    assert notes.text == "Too few."
 
 
 def test_numbers_are_short() -> None:

@@ -35,9 +35,10 @@ def walk(model: Model, average: WarmEMA, values: list[float], first_step: int = 
     return average._average_model.module
 
 
-def set_up(model: L.LightningModule, decay: float) -> WarmEMA:
+def set_up(model: L.LightningModule, decay: float, device: str = "cpu") -> WarmEMA:
     average = WarmEMA(decay)
-    trainer: Any = SimpleNamespace(precision_plugin=Precision())
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    trainer: Any = SimpleNamespace(precision_plugin=Precision(), strategy=strategy)
     average.setup(trainer, model, "fit")
     return average
 
@@ -67,6 +68,13 @@ def test_a_reloaded_average_goes_on_where_it_was() -> None:
     assert resumed.weight == 3.0
     ends = [walk(m, a, [4.0, 5.0], 4).weight for m, a in ((model, average), (resumed, reloaded))]
     assert torch.equal(*ends)
+
+
+def test_the_average_is_on_the_device_of_the_training() -> None:
+    model = Model()
+    average = set_up(model, 0.9, device="meta")._average_model  # Lightning moves the model later
+    assert average is not None
+    assert (average.module.weight.is_meta, model.weight.is_meta) == (True, False)
 
 
 def test_the_average_is_laid_out_as_the_weights_are() -> None:
