@@ -242,3 +242,10 @@ def test_another_package_of_the_same_name(tmp_path: Path) -> None:
     assert outcome.returncode == 1
     assert "pip uninstall taming-transformers" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_sharing_needs_a_licence_and_a_whole_name(run: Run) -> None:
+    Path("model").mkdir()
+    share = ("share", "checkpoint=model")
+    fails(run(*share, "repo=me/name"), "these values must be given: license. Add to the command: l")
+    fails(run(*share, "repo=name", "license=mit"), "give the repository as owner/name")

@@ -1,11 +1,11 @@
 """Studios of tiny models, served on this machine, and a browser to open them in."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,29 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@contextmanager
-def served(*arguments: str) -> Iterator[str]:
-    """A process of its own: Gradio's server leaves sockets open in the one it ends in."""
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="session")
+def studios(run: Path) -> Iterator[dict[str, str]]:
+    """The addresses of all studios.
+
+    A process of its own serves them: Gradio's server leaves sockets open in the one it ends in.
+    """
     if find_spec("gradio") is None:
         pytest.skip("needs Gradio: pip install -e '.[studio]'")
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     process = subprocess.Popen(
-        [sys.executable, str(TESTS / "studio" / "tiny_studios.py"), *arguments],
+        [sys.executable, str(TESTS / "studio" / "tiny_studios.py"), str(run)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield json.loads(process.stdout.readline())
     finally:
         process.terminate()
         process.wait()
@@ -39,42 +47,32 @@ def served(*arguments: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="session")
-def class_studio(run: Path) -> Iterator[str]:
+def class_studio(studios: dict[str, str]) -> str:
     """A generator of three classes, compared with another, and a run to watch."""
-    with served("class", str(run)) as address:
-        yield address
+    return studios["class"]
 
 
 @pytest.fixture(scope="session")
-def map_studio() -> Iterator[str]:
-    with served("map") as address:
-        yield address
+def map_studio(studios: dict[str, str]) -> str:
+    return studios["map"]
 
 
 @pytest.fixture(scope="session")
-def picture_studio() -> Iterator[str]:
+def picture_studio(studios: dict[str, str]) -> str:
     """Two generators whose conditions are pictures, each by a tokenizer of its own."""
-    with served("pictures") as address:
-        yield address
+    return studios["pictures"]
 
 
 @pytest.fixture(scope="session")
-def tokenizer_studio() -> Iterator[str]:
+def tokenizer_studio(studios: dict[str, str]) -> str:
     """A tokenizer alone, behind a password."""
-    with served("tokenizer") as address:
-        yield address
+    return studios["tokenizer"]
 
 
 @pytest.fixture(scope="session")
-def slow_studio() -> Iterator[str]:
+def slow_studio(studios: dict[str, str]) -> str:
     """A generator that takes two seconds for each row."""
-    with served("slow") as address:
-        yield address
+    return studios["slow"]
 
 
 @pytest.fixture(scope="session")

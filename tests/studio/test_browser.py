@@ -139,7 +139,7 @@ def fill_first_cell(page: Any, canvas: Any) -> None:
     page.mouse.move(x - 130, y - 130)
     page.mouse.down()
     for line in range(7):
-        page.mouse.move(x - (10 if line % 2 == 0 else 130), y - 130 + 20 * line, steps=10)
+        page.mouse.move(x - (10 if line % 2 == 0 else 130), y - 130 + 20 * line, steps=2)
     page.mouse.up()
     page.wait_for_timeout(1000)
 

@@ -1,5 +1,6 @@
-"""Models of a few weights for studios, and files to upload; run, it serves one of the studios."""
+"""Models of a few weights for studios, and files to upload; run, it serves the studios."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -83,22 +84,22 @@ def write_picture(path: Path, size: tuple[int, int] = (40, 30), seed: int = 0) -
     return path
 
 
-def main(kind: str, run: str | None = None) -> None:
-    """Prints the address of a studio, and serves it until the process is ended."""
-    if kind == "class":
-        studio = build_studio(
-            class_model(), class_model(seed=5), None if run is None else Path(run)
-        )
-    elif kind == "pictures":
-        studio = build_studio(picture_model(1), picture_model(2))
-    elif kind == "slow":
-        studio = build_studio(slow_model())
-    else:
-        studio = build_studio(map_model() if kind == "map" else tokenizer_model())
-    password = PASSWORD if kind == "tokenizer" else None
-    print(serve(studio, password=password, wait=False), flush=True)  # noqa: T201
+def main(run: str) -> None:
+    """Prints the addresses of the studios, and serves them until the process is ended."""
+    studios = {
+        "class": build_studio(class_model(), class_model(seed=5), Path(run)),
+        "pictures": build_studio(picture_model(1), picture_model(2)),
+        "slow": build_studio(slow_model()),
+        "map": build_studio(map_model()),
+        "tokenizer": build_studio(tokenizer_model()),
+    }
+    addresses = {
+        name: serve(studio, password=PASSWORD if name == "tokenizer" else None, wait=False)
+        for name, studio in studios.items()
+    }
+    print(json.dumps(addresses), flush=True)  # noqa: T201
     time.sleep(3600)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])
