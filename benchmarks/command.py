@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {  # of options; a case's own value comes before
     "dtype": "float32",  # or bf16: autocast (in sampling the weights), and TF32 for the rest
     "compile": False,  # our training step; sampling has a measurement of its own
     "channels_last": False,  # our side
-    "auto": False,  # what a long training chooses for its steps, in place of these
+    "auto": False,  # what a long training chooses for its steps, and sampling for its weights
     "rounds": 5,  # turns of each side
     "warmup": 2,  # uncounted calls before them, besides the first
     "turn_seconds": 1.0,  # least duration of a turn of ours, about

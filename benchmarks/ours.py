@@ -16,6 +16,7 @@ from benchmarks.peers.serve import Call, Settings, inference, num_parameters, tr
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
 from taming.discriminators import PatchDiscriminator
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
+from taming.generation.speed import in_bfloat16
 from taming.losses import LPIPSLoss
 from taming.training import (
     Adversary,
@@ -176,8 +177,12 @@ def sampling(
     """Makes sampling; the facts tell how many bytes it must read."""
     b, n, guided = settings["batch_size"], settings["num_tokens"], settings["guidance_scale"] != 1
     generator.eval()
+    device = torch.device(settings["device"])
+    if settings["auto"] and in_bfloat16(device, settings["embed_dim"]):
+        settings = settings | {"dtype": "bf16"}
     if settings["dtype"] == "bf16":
         generator.to(torch.bfloat16)
+    facts["dtype"] = settings["dtype"]
     # each token's step reads all weights but the tables', of which it needs a row, and of each
     # sequence the keys and values so far
     cached = n * (n + 1) * settings["embed_dim"] * settings["num_layers"] * b * (1 + guided)

@@ -5,11 +5,12 @@ import sys
 import pytest
 import torch
 
+from taming import hardware
 from taming.hardware import (
     can_compile,
     device_name,
     has_bf16,
-    has_matrix_bf16,
+    multiplies_faster_in_bf16,
     product_seconds,
 )
 
@@ -23,12 +24,17 @@ def test_processors_with_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert has_bf16(CPU) == there
 
 
-def test_of_processors_those_with_amx_alone_multiply_matrices_of_bf16(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("there", "seconds", "expected"), [
+    (True, {torch.float32: 2.8, torch.bfloat16: 1.0}, True),
+    (True, {torch.float32: 1.2, torch.bfloat16: 1.0}, False),
+    (False, {}, False),  # and nothing is timed
+])  # fmt: skip
+def test_processors_that_multiply_faster_in_bf16(
+    there: bool, seconds: dict[torch.dtype, float], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("amx_bf16", "avx512_bf16", "bf16"):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {name: True})
-        assert has_matrix_bf16(CPU) == (name == "amx_bf16")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": there})
+    monkeypatch.setattr(hardware, "product_seconds", lambda dtype, *_, **__: seconds[dtype])
+    assert multiplies_faster_in_bf16.__wrapped__() == expected
 
 
 def test_compiling_for_a_processor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +49,7 @@ def test_a_gpu_that_emulates_bf16_does_not_have_it(monkeypatch: pytest.MonkeyPat
         return including_emulation  # as on a T4
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
-    assert not has_bf16(CUDA) and not has_matrix_bf16(CUDA)
+    assert not has_bf16(CUDA)
 
 
 def test_the_processor_is_named() -> None:

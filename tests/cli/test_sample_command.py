@@ -109,7 +109,7 @@ def test_dtype_of_transformer_and_decoder(
     amx: bool,
     expected: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(speed, "has_matrix_bf16", lambda device: amx)
+    monkeypatch.setattr(speed, "multiplies_faster_in_bf16", lambda: amx)
     seen = []
     original = ImageGenerator.sample
 

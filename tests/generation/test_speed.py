@@ -19,20 +19,22 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("device", "matrix_bf16", "width", "expected"),
+    ("device", "faster", "width", "expected"),
     [
         ("cuda", True, 128, True),
         ("cuda", False, 1024, False),  # V100, T4
         ("cpu", True, 512, True),
         ("cpu", True, 511, False),
         ("cpu", False, 1024, False),
-        ("mps", False, 1024, False),
+        ("mps", True, 1024, False),
     ],
 )
 def test_bfloat16_by_device_and_width(
-    device: str, matrix_bf16: bool, width: int, expected: bool
+    device: str, faster: bool, width: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert in_bfloat16(device, matrix_bf16, width) == expected
+    monkeypatch.setattr(speed, "has_bf16", lambda device: faster and device.type != "mps")
+    monkeypatch.setattr(speed, "multiplies_faster_in_bf16", lambda: faster)
+    assert in_bfloat16(torch.device(device), width) == expected
 
 
 @pytest.mark.parametrize(
