@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from taming.data.files import FileList, natural_key
 from taming.errors import MissingPathError, UserError, join_names
@@ -68,8 +67,7 @@ def number_classes(found: Sequence[str], known: Sequence[str] | None, source: st
 
 
 def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[str]:
-    with _open_table(files, labels) as file:
-        table = _read_table(file.read(), labels)
+    table = _read_table(_table_content(files, labels), labels)
     missing = [name for name in names if name not in table]
     if missing:
         example = next(iter(table), "nothing")
@@ -80,11 +78,14 @@ def _table_classes(files: FileList, names: Sequence[str], labels: str) -> list[s
     return [table[name] for name in names]
 
 
-def _open_table(files: FileList, path: str) -> IO[bytes]:
-    with suppress(OSError, KeyError):  # not beside the images
-        return files.open_other(path)
-    with suppress(OSError):
-        return Path(path).expanduser().open("rb")
+def _table_content(files: FileList, path: str) -> bytes:
+    try:
+        with suppress(OSError, KeyError), files.open_other(path) as file:
+            return file.read()
+        with suppress(OSError), Path(path).expanduser().open("rb") as file:  # not beside the images
+            return file.read()
+    except Exception as error:  # a damaged archive makes zipfile raise nearly anything
+        raise UserError(f"{files.path}: {path} cannot be read ({error}).") from error
     raise MissingPathError(
         f"labels={path} is no file in {files.path} or {Path.cwd()}. Give auto, folders, none, or a "
         ".csv or .json file."
@@ -112,7 +113,7 @@ def _read_table(content: bytes, path: str) -> dict[str, str]:
                 if labels.setdefault(file_name, str(label)) != str(label):
                     raise ValueError(f"{name} is {labels[file_name]} and {label}")
         return labels
-    except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
+    except Exception as error:  # odd content leads to anything
         raise UserError(
             f"{path} is not a table of labels ({type(error).__name__}: {error}). A .csv has the "
             'columns file_name and label; a .json is {"a/1.png": "cat", ...} or '

@@ -1,4 +1,5 @@
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def test_labels_of_a_table(suffix: str, place: str, make_folder: Any, tmp_path: 
         ("l.csv", b"\xff\xfe", "not a table of labels"),
         ("l.json", "{", "not a table of labels .*JSONDecodeError"),
         ("l.json", "3", "not a table of labels"),
+        ("l.json", "[" * 100_000, "not a table of labels .*RecursionError"),
         ("l.json", '{"labels": null}', "not a table of labels"),
         ("l.json", '[["a/0.png", 1, 2]]', "not a table of labels"),
         ("l.json", "[[0, 1]]", "not a table of labels"),
@@ -110,6 +112,16 @@ def test_tables_that_do_not_fit(name: str, content: Any, message: str, make_fold
     (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
         labelled(root, name)
+
+
+def test_a_table_in_a_damaged_archive(make_folder: Any) -> None:
+    path = make_folder({"a": 2}).with_suffix(".zip")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(path.with_suffix("") / "a" / "0.png", "a/0.png")
+        archive.writestr("labels.csv", "file_name,label\na/0.png,cat\n")
+    path.write_bytes(path.read_bytes().replace(b"cat", b"dog"))
+    with pytest.raises(UserError, match=r"labels\.csv cannot be read \(Bad CRC-32"):
+        labelled(path, "labels.csv")
 
 
 def test_a_table_that_is_nowhere(make_folder: Any) -> None:
