@@ -14,7 +14,7 @@ from typing import IO, Self
 from taming.data.files import FileEntry, FileList
 from taming.errors import MissingPathError, UserError, join_names
 
-__all__ = ["Header", "TarFiles", "files_in", "find_shards", "sample_name"]
+__all__ = ["Archive", "TarFiles", "files_in", "find_shards", "sample_name"]
 
 log = logging.getLogger(__name__)
 
@@ -160,17 +160,31 @@ def sample_name(name: str) -> str:
     return folder + slash + file.partition(".")[0]
 
 
-class Header(tarfile.TarInfo):
-    """A file's header; a damaged one is an error, and not the end of the archive."""
+class _Header(tarfile.TarInfo):
+    """A file's header; a damaged one, or none where there is no end, is an error."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(archive)
         except tarfile.HeaderError as error:
-            if type(error).__name__ in ("EOFHeaderError", "EmptyHeaderError"):
+            assert isinstance(archive, Archive)
+            kind, place = type(error).__name__, archive.offset
+            if kind == "EOFHeaderError":
+                archive.end = place + tarfile.BLOCKSIZE
                 raise
-            raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from error
+            if kind == "EmptyHeaderError" and place in (0, archive.end):
+                raise
+            why = "cut off" if kind == "EmptyHeaderError" else error
+            raise tarfile.ReadError(f"{why} at byte {place:,}") from error
+
+
+class Archive(tarfile.TarFile):
+    """A tar archive, or several in a row, in which nothing damaged is taken for the end."""
+
+    tarinfo = _Header
+    ignore_zeros = True  # of an archive's end: another may follow
+    end: int | None = None  # where the latest block of an end stops
 
 
 def files_in(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, str | None]]:
@@ -190,7 +204,7 @@ def files_in(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, s
 def _members(shard: Path) -> Iterator[tuple[str, int, int, str | None]]:
     """Yields the name of each file in an archive, where it begins, its size, the class it names."""
     try:
-        with tarfile.open(shard, "r:", tarinfo=Header) as archive:
+        with Archive.open(shard, "r:") as archive:
             for name, member, label in files_in(archive):
                 yield name, member.offset_data, member.size, label
     except Exception as error:  # a damaged archive makes tarfile raise nearly anything

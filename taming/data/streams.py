@@ -21,7 +21,7 @@ from taming.data.files import natural_key, suffix_of
 from taming.data.huggingface import TableSource
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError
-from taming.data.shards import Header, files_in, sample_name
+from taming.data.shards import Archive, files_in, sample_name
 from taming.errors import UserError, join_names
 
 __all__ = ["ImageStream", "StreamedImages"]
@@ -134,15 +134,13 @@ class ImageStream(TableSource):
             try:
                 with (
                     closing(webdataset.gopen(url)) as file,
-                    tarfile.open(fileobj=file, mode="r|*", tarinfo=Header) as archive,
+                    Archive.open(fileobj=file, mode="r|*") as archive,
                 ):
                     yield from _samples(archive, self.reader.suffixes)
-                    while file.read(1 << 20):  # what comes after the end, and a command's exit code
-                        pass
             except Exception as error:  # a damaged archive makes tarfile raise nearly anything
                 why = getattr(error, "strerror", None) or str(error)
                 why = why.rpartition("}): ")[2].removesuffix(" (read) {}")  # of a command: exit 1
-                raise UserError(f"{url}: {why}") from error
+                raise UserError(f"{url}: {why or type(error).__name__}") from error
 
     def _read_rows(self) -> Iterator[Sample]:
         import fsspec

@@ -136,7 +136,9 @@ def test_missing_shards(shards: Path) -> None:
         opened(shards / "x*.tar")
 
 
-@pytest.mark.parametrize("damage", ["cut off", "a header", "compressed", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["cut off", "cut off between files", "a header", "compressed", "empty"]
+)
 def test_a_corrupt_shard(shards: Path, damage: str) -> None:
     path = shards / "000001.tar"
     content = path.read_bytes()
@@ -145,6 +147,7 @@ def test_a_corrupt_shard(shards: Path, damage: str) -> None:
     path.write_bytes(
         {
             "cut off": content[: second + 600],
+            "cut off between files": content[:second],
             "a header": content[:second] + b"x" * 512 + content[second + 512 :],
             "compressed": b"\x1f\x8b" + content,
             "empty": b"",
@@ -152,6 +155,13 @@ def test_a_corrupt_shard(shards: Path, damage: str) -> None:
     )
     with pytest.raises(UserError, match=r"the shard .*000001\.tar cannot be read \(.*fetch or"):
         opened(shards)
+
+
+def test_archives_in_a_row_are_all_read(shards: Path) -> None:
+    paths = sorted(shards.glob("*.tar"))
+    names = [opened(shards).name(index) for index in range(11)]
+    (shards.parent / "all.tar").write_bytes(b"".join(path.read_bytes() for path in paths))
+    assert [opened(shards.parent / "all.tar").name(index) for index in range(11)] == names
 
 
 def test_a_damaged_image_and_a_vanished_shard(shards: Path) -> None:
