@@ -11,7 +11,7 @@ from pathlib import Path
 from sys import intern
 from typing import IO, Self
 
-from taming.data.files import FileEntry, FileList
+from taming.data.files import FileEntry, FileList, suffix_of
 from taming.errors import MissingPathError, UserError, join_names
 
 __all__ = ["Archive", "TarFiles", "files_in", "find_shards", "sample_name"]
@@ -193,8 +193,8 @@ def files_in(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, s
         archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
         if member.size < 0:
             raise tarfile.ReadError(f"{member.name} has no size")
-        if member.isreg():
-            name, label = member.name.removeprefix("./"), None
+        name, label = member.name.removeprefix("./"), None
+        if member.isreg() and suffix_of(name) is not None:  # hidden ones part a sample's files
             if name.endswith(LABEL_SUFFIXES):
                 file = archive.extractfile(member)
                 label = _label(name, file.read(MAX_LABEL)) if file else None

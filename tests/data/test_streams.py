@@ -228,7 +228,7 @@ def test_archives_in_a_row(shards: Path) -> None:
 def test_samples_are_those_of_shards_on_the_disk(tmp_path: Path) -> None:
     pixels = io.BytesIO()
     Image.new("RGB", (8, 8)).save(pixels, "PNG")
-    files = {"__meta__": b"", "./a.PNG": pixels, "a.json": b'{"label": "cat"}',
+    files = {"__meta__": b"", "./a.PNG": pixels, "._a.json": b"?", "a.json": b'{"label": "cat"}',
              "b.cls": b"dog", "b.png": pixels, "._b.png": b"?", "c.txt": b"no image"}  # fmt: skip
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         for name, content in files.items():
