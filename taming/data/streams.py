@@ -19,6 +19,7 @@ from tqdm import tqdm
 from taming.data.dataset import ImageList, Part
 from taming.data.files import natural_key, suffix_of
 from taming.data.huggingface import TableSource
+from taming.data.image_folder import MAX_BYTES
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError
 from taming.data.shards import Archive, files_in, sample_name
@@ -183,7 +184,7 @@ def _samples(archive: tarfile.TarFile, suffixes: Set[str]) -> Iterator[Sample]:
         for name, member, label in files:
             sample_label = sample_label or label
             if suffix_of(name) in suffixes and (file := archive.extractfile(member)) is not None:
-                images[name] = file.read()
+                images[name] = file.read() if member.size <= MAX_BYTES else None
         if len(images) > 1:
             raise UserError(f"a sample has several images: {join_names(list(images))}")
         for content in images.values():
@@ -224,7 +225,7 @@ class StreamedImages(ImageList):
         """Decodes an image; raises `BrokenImageError`."""
         content, _ = self._sample(index)
         if content is None:
-            raise BrokenImageError("no image")
+            raise BrokenImageError(f"no image, or one of more than {MAX_BYTES >> 20} MiB")
         name = f"{self.description}: {self.name(index)}"
         return self.reader.read(io.BytesIO(content), name, least_side)
 

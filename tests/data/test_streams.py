@@ -23,6 +23,7 @@ from taming.data import (
     TokenWriter,
 )
 from taming.data.module import ImageDataModule
+from taming.data.readers import BrokenImageError
 from taming.data.streams import StreamedImages
 from taming.errors import UserError
 
@@ -223,6 +224,18 @@ def test_archives_in_a_row(shards: Path) -> None:
     found = list(stream(f"pipe:cat {shards}/*.tar").samples())
     assert found == list(stream(piped(shards)).samples())
     assert len(found) == 11
+
+
+def test_a_file_that_is_too_large_is_broken_before_it_is_read(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _ = stream(piped(shards), num_images=11).open()
+    train.images.load(0)
+    monkeypatch.setattr("taming.data.streams.MAX_BYTES", 100)
+    assert {content for content, _ in stream(piped(shards)).samples()} == {None}
+    train.images.close()
+    with pytest.raises(BrokenImageError, match=r"^no image, or one of more than 0 MiB"):
+        train.images.load(0)
 
 
 def test_samples_are_those_of_shards_on_the_disk(tmp_path: Path) -> None:
