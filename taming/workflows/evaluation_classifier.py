@@ -83,7 +83,9 @@ def _train(
     dataset: ImageDataset, data: ImageDataModule, training: ClassifierTraining, device: torch.device
 ) -> ImageClassifier:
     classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
-    batches = EndlessBatches(len(dataset), training.batch_size, seed=training.seed)
+    batches = EndlessBatches(
+        len(dataset), training.batch_size, seed=training.seed, block=dataset.block
+    )
     loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=batches)
     num_steps = training.steps_for(len(dataset))
     return train_classifier(classifier.to(device), loader, training, num_steps).cpu()

@@ -89,7 +89,8 @@ def chosen(
     numbers = range(len(dataset))
     if most is None or (most >= len(dataset) and not repeat):
         return numbers
-    return in_proportion([dataset.label(number) for number in numbers], most, seed)
+    found = in_proportion([dataset.label(number) for number in numbers], most, seed)
+    return found if dataset.block is None else sorted(found)  # what is read in order
 
 
 class RealImages:

@@ -1,16 +1,19 @@
 """An evaluation refuses data and classifiers that are not like those of the training."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import tiny_generator, tiny_vqgan
 
 from taming.conditioning import CellClasses, ClassLabel, ImageCondition, Unconditional
 from taming.data import LabelMapReader, PictureReader
 from taming.errors import UserError
-from taming.evaluation import ImageClassifier
-from taming.workflows.evaluation_data import check_classifier, check_data
+from taming.evaluation import ClassifierTraining, ImageClassifier
+from taming.workflows.evaluation_classifier import train_on_real
+from taming.workflows.evaluation_data import check_classifier, check_data, chosen
 
 GRID = (2, 3)
 NAMES = ["cats", "dogs"]
@@ -93,3 +96,34 @@ def test_a_classifier_is_of_the_datas_classes(changes: dict[str, Any], message: 
     else:
         with pytest.raises(UserError, match=message):
             check_classifier(classifier, data())
+
+
+class Stream:
+    """Sixteen images of two classes, kept four together; `read` are those that were."""
+
+    block = 4
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 16
+
+    def label(self, index: int) -> int:
+        return index % 2
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        self.read.append(key[0])
+        return {"images": torch.zeros(3, 8, 8), "labels": self.label(key[0])}
+
+
+def test_a_stream_is_read_in_order(tmp_path: Path) -> None:
+    """For an image further back it would begin anew."""
+    stream: Any = Stream()
+    numbers = chosen(stream, 8, seed=0)
+    assert list(numbers) == sorted(numbers) and sum(number % 2 for number in numbers) == 4
+    module = data(train_dataset=stream, num_workers_for=lambda _: 0)
+    training = ClassifierTraining(num_steps=2, batch_size=8, base_channels=2)
+    train_on_real(module, training, torch.device("cpu"), tmp_path / "classifier")
+    assert sorted(stream.read) == list(range(16)) != stream.read
+    assert [number // 4 for number in stream.read] == sorted(number // 4 for number in stream.read)
