@@ -59,9 +59,8 @@ def share_model(
 
 
 def _run_of(checkpoint: str | Path) -> RunRecord | None:
-    """Reads the finished run that a checkpoint or model is of; None for a model alone."""
-    path = find_model(checkpoint)  # RUN/model, or RUN/checkpoints/NAME.ckpt
-    directory = path.parent.parent if path.is_file() else path.parent
+    """Reads the finished run whose `model/` this is; None for another model or checkpoint."""
+    directory = find_model(checkpoint).parent
     finished = is_run(directory) and (directory / "result.json").is_file()
     return read_run(directory) if finished else None
 

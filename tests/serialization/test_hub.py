@@ -13,6 +13,7 @@ from hub_stand_in import TOKEN, Hub, running_hub
 from tiny_models import tiny_generator, tiny_vqgan
 
 from taming.conditioning import Unconditional
+from taming.workflows.share import _run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,3 +132,13 @@ def test_sharing_a_run_writes_its_card(tmp_path: Path, hub: Hub) -> None:
     ):
         assert part in card
     assert "/home/me" not in card
+
+
+def test_numbers_of_a_run_are_those_of_its_model_alone(tmp_path: Path) -> None:
+    tiny_vqgan().save_pretrained(tmp_path / "model")
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.parent.mkdir()
+    for path in (tmp_path / "result.json", tmp_path / "config.yaml", last):
+        path.write_text("{}")
+    assert _run_of(tmp_path) is not None and _run_of(tmp_path / "model") is not None
+    assert _run_of(last) is None
