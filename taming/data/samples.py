@@ -47,6 +47,7 @@ def open_samples(
         or pixels.dtype != np.uint8
         or pixels.ndim < 3
         or pixels.shape[3:] not in ((), (3,))
+        or not pixels.size
     ):
         found = "nothing" if pixels is None else f"{pixels.dtype} of shape {pixels.shape}"
         raise UserError(f"{path}: arr_0 must be uint8 (n, height, width, 3), and is {found}.")

@@ -20,7 +20,7 @@ def test_arrays_compressed_or_not(save: object, tmp_path: Path) -> None:
     assert np.array_equal(np.stack([np.asarray(samples.load(i)) for i in range(3)]), pixels)
 
 
-@pytest.mark.parametrize("shape", [(3, 16), (3, 4, 4, 1, 3), (3, 4, 4, 4)])
+@pytest.mark.parametrize("shape", [(3, 16), (3, 4, 4, 1, 3), (3, 4, 4, 4), (0, 4, 4, 3)])
 def test_arrays_that_are_no_images(shape: tuple[int, ...], tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", np.zeros(shape, dtype=np.uint8))
     with pytest.raises(UserError, match=r"arr_0 must be uint8 \(n, height, width, 3\)"):
