@@ -1,4 +1,4 @@
-# docker build -t taming . && docker run --gpus all -v "$PWD:/work" taming taming-train-vqgan data.path=my_images
+# docker build -t taming . && docker run --gpus all --ipc=host -v "$PWD:/work" taming taming-train-vqgan data.path=my_images
 FROM python:3.12
 COPY . /opt/taming
 RUN pip install --no-cache-dir /opt/taming
