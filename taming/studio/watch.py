@@ -51,7 +51,8 @@ def add_watching(page: gr.Blocks, run: Path) -> None:
 
 def _state(run: Path) -> tuple[Any, ...]:
     """Returns what changes when the training writes."""
-    files = [run / "metrics.csv", *sorted((run / "grids").glob("*.png"))[-NUM_GRIDS:]]
+    files = [run / "metrics.csv", run / "result.json"]
+    files += sorted((run / "grids").glob("*.png"))[-NUM_GRIDS:]
     return tuple((file.name, file.stat().st_mtime_ns) for file in files if file.exists())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_studios import PASSWORD, class_model, map_model, picture_model, write_picture
+from tiny_studios import PASSWORD, class_model, map_model, picture_model, write_picture, write_run
 
 from taming.errors import UserError
 from taming.generation import SamplingOptions
@@ -21,6 +21,7 @@ from taming.studio.app import check_access
 from taming.studio.drawing import to_picture
 from taming.studio.maps import enlarge
 from taming.studio.uploads import to_images
+from taming.studio.watch import _state
 
 pytest.importorskip("gradio_client", reason="needs Gradio")
 from gradio_client import Client, handle_file
@@ -157,6 +158,13 @@ def test_a_training_is_watched(client: Client, run: Path) -> None:
     assert "step 150" in status and "psnr 20.5" in status
     assert "0.75" in str(plot)
     assert [grid["caption"] for grid in grids] == ["samples_0000100", "samples_0000050"]
+
+
+def test_the_end_of_a_training_is_seen(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    before = _state(run)
+    (run / "result.json").write_text("{}")
+    assert _state(run) != before
 
 
 def broken(folder: Path) -> Iterator[tuple[str, Path, str]]:
