@@ -19,7 +19,7 @@ from taming.cli.hints import condition_settings, setting
 from taming.cli.setting_types import check_types
 from taming.data import ImageDataset, ImageTransform, Part, PictureReader, open_samples
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
+from taming.errors import UserError, join_names
 from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator, load_model
 from taming.losses import LPIPSLoss
@@ -106,14 +106,18 @@ def open_both(config: DictConfig) -> tuple[ImageDataModule, ImageDataset]:
 
 
 def judge_of_training(config: DictConfig, trained: DictConfig) -> list[str]:
-    """Says so if the feature network is, or may be, that of the tokenizer's training loss."""
-    measured = config.frechet.backbone if config.frechet.weights else ""
+    """Says so if a network that judges is, or may be, that of the tokenizer's training loss."""
+    judges = [config.lpips, config.frechet.weights and config.frechet.backbone]
     if "vqgan" in trained:  # a generator's run: that of its tokenizer
         trained = config_of_run(str(trained.vqgan))
     network = str(OmegaConf.select(trained, "perceptual.backbone") or "")
-    if not measured or (trained and not (network and measured.startswith(network))):
+    names = [name for name in judges if name]
+    if trained:  # LPIPS' name of a network is the beginning of torchvision's
+        known = [network] if network else []
+        names = [x for x in names for y in known if x.startswith(y) or y.startswith(x)]
+    if not names:
         return []
-    trained_so = f"trained to please the network that judges here, {measured}"
+    trained_so = f"trained to please the network that judges here, {join_names(names)}"
     found = (
         f"The tokenizer was {trained_so}: its numbers are"
         if trained

@@ -249,6 +249,10 @@ def test_lpips_and_a_judge_that_is_the_network_of_the_training(
     for place in ("", "/model", "/checkpoints/last.ckpt"):
         found = good(evaluate(f"checkpoint={vqgan_run}{place}", "max_images=3", *judges))
         assert "was trained to please the network that judges here, squeeze" in found["notes"][0]
+    OmegaConf.update(config, "perceptual", {"backbone": "vgg"})
+    OmegaConf.save(config, vqgan_run / "config.yaml")
+    found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
+    assert "the network that judges here, vgg: its numbers are" in found["notes"][0]
     shutil.copytree(vqgan_run / "model", "alone")
     found = good(evaluate("checkpoint=alone", "max_images=3", *judges))
     assert "not known whether the tokenizer was trained to please" in found["notes"][0]
