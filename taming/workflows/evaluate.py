@@ -165,6 +165,7 @@ def evaluate_model(
         str(about.get("checkpoint") or about.get("samples_from")),
         digest,
         num_samples=num_samples if rows else None,
+        training=training,
         lpips=None if lpips is None else lpips.backbone,
         sample_sizes=(isinstance(subject, ImageDataset) and subject.images.sizes) or (),
     )

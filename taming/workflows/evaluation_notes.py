@@ -1,11 +1,12 @@
 """The contract of an evaluation, and what to say beside its numbers."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from taming.data import ImageDataset
 from taming.errors import join_names
-from taming.evaluation import contract_digest, image_sets
+from taming.evaluation import ClassifierTraining, contract_digest, image_sets
 from taming.evaluation.bootstrap import FEW_IMAGES
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.versions import versions
@@ -23,6 +24,7 @@ def evaluation_contract(
     subject_digest: str,
     *,
     num_samples: int | None,
+    training: ClassifierTraining,
     lpips: str | None,
     sample_sizes: Collection[tuple[int, int]] = (),
 ) -> dict[str, Any]:
@@ -51,6 +53,8 @@ def evaluation_contract(
         "features_digest": None if features is None else features.digest,
         "lpips": lpips,
         "classifier_digest": None if classifier is None else classifier.to_saved().fingerprint(),
+        # of the one that is trained on samples
+        "classifier_training": None if None in (classifier, num_samples) else asdict(training),
         "seed": real.judges.seed,  # of samples, choice of images, classifiers and intervals
         "subject": subject,  # the checkpoint, or the images that were measured
         "subject_digest": subject_digest,

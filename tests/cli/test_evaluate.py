@@ -103,6 +103,7 @@ def test_a_generator_of_classes(
     assert contract["features"] == found["frechet_features"]
     assert contract["features_digest"] == hashlib.sha256(squeezenet.read_bytes()).hexdigest()
     assert contract["num_reference"] == 4 and contract["num_samples"] == 6
+    assert contract["classifier_training"]["num_steps"] == 2
     assert contract["subject"] == str(transformer_run)
     assert contract["resolution"] == [16, 16] and contract["crop"] == "center"
     assert found["likelihood"]["bits_per_token_uniform"] == 4  # of 16 codes

@@ -12,6 +12,8 @@ from taming.evaluation import (
     Judges,
     as_eight_bit,
     compare_features,
+    contract_differences,
+    contract_digest,
     in_proportion,
     report_text,
 )
@@ -99,6 +101,19 @@ def test_images_are_known_by_their_pixels_in_any_order() -> None:
 
     assert digest(0.1, 0.2) == digest(0.2, 0.1) == digest(0.1001, 0.2)
     assert len({digest(0.1), digest(0.1, 0.1), digest(0.1, 0.2)}) == 3
+
+
+def test_a_reference_counts_by_its_pixels_wherever_they_lie() -> None:
+    one = {"reference": "a", "reference_digest": "1", "classifier_training": {"num_steps": 2}}
+    moved = one | {"reference": "b"}
+    other = moved | {"reference_digest": "2", "classifier_training": {"num_steps": 3}}
+    assert contract_digest(moved) == contract_digest(one) != contract_digest(other)
+    assert contract_differences(one, moved) == []
+    assert contract_differences(one, other) == [
+        "reference b, not a",
+        "reference_digest 2, not 1",
+        "classifier_training.num_steps 3, not 2",
+    ]
 
 
 def test_only_inceptions_distance_is_called_fid() -> None:
