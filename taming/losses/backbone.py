@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,6 +45,11 @@ class FrozenNetwork(nn.Module):
         copy = type(self)(self.network)
         copy._is_copy = True
         return copy
+
+    def copy_network(self) -> None:
+        """Copies the network that a deep copy shares, so that it moves with this module again."""
+        self._hidden = [deepcopy(self.network)]
+        self._is_copy = False
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

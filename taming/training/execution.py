@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from taming.hardware import can_compile, device_name, has_bf16
+from taming.losses import FrozenNetwork
 from taming.training.module import Switch, TrainingModule
 
 __all__ = ["Execution", "choose_execution", "default_precision"]
@@ -117,10 +118,13 @@ def seconds_per_step(
 ) -> float:
     """Returns the least time of forward and backward pass; infinity if compiling fails.
 
-    The step is one with all networks; the module is used up.
+    The step is one with all networks; the module, a deep copy, is used up.
     """
     from torch.utils.benchmark import Timer  # slow to import
 
+    for part in module.modules():
+        if isinstance(part, FrozenNetwork):
+            part.copy_network()  # the original's stays where it is
     if (adversary := getattr(module, "adversary", None)) is not None:
         adversary.start = adversary.warmup = 0
     module.settle(channels_last=way.channels_last, compile=way.compile)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import changed, weights
-from tiny_training import STAGES, stage, tiny_adversary, vqgan_training
+from tiny_training import STAGES, ByConvolution, stage, tiny_adversary, vqgan_training
 
 from taming.training import execution
 from taming.training.execution import Execution, choose_execution
@@ -108,6 +108,19 @@ def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPa
     batch = {"images": torch.rand(2, 3, 16, 16)}
     assert 0 < execution.seconds_per_step(module, batch, CPU, PLAIN) < 60
     assert {"generator_loss", "discriminator_loss"} <= module._sums.keys()
+
+
+def test_frozen_networks_are_timed_where_the_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep copy shares them: on a GPU they would stay on the CPU."""
+    monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(ByConvolution, "layouts", [])
+    module, batch = vqgan_training(), {"images": torch.rand(2, 3, 16, 16)}
+    module.perceptual = perceptual = ByConvolution()
+    wanted = Execution("32-true", "auto", False)
+    choose_execution(wanted, module, lambda: batch, CPU, num_steps=2000, world_size=1)
+    assert set(ByConvolution.layouts) == {torch.contiguous_format, torch.channels_last}
+    weight: Any = perceptual.frozen.network.weight
+    assert weight.is_contiguous()  # the training's own is as it was
 
 
 @pytest.mark.parametrize("kind", STAGES)

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from tiny_training import (
+    STAGES,
+    ByConvolution,
     alone,
     backward,
     image_data,
     run_training,
+    stage,
     tiny_adversary,
     token_data,
     transformer_training,
@@ -19,7 +22,8 @@ from tiny_training import (
 )
 
 from taming.contexts import full_precision
-from taming.training import WholeFileCheckpointIO
+from taming.training import WholeFileCheckpointIO, execution
+from taming.training.execution import Execution, choose_execution
 
 DEVICE = "cuda"
 pytestmark = [
@@ -82,6 +86,18 @@ def test_a_run_of_a_few_steps(stage: int, precision: Any, tmp_path: Path) -> Non
     assert all(math.isfinite(value) for value in result.metrics.values())
     unchanged = [name for name, (now, then) in weights.items() if torch.equal(now.cpu(), then)]
     assert unchanged == []
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_ways_to_compute_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
+    module, data = stage(kind)
+    if kind == "vqgan":
+        module.perceptual = ByConvolution()  # frozen networks move with what is timed
+    wanted = Execution("auto", "auto" if kind == "vqgan" else False, False)
+    device = torch.device(DEVICE, torch.cuda.current_device())
+    choose_execution(wanted, module, data.first_batch, device, num_steps=2000, world_size=1)
+    assert all(parameter.device.type == "cpu" for parameter in module.parameters())
 
 
 def test_a_checkpoint_is_of_the_moment_of_its_saving(tmp_path: Path) -> None:

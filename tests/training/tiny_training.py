@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import lightning as L
 import torch
@@ -19,6 +19,7 @@ from taming.data import LoaderOptions
 from taming.data.module import EndlessDataModule
 from taming.discriminators import PatchDiscriminator
 from taming.generation import ImageGenerator
+from taming.losses import FrozenNetwork
 from taming.training import (
     Adversary,
     Clock,
@@ -121,6 +122,22 @@ class Gradients(nn.Module):
 
     def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         return (reconstructions - images).diff(dim=3).square().mean()
+
+
+class ByConvolution(nn.Module):
+    """A perceptual loss of a frozen network; notes the layout of its weight at each call."""
+
+    layouts: ClassVar[list[torch.memory_format]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = FrozenNetwork(nn.Conv2d(3, 4, 3))
+
+    def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        weight: Any = self.frozen.network.weight
+        is_last = weight.is_contiguous(memory_format=torch.channels_last)
+        self.layouts.append(torch.channels_last if is_last else torch.contiguous_format)
+        return (self.frozen(reconstructions) - self.frozen(images)).square().mean()
 
 
 def tiny_adversary(
