@@ -143,8 +143,8 @@ class CompiledSteps(Steps):
         if not self._captures(latest.device):
             return step(latest, position)
         if (guided, span) not in self._captured:
-            pool = next(iter(self._captured.values())).graph.pool() if self._captured else None
-            self._captured[guided, span] = CapturedStep(step, latest, position, pool)
+            first = next(iter(self._captured.values()), None)
+            self._captured[guided, span] = CapturedStep(step, latest, position, first)
         return self._captured[guided, span](latest, position)
 
     def _compile(self) -> Callable[..., Tensor]:
@@ -159,13 +159,17 @@ class CompiledSteps(Steps):
 class CapturedStep:
     """A step recorded on the GPU with its memory, and replayed.
 
-    Steps may share their memory, of the first one's `pool`, if the result of each is used before
-    another is called.
+    Steps share the memory of the `first` one, if the result of each is used before another is
+    called. That takes its stream, too: memory is reused on the stream that it was allocated on.
     """
 
-    def __init__(self, step: Step, latest: Tensor, position: Tensor, pool: Any = None) -> None:
+    def __init__(
+        self, step: Step, latest: Tensor, position: Tensor, first: "CapturedStep | None" = None
+    ) -> None:
         self.latest, self.position = latest.clone(), position.clone()
-        stream = torch.cuda.Stream(latest.device)  # which need not be the current device
+        # of a device which need not be the current one
+        self.stream = torch.cuda.Stream(latest.device) if first is None else first.stream
+        stream, pool = self.stream, None if first is None else first.graph.pool()
         stream.wait_stream(torch.cuda.current_stream(latest.device))
         with torch.cuda.stream(stream):  # compiles, and sets aside what kernels need
             for _ in range(3):  # each writes the same keys and values at the same position

@@ -24,6 +24,7 @@ class RecordedGraph(TorchDispatchMode):
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
         self.num_replays = 0
+        self.stream: Any = None
 
     def __torch_dispatch__(
         self,
@@ -38,8 +39,9 @@ class RecordedGraph(TorchDispatchMode):
             self.calls.append((func, args, kwargs, result))
         return result
 
-    def pool(self) -> None:
-        """Memory is not shared."""
+    def pool(self) -> Any:
+        """Stands for its memory: only graphs of the same stream can share it."""
+        return self.stream
 
     def replay(self) -> None:
         self.num_replays += 1
@@ -53,11 +55,18 @@ class RecordedGraph(TorchDispatchMode):
 def record_graphs(patch: pytest.MonkeyPatch) -> None:
     """Lets compiled steps go through graphs on the CPU, not compiled."""
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
+    def new_stream(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    def graph(graph: RecordedGraph, pool: Any, stream: Any, **settings: Any) -> RecordedGraph:
+        assert pool is None or pool is stream
+        graph.stream = stream
+        return graph
+
     patch.setattr(CompiledSteps, "_compile", lambda self: next_tokens)
     patch.setattr(CompiledSteps, "_captures", lambda self, device: True)
-    patch.setattr(torch.cuda, "Stream", lambda device: stream)
-    patch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    patch.setattr(torch.cuda, "Stream", new_stream)
+    patch.setattr(torch.cuda, "current_stream", new_stream)
     patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     patch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
-    patch.setattr(torch.cuda, "graph", lambda graph, pool, stream, **settings: graph)
+    patch.setattr(torch.cuda, "graph", graph)
