@@ -146,6 +146,7 @@ def step(
     module.setup("fit")
     module.trainer = Trainer(
         accelerator="auto" if settings["device"].startswith("cuda") else "cpu",
+        benchmark=True,  # as configs/trainer has it
         max_steps=NEVER,
         log_every_n_steps=NEVER,
         logger=False,

@@ -64,6 +64,7 @@ def main(settings: dict[str, Any]) -> None:
         devices=settings["devices"],
         strategy="auto" if settings["devices"] == 1 else data_parallel(discriminator=not of_gpt),
         precision="bf16-mixed",
+        benchmark=True,
         max_steps=clock.ends[-1] + 1,
         callbacks=[EndAfterStep(), clock],
         gradient_clip_val=1.0,
