@@ -36,9 +36,10 @@ def multiplies_faster_in_bf16() -> bool:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Returns whether `torch.compile` finds what it needs: Triton, or a compiler of C++."""
-    if device.type == "cuda":
-        return find_spec("triton") is not None
+    """Returns whether `torch.compile` finds what it needs: a compiler, and for GPUs Triton."""
+    if device.type == "cuda":  # Triton has the code that starts its kernels compiled, in C
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        return find_spec("triton") is not None and any(map(shutil.which, compilers))
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 

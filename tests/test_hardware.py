@@ -1,5 +1,6 @@
 """Which device multiplies bfloat16 in hardware."""
 
+import shutil
 import sys
 
 import pytest
@@ -42,6 +43,19 @@ def test_compiling_for_a_processor_needs_a_compiler(monkeypatch: pytest.MonkeyPa
     assert can_compile(CPU)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert not can_compile(CPU)
+
+
+def test_compiling_for_a_gpu_needs_triton_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "find_spec", lambda name: name)
+    monkeypatch.setenv("CC", sys.executable)
+    assert can_compile(CUDA)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert not can_compile(CUDA)
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "clang" else None)
+    assert can_compile(CUDA)
+    monkeypatch.setattr(hardware, "find_spec", lambda name: None)
+    assert not can_compile(CUDA)
 
 
 def test_a_gpu_that_emulates_bf16_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
