@@ -108,13 +108,12 @@ def open_both(config: DictConfig) -> tuple[ImageDataModule, ImageDataset]:
 def judge_of_training(config: DictConfig, trained: DictConfig) -> list[str]:
     """Says so if a network that judges is, or may be, that of the tokenizer's training loss."""
     judges = [config.lpips, config.frechet.weights and config.frechet.backbone]
+    names = [name for name in judges if name]
     if "vqgan" in trained:  # a generator's run: that of its tokenizer
         trained = config_of_run(str(trained.vqgan))
-    network = str(OmegaConf.select(trained, "perceptual.backbone") or "")
-    names = [name for name in judges if name]
     if trained:  # LPIPS' name of a network is the beginning of torchvision's
-        known = [network] if network else []
-        names = [x for x in names for y in known if x.startswith(y) or y.startswith(x)]
+        network = OmegaConf.select(trained, "perceptual.backbone") or "none"
+        names = [name for name in names if name.startswith(network) or network.startswith(name)]
     if not names:
         return []
     trained_so = f"trained to please the network that judges here, {join_names(names)}"

@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.plugins import MixedPrecision
 from tiny_training import (
@@ -80,6 +81,12 @@ def test_other_precisions_train_much_as_float32(
     assert bf16.result.metrics[name] == pytest.approx(expected, rel=0.05)
     assert double.result.metrics[name] == pytest.approx(expected, rel=1e-3)
     assert half.result.metrics[name] == pytest.approx(expected, rel=0.15)
+
+
+def test_tests_on_the_cpu_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning warns of a GPU that is not used, and warnings fail tests."""
+    monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: True)
+    L.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
 
 
 class Users(L.Callback):
