@@ -163,11 +163,13 @@ class CapturedStep:
     called. That takes its stream, too: memory is reused on the stream that it was allocated on.
     """
 
+    stream: torch.cuda.Stream  # of a device which need not be the current one
+    graph: torch.cuda.CUDAGraph
+
     def __init__(
         self, step: Step, latest: Tensor, position: Tensor, first: "CapturedStep | None" = None
     ) -> None:
         self.latest, self.position = latest.clone(), position.clone()
-        # of a device which need not be the current one
         self.stream = torch.cuda.Stream(latest.device) if first is None else first.stream
         stream, pool = self.stream, None if first is None else first.graph.pool()
         stream.wait_stream(torch.cuda.current_stream(latest.device))
