@@ -9,11 +9,12 @@ the device was measured to do with large products in bfloat16, and with copies i
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -120,8 +121,8 @@ def run_tests(path: Path) -> str:
     if find_spec("pytest") is None:
         return "GPU tests: not run, pytest is not installed"
     marked = [
-        str(file)
-        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        str(file)  # those of training first: the others compile, which may take all the time
+        for file in sorted((ROOT / "tests").rglob("test_*.py"), reverse=True)
         if "mark.gpu" in file.read_text(encoding="utf-8") and file.parent.name != "benchmarks"
     ]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *marked]
@@ -195,6 +196,19 @@ def measure(
                 print(f"{part}: {error}")
 
 
+def output_of(command: Sequence[str]) -> str | None:
+    """Returns what a command prints, None if it fails; what it has started ends with it."""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            printed, _ = process.communicate()
+        finally:  # out of time, the other ranks would wait for the first on their GPUs
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return None if process.returncode else printed
+
+
 def measure_in_parallel(options: argparse.Namespace, parts: Sequence[str]) -> Iterator[Record]:
     """Yields a record of each part in one process, and one in several; see `ranks.py`."""
     for part in parts:
@@ -203,10 +217,10 @@ def measure_in_parallel(options: argparse.Namespace, parts: Sequence[str]) -> It
             print(f"{part} in {devices} processes", flush=True)
             settings = settings_of(part, options) | {"devices": devices}
             command = [sys.executable, "-m", "benchmarks.ranks", json.dumps(settings)]
-            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            if done.returncode:
+            printed = output_of(command)
+            if printed is None:
                 continue  # it has said why
-            record: Record = json.loads(done.stdout.strip().splitlines()[-1])
+            record: Record = json.loads(printed.strip().splitlines()[-1])
             per_second = devices * settings["batch_size"] / median(record["rounds"])
             alone = alone or (per_second if devices == 1 else None)
             calls = ", ".join(f"{count} {name}" for name, count in record["collectives"].items())

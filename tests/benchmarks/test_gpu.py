@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import select
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -70,6 +72,26 @@ def test_what_the_time_does_not_suffice_for_is_named(
     assert "4 s were too few for everything\nnot timed: step 16 channels_last profile" in printed
 
 
+def test_what_is_out_of_time_leaves_no_process_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank's process starts the others, which have its output."""
+    assert gpu.output_of([sys.executable, "-c", "raise SystemExit(1)"]) is None
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    other = "import time; print('started', flush=True); time.sleep(60)"
+    outputs: list[int] = []
+
+    def communicate(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        outputs.append(os.dup(process.stdout.fileno()))
+        raise TimeoutError
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    with pytest.raises(TimeoutError):
+        gpu.output_of([sys.executable, "-c", start, other])
+    assert select.select(outputs, [], [], 10)[0] == outputs
+    assert os.read(outputs[0], 1) == b""  # no process is left that could write
+    os.close(outputs[0])
+
+
 def test_the_targets_come_first() -> None:
     assert len(set(PARTS)) == len(PARTS)
     assert PARTS[:4] == [  # a step of each stage with its trace, and sampling one image and 64
@@ -91,7 +113,8 @@ def test_the_tests_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess, "run", run)
     ended = gpu.run_tests(tmp_path / "tests.txt")
     assert ended == "GPU tests: 2 passed, 9 deselected in 3.00s"
-    assert {"test_on_a_gpu.py", "test_compiled.py"} <= {Path(argument).name for argument in asked}
+    names = [Path(argument).name for argument in asked]
+    assert names.index("test_on_a_gpu.py") < names.index("test_compiled.py")
 
 
 def test_few_packages_suffice() -> None:
