@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import logging
 import tarfile
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Set
@@ -26,6 +27,8 @@ from taming.data.shards import Archive, files_in, sample_name
 from taming.errors import UserError, join_names
 
 __all__ = ["ImageStream", "StreamedImages"]
+
+log = logging.getLogger(__name__)
 
 Sample = tuple[bytes | None, str | None]  # the file of an image, and its class
 
@@ -173,6 +176,9 @@ class ImageStream(TableSource):
             for _, label in tqdm(samples, desc=f"counting {self.path}", unit="image", delay=1):
                 found[label] += 1
         if class_names is None:
+            if None in found and len(found) > 1:
+                total = found.total()
+                log.info("note: %s: no classes: %d of %d have none", self.path, found[None], total)
             class_names = [] if None in found else sorted(map(str, found), key=natural_key)
         return found.total(), class_names
 

@@ -255,6 +255,16 @@ def test_samples_are_those_of_shards_on_the_disk(tmp_path: Path) -> None:
     assert [images.class_names[images.label(index) or 0] for index in range(2)] == ["cat", "dog"]
 
 
+def test_classes_that_not_all_images_have(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (shards / "more").mkdir()
+    with tarfile.open(shards / "more" / "0.tar", "w") as archive:
+        archive.add(shards.parent / "photos" / "cat" / "0.png", "0.png")
+    with caplog.at_level("INFO"):
+        train, _ = stream(f"pipe:cat {shards}/*.tar {shards}/more/0.tar").open()
+    assert train.images.class_names == []
+    assert "no classes: 1 of 12 have none" in caplog.text
+
+
 def test_wrong_numbers(shards: Path) -> None:
     train, _ = stream(piped(shards), num_images=12, num_classes=1).open()
     with pytest.raises(UserError, match=r"ended after 11 images, and not 12: correct"):
