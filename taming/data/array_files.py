@@ -3,7 +3,7 @@
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, ClassVar
+from typing import IO, Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -74,12 +74,12 @@ class ArrayReader:
                 f"{name} has values from {values.min():g} to {values.max():g}, and data.limits is "
                 f"[{low:g}, {high:g}]: widen it."
             )
-        # float32 holds every 16-bit number
-        scaled: Any = values.astype(np.float32 if values.itemsize <= 2 else np.float64)
-        scaled -= low
-        scaled /= high - low
-        channels = np.moveaxis(scaled, -1, 0).astype(np.float32, order="C")
-        return Planes(tuple(map(Image.fromarray, channels)))
+        # float32 holds every 16-bit number; the name is the same so that one copy goes for the next
+        values = values.astype(np.float32 if values.itemsize <= 2 else np.float64)
+        values -= low
+        values /= high - low
+        values = np.moveaxis(values, -1, 0).astype(np.float32, order="C")
+        return Planes(tuple(map(Image.fromarray, values)))
 
     def tensor(self, image: Planes) -> torch.Tensor:
         """Turns an image into `(c H W)` in [-1, 1]; what a filter leaves outside is cut off."""

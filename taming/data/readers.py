@@ -132,8 +132,10 @@ class PictureReader:
                 ImageOps.exif_transpose(opened, in_place=True)
             image = _to_eight_bit(opened)
             if image.has_transparency_data:
-                canvas = Image.new("RGBA", image.size, (*self.background, 255))
-                image = Image.alpha_composite(canvas, image.convert("RGBA"))
+                image = Image.alpha_composite(
+                    Image.new("RGBA", image.size, (*self.background, 255)),
+                    image if image.mode == "RGBA" else image.convert("RGBA"),
+                )
             return image.convert("L" if self.channels == 1 else "RGB")
 
     def tensor(self, image: Image.Image) -> torch.Tensor:
@@ -255,7 +257,7 @@ def _to_eight_bit(image: Image.Image) -> Image.Image:
     limit = 1.0 if image.mode == "F" else 65535.0
     if not np.isfinite(samples).all() or samples.min() < 0 or samples.max() > limit:
         raise ValueError(f"samples of mode {image.mode} outside 0 to {limit:g}: unknown range")
-    scaled = samples.astype(np.float32) * (255.0 / limit)
+    scaled = np.multiply(samples, 255.0 / limit, dtype=np.float32)
     grey = Image.fromarray(np.round(scaled, out=scaled).astype(np.uint8))
     if (transparent := image.info.get("transparency")) is not None:  # one of the 16-bit values
         grey.putalpha(Image.fromarray(samples != transparent).convert("L"))

@@ -1,4 +1,5 @@
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_files_of_too_many_values(file: io.BytesIO, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("taming.data.array_files.MAX_PIXELS", 100)
     with pytest.raises(BrokenImageError, match=r"\d+ values, and at most 100 can be read"):
         ArrayReader(5, (0, 65535)).read(file, "the file")
+
+
+def test_few_copies_are_there_at_once() -> None:
+    file = io.BytesIO(npy(np.zeros((1000, 1000), np.float32)).getvalue())
+    tracemalloc.start()
+    ArrayReader(1, (0, 1)).read(file, "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 13e6  # 4 MB, and twice as many
 
 
 def test_limits_the_wrong_way_round() -> None:

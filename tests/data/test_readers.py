@@ -1,4 +1,5 @@
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,15 @@ def test_only_formats_whose_decoders_start_nothing_are_opened(read: Any, tmp_pat
     Image.new("RGB", (4, 4)).save(eps, "EPS")
     with pytest.raises(BrokenImageError, match="not an image of a known format"):
         read(eps)
+
+
+def test_few_copies_are_there_at_once() -> None:
+    file = saved(Image.new("F", (1000, 1000), 0.5), "TIFF")
+    tracemalloc.start()
+    PictureReader().read(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6  # 4 MB, and as many
 
 
 def test_an_image_is_measured_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
