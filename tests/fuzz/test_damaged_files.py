@@ -45,6 +45,7 @@ CORPUS: list[tuple[str, str, list[Edit]]] = [
     ("model", "model/tokenizer/config.json", [("key", "channel_multipliers", [])]),
     ("model", "model/tokenizer/config.json", [("key", "quantizer", {"kind": "vector"})]),
     ("model", "model/tokenizer/config.json", [("all", '"vqgan"')]),
+    ("label tables", "one.json", [("all", "[" * 100_000)]),
     ("tokens", "cache/indices.npy", [("flip", 0.9, 0)]),
     ("tokens", "cache/meta.json", [("key", "replaced", 5)]),
     ("tokens", "cache/meta.json", [("key", "checksums", None)]),
