@@ -132,7 +132,7 @@ class ImageStream(TableSource):
         path = expanduser(self.path)  # noqa: PTH111 (keeps "//")
         shards = webdataset.SimpleShardList(path)
         in_front = self.path.startswith("pipe:")  # where the commands of a stranger are looked for
-        if not in_front and any(url.startswith("pipe:") for url in shards.urls):
+        if not in_front and any(url.lower().startswith("pipe:") for url in shards.urls):
             raise UserError("a path with commands must begin with pipe:")
         for url in shards.urls:
             try:

@@ -185,6 +185,7 @@ def cut_off(shards: Path) -> None:
         ("pipe:sleep 9", "has stalled: nothing came for 0.5 seconds after image 0"),
         ("pipe:cat {x}/000000.tar && sleep 9", "has stalled: .* after image [23] "),
         ("x::pipe:true.tar", "must begin with pipe:"),
+        ("PIPE:true.tar", "must begin with pipe:"),
         (
             "pipe:cat {x}/../two.tar",
             r"after image 0: pipe:.*two\.tar: a sample has several images: 1.png, 1.seg.png",
