@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from benchmarks import autoencoder, ours, startup, studio, transformer
-from benchmarks.command import main
+from benchmarks.command import DEFAULTS, main
 from benchmarks.compare import ROOT
 from benchmarks.peers.serve import count_flops
 
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-TINY = transformer.TINY | {"device": "cpu", "dtype": "float32", "auto": False}
-TINY |= {"compile": False, "channels_last": False}
+TINY = DEFAULTS | transformer.TINY | {"device": "cpu"}
 OURS = """
 def build(settings, measurement, tokens):
     d, layers = settings["embed_dim"], settings["num_layers"]
@@ -126,12 +125,12 @@ def test_real_peers(
 
 def test_presets_have_the_published_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "step", lambda *arguments: None)  # built, not run
-    settings = {"device": "cpu", "dtype": "float32", "compile": False, "channels_last": False}
 
     def parameters(case: dict[str, Any], measurement: str) -> dict[str, int]:
         with torch.device("meta"):
             inputs = torch.zeros(case["batch_size"], case.get("num_tokens", 1), dtype=torch.int64)
-            return ours.build({**settings, **case}, measurement, inputs)[1]["parameters"]
+            settings = {**DEFAULTS, "device": "cpu", **case}
+            return ours.build(settings, measurement, inputs)[1]["parameters"]
 
     f16 = autoencoder.PRESETS["gpu"]["cases"]["f16"]
     assert parameters(f16, "autoencoder_step") == {"autoencoder": 71_879_555 + 1024 * 256}
