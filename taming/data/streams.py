@@ -186,14 +186,15 @@ class ImageStream(TableSource):
 def _samples(archive: tarfile.TarFile, suffixes: Set[str]) -> Iterator[Sample]:
     """Yields the images of an archive, each with the class of its sample."""
     for _, files in groupby(files_in(archive), lambda file: sample_name(file[0])):
-        images, sample_label = {}, None
+        images, sample_label = [], None
         for name, member, label in files:
             sample_label = sample_label or label
             if suffix_of(name) in suffixes and (file := archive.extractfile(member)) is not None:
-                images[name] = file.read() if member.size <= MAX_BYTES else None
+                images.append((name, file.read() if member.size <= MAX_BYTES else None))
         if len(images) > 1:
-            raise UserError(f"a sample has several images: {join_names(list(images))}")
-        for content in images.values():
+            names = join_names([name for name, _ in images])
+            raise UserError(f"a sample has several images: {names}")
+        for _, content in images:
             yield content, sample_label
 
 

@@ -190,13 +190,15 @@ def cut_off(shards: Path) -> None:
             "pipe:cat {x}/../two.tar",
             r"after image 0: pipe:.*two\.tar: a sample has several images: 1.png, 1.seg.png",
         ),
+        ("pipe:cat {x}/../one.tar {x}/../one.tar", "several images: 1.png, 1.png"),
         ("pipe:cat {x}/000000.tar; exit 3", r"after image [0-3]: pipe:.*exit 3: exit 3$"),
     ],
 )
 def test_a_stream_that_breaks_off_or_stalls(shards: Path, path: str, message: str) -> None:
-    with tarfile.open(shards.parent / "two.tar", "w") as archive:
-        for name in ("1.png", "1.seg.png"):
-            archive.add(shards.parent / "photos" / "cat" / "0.png", name)
+    for file, names in (("one.tar", ["1.png"]), ("two.tar", ["1.png", "1.seg.png"])):
+        with tarfile.open(shards.parent / file, "w") as archive:
+            for name in names:
+                archive.add(shards.parent / "photos" / "cat" / "0.png", name)
     with pytest.raises(UserError, match=message):
         stream(path.format(x=shards), patience=0.5).open()
 
