@@ -142,9 +142,12 @@ class ImageStream(TableSource):
                 ):
                     yield from _samples(archive, self.reader.suffixes)
             except Exception as error:  # a damaged archive makes tarfile raise nearly anything
-                why = getattr(error, "strerror", None) or str(error)
+                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 why = why.rpartition("}): ")[2].removesuffix(" (read) {}")  # of a command: exit 1
-                raise UserError(f"{url}: {why or type(error).__name__}") from error
+                found = error.__context__  # damage, after which the command could not go on
+                if isinstance(error, OSError) and isinstance(found, UserError | tarfile.TarError):
+                    why = f"{found}; {why}"
+                raise UserError(f"{url}: {why}") from error
 
     def _read_rows(self) -> Iterator[Sample]:
         import fsspec

@@ -180,7 +180,7 @@ def cut_off(shards: Path) -> None:
     [
         (
             "pipe:cat {x}/{{000000..000004}}.tar",
-            r"after image 11: pipe:.*000004\.tar: (empty file|exit 1)$",
+            r"after image 11: pipe:.*000004\.tar: (empty file; )?exit 1$",
         ),
         ("pipe:sleep 9", "has stalled: nothing came for 0.5 seconds after image 0"),
         ("pipe:cat {x}/000000.tar && sleep 9", "has stalled: .* after image [23] "),
@@ -191,6 +191,7 @@ def cut_off(shards: Path) -> None:
             r"after image 0: pipe:.*two\.tar: a sample has several images: 1.png, 1.seg.png",
         ),
         ("pipe:cat {x}/../one.tar {x}/../one.tar", "several images: 1.png, 1.png"),
+        ("pipe:yes; exit 3", "yes; exit 3: invalid header at byte 0; exit 3$"),
         ("pipe:cat {x}/000000.tar; exit 3", r"after image [0-3]: pipe:.*exit 3: exit 3$"),
     ],
 )
