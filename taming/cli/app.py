@@ -235,7 +235,9 @@ def config_of_run(path: str) -> DictConfig:
     The path is a run directory, its model/ or a part of it, or one of its checkpoints.
     """
     place = Path(path).expanduser().absolute()
-    for directory in (place, *place.parents[:2]):
+    inside = ("model", "checkpoints")
+    runs = [run for run in place.parents[:2] if place.relative_to(run).parts[0] in inside]
+    for directory in (place, *runs):
         if (directory / RESOLVED_FILE).is_file():
             return load_saved_config(directory / RESOLVED_FILE)
     return OmegaConf.create()

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, composed, succeeds
 from tiny_images import write_images, write_pairs
 
+from taming.cli.app import config_of_run
 from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
 
 
@@ -77,6 +78,18 @@ def test_data_of_a_run_are_named_with_a_size_of_their_own(tmp_path: Path) -> Non
         plain = OmegaConf.to_container(chosen, resolve=True)
         OmegaConf.save(OmegaConf.create({"data": plain}), tmp_path / "config.yaml")
         assert data_of_run(str(tmp_path), of_tokenizer) == ["data=cifar10", *named]
+
+
+def test_the_run_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs have a config.yaml, too."""
+    monkeypatch.chdir(tmp_path)
+    OmegaConf.save({"data": "of another program"}, "config.yaml")
+    for path in ("models/mine", "mine", "hf:owner/name"):
+        assert config_of_run(path) == {}
+    Path("run").mkdir()
+    OmegaConf.save({"seed": 1}, "run/config.yaml")
+    for path in ("", "/model", "/model/tokenizer", "/checkpoints/last.ckpt"):
+        assert config_of_run(f"run{path}") == {"seed": 1}
 
 
 def test_conditions_by_pasting_and_their_resume(run: Run, vqgan_run: Path, tmp_path: Path) -> None:
