@@ -1,6 +1,7 @@
 """Shared by the two training commands: how a run begins, and its report at the end."""
 
 import logging
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,7 @@ def _trainer(config: DictConfig) -> L.Trainer:
     settings = config.trainer.copy()
     if settings.accelerator == "auto" and torch.backends.mps.is_available():
         settings.accelerator = "cpu"  # MPS has no float64, which validation needs
+        warnings.filterwarnings("ignore", "GPU available but not used")
     if settings.precision == "auto":
         on_gpu = settings.accelerator != "cpu" and torch.cuda.is_available()
         settings.precision = default_precision(torch.device("cuda" if on_gpu else "cpu"))
