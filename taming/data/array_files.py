@@ -74,7 +74,7 @@ class ArrayReader:
                 f"{name} has values from {values.min():g} to {values.max():g}, and data.limits is "
                 f"[{low:g}, {high:g}]: widen it."
             )
-        # float32 holds every 16-bit number; the name is the same so that one copy goes for the next
+        # float32 holds every 16-bit number; under one name each copy is freed once the next is made
         values = values.astype(np.float32 if values.itemsize <= 2 else np.float64)
         values -= low
         values /= high - low

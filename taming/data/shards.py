@@ -161,7 +161,7 @@ def sample_name(name: str) -> str:
 
 
 class _Header(tarfile.TarInfo):
-    """A file's header; a damaged one, or none where there is no end, is an error."""
+    """A file's header; a damaged one is an error, and so is a missing one before the end mark."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -194,7 +194,7 @@ def files_in(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, s
         if member.size < 0:
             raise tarfile.ReadError(f"{member.name} has no size")
         name, label = member.name.removeprefix("./"), None
-        if member.isreg() and suffix_of(name) is not None:  # hidden ones part a sample's files
+        if member.isreg() and suffix_of(name) is not None:  # hidden ones may lie amid a sample
             if name.endswith(LABEL_SUFFIXES):
                 file = archive.extractfile(member)
                 label = _label(name, file.read(MAX_LABEL)) if file else None

@@ -90,7 +90,7 @@ def chosen(
     if most is None or (most >= len(dataset) and not repeat):
         return numbers
     found = in_proportion([dataset.label(number) for number in numbers], most, seed)
-    return found if dataset.block is None else sorted(found)  # what is read in order
+    return found if dataset.block is None else sorted(found)  # a stream is read in order
 
 
 class RealImages:
