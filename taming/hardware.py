@@ -24,8 +24,8 @@ def has_bf16(device: torch.device) -> bool:
 def multiplies_faster_in_bf16() -> bool:
     """Returns whether the processor multiplies matrices far faster in bfloat16 than in float32.
 
-    Those that have it differ too much to go by their names, so products are timed, for 0.2 s: they
-    were 2.8 times as fast on an AMD EPYC with AVX-512's bfloat16.
+    Those that have it differ too much to go by their names, so products are timed, for half a
+    second: they were 2.8 times as fast on an AMD EPYC with AVX-512's bfloat16.
     """
     if not has_bf16(torch.device("cpu")):
         return False

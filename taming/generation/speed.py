@@ -1,7 +1,8 @@
 """What makes sampling fast on the machine at hand: precision of the weights, and compilation.
 
 Each choice depends on the device, the sizes of the model and the number of images alone, so that
-the same seed gives the same images on one machine.
+the same seed gives the same images on one machine. Only whether a processor is faster in bfloat16
+is timed, with a margin that other work on it hardly ever decides.
 """
 
 import math
