@@ -175,8 +175,10 @@ class _Header(tarfile.TarInfo):
                 raise
             if kind == "EmptyHeaderError" and place in (0, archive.end):
                 raise
-            why = "cut off" if kind == "EmptyHeaderError" else error
-            raise tarfile.ReadError(f"{why} at byte {place:,}") from error
+            why = f"{'cut off' if kind == 'EmptyHeaderError' else error} at byte {place:,}"
+            if place == 0:
+                why = "not a tar archive, unless compressed: unpack it, or read `pipe:zcat FILE`"
+            raise tarfile.ReadError(why) from error
 
 
 class Archive(tarfile.TarFile):
@@ -209,8 +211,7 @@ def _members(shard: Path) -> Iterator[tuple[str, int, int, str | None]]:
                 yield name, member.offset_data, member.size, label
     except Exception as error:  # a damaged archive makes tarfile raise nearly anything
         raise UserError(
-            f"the shard {shard} cannot be read ({error}): fetch or make it anew. Compressed ones "
-            "must be unpacked first."
+            f"the shard {shard} cannot be read ({error}): fetch or make it anew."
         ) from error
 
 

@@ -138,7 +138,7 @@ class ImageStream(TableSource):
             try:
                 with (
                     closing(webdataset.gopen(url)) as file,
-                    Archive.open(fileobj=file, mode="r|*") as archive,
+                    Archive.open(fileobj=file, mode="r|") as archive,
                 ):
                     yield from _samples(archive, self.reader.suffixes)
             except Exception as error:  # a damaged archive makes tarfile raise nearly anything
