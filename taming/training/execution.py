@@ -85,6 +85,7 @@ def choose_execution(
     times: dict[Execution, float] = {}
     is_long = num_steps >= TIMED_FROM and world_size == 1
     if changes and is_long and chosen.precision in AUTOCAST:
+        log.info("timing a few steps each way, for a minute or two")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
