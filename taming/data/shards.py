@@ -177,7 +177,7 @@ class _Header(tarfile.TarInfo):
                 raise
             why = f"{'cut off' if kind == 'EmptyHeaderError' else error} at byte {place:,}"
             if place == 0:
-                why = "not a tar archive, unless compressed: unpack it, or read `pipe:zcat FILE`"
+                why = "not a tar archive, or a compressed one: unpack it, or read `pipe:zcat FILE`"
             raise tarfile.ReadError(why) from error
 
 
