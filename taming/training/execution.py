@@ -24,7 +24,7 @@ log = logging.getLogger("taming")
 
 TIMED_FROM = 2000  # steps
 TIMED_SECONDS = 2.0  # of each way, which is at least one step
-COMPILED_FROM = 1800.0  # seconds of training: compiling and timing it takes one or two minutes
+COMPILED_FROM = 1800.0  # seconds of training: compiling to try it takes one to four minutes
 WORTHWHILE = 1.1  # times as fast: the rest may be noise
 AUTOCAST = {  # of the precisions that are timed
     "32-true": torch.float32,
@@ -85,13 +85,15 @@ def choose_execution(
     times: dict[Execution, float] = {}
     is_long = num_steps >= TIMED_FROM and world_size == 1
     if changes and is_long and chosen.precision in AUTOCAST:
-        log.info("timing a few steps each way, for a minute or two")
+        log.info("timing a few steps each way")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
             for change in changes:
-                if "compile" in change and times[chosen] * num_steps < COMPILED_FROM:
-                    continue
+                if "compile" in change:
+                    if times[chosen] * num_steps < COMPILED_FROM:
+                        continue
+                    log.info("timing compiled steps: compiling takes a minute to four")
                 way = replace(chosen, **change)
                 times[way] = seconds_per_step(deepcopy(module), batch, device, way)
                 if times[way] * WORTHWHILE < times[chosen]:

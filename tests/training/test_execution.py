@@ -71,8 +71,8 @@ def test_what_is_timed_and_chosen(
     with caplog.at_level(logging.INFO, "taming"):
         assert choose(AUTO, num_steps=4000) == compiled
     assert tried == list(times)
-    begun, line = caplog.messages  # what was chosen, and why
-    assert begun.startswith("timing a few steps each way")
+    begun, compiling, line = caplog.messages  # what takes its time; what was chosen, and why
+    assert begun == "timing a few steps each way" and "a minute to four" in compiling
     assert "bf16-mixed, compiled" in line and "bf16-mixed, channels_last 0.95" in line
     # without hardware for it, bfloat16 is not even tried; what is set stays
     tried.clear()
