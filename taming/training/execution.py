@@ -90,10 +90,8 @@ def choose_execution(
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
             for change in changes:
-                if "compile" in change:
-                    if times[chosen] * num_steps < COMPILED_FROM:
-                        continue
-                    log.info("timing compiled steps: compiling takes a minute to four")
+                if "compile" in change and times[chosen] * num_steps < COMPILED_FROM:
+                    continue
                 way = replace(chosen, **change)
                 times[way] = seconds_per_step(deepcopy(module), batch, device, way)
                 if times[way] * WORTHWHILE < times[chosen]:
@@ -132,6 +130,8 @@ def seconds_per_step(
         adversary.start = adversary.warmup = 0
     module.settle(channels_last=way.channels_last, compile=way.compile)
     dtype = AUTOCAST[way.precision]
+    if way.compile:
+        log.info("compiling a step to time it, for a minute to four")
 
     def step() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
