@@ -44,9 +44,8 @@ class Session:
         if self.on_gpu:
             torch.cuda.empty_cache()
         torch.set_num_threads(settings["threads"])
-        tf32 = settings["dtype"] == "bf16"  # for what is not in bf16
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = tf32
+        for_the_rest = "high" if settings["dtype"] == "bf16" else "highest"
+        torch.set_float32_matmul_precision(for_the_rest)
         torch.manual_seed(0)
         inputs = random_inputs(settings).to(self.device)
         if (built := self.build(settings, settings["measurement"], inputs)) is None:
