@@ -5,6 +5,7 @@ It depends on processor and model. On one processor with AMX, bfloat16 made a tr
 VQGAN. So each way that is left to `auto` is timed on the model itself, where a training is long.
 """
 
+import gc
 import logging
 from collections.abc import Callable
 from copy import deepcopy
@@ -22,8 +23,9 @@ __all__ = ["Execution", "choose_execution", "default_precision"]
 
 log = logging.getLogger("taming")
 
-TIMED_FROM = 2000  # steps
+TIMED_FROM = 500  # steps
 TIMED_SECONDS = 2.0  # of each way, which is at least one step
+TRIED_FROM = 300.0  # seconds of training, for another precision or memory format
 COMPILED_FROM = 1800.0  # seconds of training: compiling to try it takes one to four minutes
 WORTHWHILE = 1.1  # times as fast: the rest may be noise
 AUTOCAST = {  # of the precisions that are timed
@@ -64,11 +66,11 @@ def choose_execution(
     | precision     | a GPU that has bfloat16: bf16-mixed; an older one  | bf16-mixed, on a      |
     |               | with tensor cores: 16-mixed; all others: 32-true   | processor that has it |
     | channels_last | on GPUs                                            | the other way         |
-    | compile       | no                                                 | yes, in trainings of  |
-    |               |                                                    | more than half an hour|
+    | compile       | no                                                 | yes                   |
 
-    Trainings of fewer than 2000 steps are not timed, and those in several processes, which would
-    have to agree, are not either. The module stays as it is.
+    Other ways are tried where the training would take five minutes, and compiling where it would
+    take half an hour. Trainings of fewer than 500 steps are not timed, and those in several
+    processes, which would have to agree, are not either. The module stays as it is.
     """
     chosen = Execution(
         default_precision(device) if wanted.precision == "auto" else wanted.precision,
@@ -85,22 +87,24 @@ def choose_execution(
     times: dict[Execution, float] = {}
     is_long = num_steps >= TIMED_FROM and world_size == 1
     if changes and is_long and chosen.precision in AUTOCAST:
-        log.info("timing a few steps each way")
+        log.info("timing a few steps")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
             for change in changes:
-                if "compile" in change and times[chosen] * num_steps < COMPILED_FROM:
+                least = COMPILED_FROM if "compile" in change else TRIED_FROM
+                if times[chosen] * num_steps < least:
                     continue
                 way = replace(chosen, **change)
                 times[way] = seconds_per_step(deepcopy(module), batch, device, way)
                 if times[way] * WORTHWHILE < times[chosen]:
                     chosen = way
+        gc.collect()  # compiled networks refer to themselves, and are large
     timed = "; ".join(f"{_words(way)} {seconds:.3g}" for way, seconds in times.items())
     duration = ""
     if times:
         total = timedelta(seconds=round(times[chosen] * num_steps))
-        duration = f" (seconds a step: {timed}), at least {total} for {num_steps} steps"
+        duration = f" (seconds a step: {timed}), about {total} for {num_steps} steps"
     log.info("%s: %s%s", device_name(device), _words(chosen), duration)
     return chosen
 

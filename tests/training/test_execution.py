@@ -42,7 +42,7 @@ def test_gpus_by_what_they_have(
     assert choose(explicit, CUDA) == explicit
 
 
-@pytest.mark.parametrize("settings", [{"num_steps": 1999}, {"num_steps": 9999, "world_size": 2}])
+@pytest.mark.parametrize("settings", [{"num_steps": 499}, {"num_steps": 9999, "world_size": 2}])
 def test_short_trainings_and_several_processes_are_not_timed(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
@@ -72,7 +72,7 @@ def test_what_is_timed_and_chosen(
         assert choose(AUTO, num_steps=4000) == compiled
     assert tried == list(times)
     begun, line = caplog.messages  # what was chosen, and why
-    assert begun == "timing a few steps each way"
+    assert begun == "timing a few steps"
     assert "bf16-mixed, compiled" in line and "bf16-mixed, channels_last 0.95" in line
     # without hardware for it, bfloat16 is not even tried; what is set stays
     tried.clear()
@@ -81,6 +81,19 @@ def test_what_is_timed_and_chosen(
     wanted = Execution("auto", "auto", False)
     assert choose(wanted, num_steps=4000) == Execution("32-true", True, False)
     assert tried == [PLAIN, Execution("32-true", True, False)]
+
+
+def test_other_ways_are_tried_from_five_minutes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[Execution] = []
+    monkeypatch.setattr(execution, "seconds_per_step", timer({PLAIN: 0.5, BF16: 0.25}, tried))
+    monkeypatch.setattr(execution, "has_bf16", lambda device: True)
+    wanted = Execution("auto", False, False)
+    with caplog.at_level(logging.INFO, "taming"):
+        assert choose(wanted, num_steps=599) == PLAIN and tried == [PLAIN]
+    assert "32-true (seconds a step: 32-true 0.5), about 0:05:00 for 599 steps" in caplog.text
+    assert choose(wanted, num_steps=600) == BF16
 
 
 def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
@@ -118,7 +131,7 @@ def test_frozen_networks_are_timed_where_the_step_is(monkeypatch: pytest.MonkeyP
     module, batch = vqgan_training(), {"images": torch.rand(2, 3, 16, 16)}
     module.perceptual = perceptual = ByConvolution()
     wanted = Execution("32-true", "auto", False)
-    choose_execution(wanted, module, lambda: batch, CPU, num_steps=2000, world_size=1)
+    choose_execution(wanted, module, lambda: batch, CPU, num_steps=10**6, world_size=1)
     assert set(ByConvolution.layouts) == {torch.contiguous_format, torch.channels_last}
     weight: Any = perceptual.frozen.network.weight
     assert weight.is_contiguous()  # the training's own is as it was
@@ -132,7 +145,7 @@ def test_timing_leaves_the_training_as_it_is(monkeypatch: pytest.MonkeyPatch, ki
     before = weights(module)
     random_state = torch.get_rng_state()
     wanted = Execution("auto", "auto" if kind == "vqgan" else False, False)
-    choose_execution(wanted, module, data.first_batch, CPU, num_steps=2000, world_size=1)
+    choose_execution(wanted, module, data.first_batch, CPU, num_steps=10**6, world_size=1)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not changed(module, before) and not module._sums and not module.compiled
     assert all(parameter.grad is None for parameter in module.parameters())
