@@ -82,7 +82,6 @@ class KeyValueCache:
     """
 
     def __init__(self, num_layers: int, max_length: int, num_sequences: int) -> None:
-        self.max_length = max_length
         self.layers = [LayerCache(max_length, num_sequences) for _ in range(num_layers)]
         self.shown: Tensor | None = None
         self.length = 0

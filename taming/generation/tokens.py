@@ -171,7 +171,6 @@ class TokenGenerator(PretrainedModel):
         given_tokens: Tensor | None = None,
         *,
         options: SamplingOptions,
-        first_image: int = 0,
     ) -> Iterator[Tensor]:
         """Draws the tokens that `sample_tokens` draws, as one batch, row after row.
 
@@ -185,9 +184,8 @@ class TokenGenerator(PretrainedModel):
         _, width = options.grid_size or self.grid_size
         if num_given := given_tokens.shape[1] // width * width:
             yield given_tokens[:, :num_given]
-        numbers = range(first_image, first_image + num_images)
         with evaluation_mode(self.transformer):
-            for tokens in self._draw(condition, given_tokens, numbers, options):
+            for tokens in self._draw(condition, given_tokens, range(num_images), options):
                 if tokens.shape[1] % width == 0:
                     yield tokens
 
