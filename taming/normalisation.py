@@ -16,7 +16,7 @@ class GroupNorm(nn.GroupNorm):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`(b c h w) -> (b c h w)`, in its dtype and memory format."""
+        """`(b c h w) -> (b c h w)`, in its dtype and, on processors, its memory format."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             return F.group_norm(x, self.num_groups, weight, bias, self.eps)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,13 +21,16 @@ CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each head's queries or keys, which keep their dtype: under autocast that of V."""
+    """RMSNorm of each head's queries or keys, which keep their dtype: under autocast that of V.
+
+    CUDA's autocast would compute it in float32, with a copy there and back.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises `(… d)`."""
         assert self.weight is not None
-        normed = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-        return normed.to(x.dtype)  # on GPUs autocast computes it in float32, and leaves it there
+        with torch.autocast(x.device.type, enabled=False):
+            return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class MultiHeadAttention(nn.Module):

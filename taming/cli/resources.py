@@ -41,7 +41,8 @@ def check_room(config: DictConfig, module: TrainingModule, trainer: L.Trainer) -
     memory = copies * weights + 3 * trained
     least = weights / 2  # half precision, another optimizer
     if isinstance(trainer.strategy, FSDPStrategy):
-        memory, least = memory // trainer.world_size, least / trainer.world_size
+        # of each step also weights and gradients as a whole, in half precision
+        memory, least = memory // trainer.world_size + trained, least / trainer.world_size
     total = _memory_of(trainer.strategy.root_device)
     checkpoint = copies * sum(t.nbytes for t in module.state_dict().values()) + 2 * trained
     disk = checkpoint * (config.keep_checkpoints + 2)

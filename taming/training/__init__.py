@@ -2,7 +2,12 @@
 
 from taming.training.adversary import Adversary
 from taming.training.callbacks import Clock, EndAfterStep, WarmEMA, average_weights
-from taming.training.checkpoints import IntervalCheckpoint, SavingShare, WholeFileCheckpointIO
+from taming.training.checkpoints import (
+    IntervalCheckpoint,
+    LastCheckpoint,
+    SavingShare,
+    WholeFileCheckpointIO,
+)
 from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
 from taming.training.grids import ReconstructionGrids, SampleGrids
 from taming.training.health import HealthWatch, OverfittingWatch
@@ -20,6 +25,7 @@ __all__ = [
     "EndAfterStep",
     "HealthWatch",
     "IntervalCheckpoint",
+    "LastCheckpoint",
     "MetricsFile",
     "OptimizerConfig",
     "OverfittingWatch",

@@ -18,10 +18,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from taming.errors import replacing
 from taming.serialization import read_training_checkpoint
-from taming.training.callbacks import is_asked_after
+from taming.training.callbacks import TrainingInterrupted, is_asked_after
 from taming.training.module import TrainingModule
 
-__all__ = ["IntervalCheckpoint", "SavingShare", "WholeFileCheckpointIO"]
+__all__ = ["IntervalCheckpoint", "LastCheckpoint", "SavingShare", "WholeFileCheckpointIO"]
 
 log = logging.getLogger("taming")
 
@@ -133,6 +133,21 @@ def set_aside(path: Path) -> None:
     aside = path.with_name(f"{path.name}.damaged")
     remove(aside)
     path.rename(aside)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Saves a checkpoint at each validation, and when something fails.
+
+    Saving takes all ranks: where one alone has failed, it would wait for the others, and they for
+    its gradients, until the timeout.
+    """
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Saves one, if all ranks have come here."""
+        if trainer.world_size == 1 or isinstance(exception, TrainingInterrupted):
+            super().on_exception(trainer, pl_module, exception)
 
 
 class IntervalCheckpoint(ModelCheckpoint):

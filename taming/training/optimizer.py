@@ -72,7 +72,8 @@ def build_optimizer(groups: Iterable[dict[str, Any]], *, fused: bool) -> torch.o
     When it loads a state, its own settings stay, and so does the memory format of its parameters: a
     resumed run can be given others.
     """
-    optimizer = torch.optim.AdamW(groups, fused=fused)
+    # False would also forbid the loop over all weights at once that GPUs take otherwise
+    optimizer = torch.optim.AdamW(groups, fused=fused or None)
     optimizer.register_load_state_dict_pre_hook(_with_own_settings)
     optimizer.register_load_state_dict_post_hook(_lay_out_moments_as_parameters)
     return optimizer

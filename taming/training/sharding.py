@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from taming.errors import UserError
+from taming.losses import FrozenNetwork
 from taming.ranks import on_first_rank
 from taming.serialization import (
     load_sharded_checkpoint,
@@ -52,6 +53,9 @@ class ShardedStrategy(FSDPStrategy):
                 "train with trainer=ddp."
             )
         super().setup(trainer)
+        for part in self._module.modules():
+            if isinstance(part, FrozenNetwork):
+                part.to(self.root_device)  # FSDP moves only what it splits
 
     @property
     def _module(self) -> nn.Module:

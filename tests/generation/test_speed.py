@@ -83,12 +83,25 @@ def test_a_call_of_its_own_decides_for_its_images(monkeypatch: pytest.MonkeyPatc
     assert len(asked) == 1
 
 
+cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", cuda])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_images_of_a_decoder_in_bfloat16_are_those_in_float32_up_to_rounding(
-    dtype: speed.SamplingDtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    device: str,
+    dtype: speed.SamplingDtype,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tokenizer = tiny_vqgan()
-    model = tiny(CLASS, tokenizer=tokenizer)
+    model = tiny(CLASS, tokenizer=tokenizer).to(device)
     tokens = model.sample_tokens(5, seed=0)
     images, indices = model.decode(tokens), to_indices(tokens, model.grid_size)
     quantized = tokenizer.quantizer.lookup(indices)

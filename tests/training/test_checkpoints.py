@@ -16,11 +16,13 @@ from tiny_training import run_training, stage
 from taming.training import (
     Clock,
     IntervalCheckpoint,
+    LastCheckpoint,
     SavingShare,
     WholeFileCheckpointIO,
     data_parallel,
     sharding,
 )
+from taming.training.callbacks import TrainingInterrupted
 
 
 @pytest.fixture
@@ -91,6 +93,25 @@ def test_minutes_end_between_two_steps(tmp_path: Path, monkeypatch: pytest.Monke
     assert [checkpoint["global_step"] for checkpoint in saved] == [*range(1, 9), 8, 8]
     # no batch of a step that has not ended; the sums of step 2, say, are in its report
     assert all(not checkpoint["since_report"]["counts"] for checkpoint in saved)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "error", "saves"),
+    [
+        (1, RuntimeError("out of memory"), True),
+        (2, RuntimeError("out of memory"), False),
+        (2, TrainingInterrupted(2), True),
+    ],
+)
+def test_a_rank_that_fails_alone_waits_for_no_other(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception, saves: bool
+) -> None:
+    saved: list[Any] = []
+    monkeypatch.setattr(ModelCheckpoint, "on_exception", lambda self, *given: saved.append(given))
+    trainer: Any = SimpleNamespace(world_size=world_size)
+    module: Any = None
+    LastCheckpoint(save_on_exception=True).on_exception(trainer, module, error)
+    assert bool(saved) == saves
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tiny_training import (
 from taming.contexts import full_precision
 from taming.training import WholeFileCheckpointIO, execution
 from taming.training.execution import Execution, choose_execution
+from taming.training.sharding import ShardedStrategy
 
 DEVICE = "cuda"
 pytestmark = [
@@ -88,6 +89,16 @@ def test_a_run_of_a_few_steps(stage: int, precision: Any, tmp_path: Path) -> Non
     assert unchanged == []
 
 
+def test_weights_are_split(tmp_path: Path) -> None:
+    """The tokenizer, which is not, draws the picture of a validation."""
+    settings: dict[str, Any] = {"strategy": ShardedStrategy(), "ema_decay": None}
+    run = run_training(
+        tmp_path, *stage("transformer"), val_check_interval=8, accelerator="gpu", **settings
+    )
+    torch.distributed.destroy_process_group()
+    assert run.result.step == 8 and list(tmp_path.rglob("samples_*.png"))
+
+
 @pytest.mark.parametrize("kind", STAGES)
 def test_ways_to_compute_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
@@ -96,7 +107,7 @@ def test_ways_to_compute_a_step_are_timed(monkeypatch: pytest.MonkeyPatch, kind:
         module.perceptual = ByConvolution()  # frozen networks move with what is timed
     wanted = Execution("auto", "auto" if kind == "vqgan" else False, False)
     device = torch.device(DEVICE, torch.cuda.current_device())
-    choose_execution(wanted, module, data.first_batch, device, num_steps=2000, world_size=1)
+    choose_execution(wanted, module, data.first_batch, device, num_steps=10**6, world_size=1)
     assert all(parameter.device.type == "cpu" for parameter in module.parameters())
 
 

@@ -24,6 +24,7 @@ from taming.training import (
     Adversary,
     Clock,
     EndAfterStep,
+    LastCheckpoint,
     MetricsFile,
     OptimizerConfig,
     ReconstructionGrids,
@@ -309,7 +310,7 @@ def run_training(
             ModelCheckpoint(
                 **files, filename="best", monitor=monitor, auto_insert_metric_name=False
             ),
-            ModelCheckpoint(**files, filename="last", save_on_exception=True),
+            LastCheckpoint(**files, filename="last", save_on_exception=True),
             ModelCheckpoint(**files, filename="last", every_n_train_steps=save_every),
         ],
         logger=[MetricsFile(directory / "metrics.csv"), recorder, *(loggers or [])],
