@@ -37,7 +37,10 @@ TINY = SMALL | {
     "discriminator_channels": 4,
     "discriminator_layers": 1,
 }
-CPU_PEERS = {"compvis": ("compvis", None), "diffusers": ("diffusers_vqmodel", None)}
+CPU_PEERS = {
+    "compvis": ("compvis", "float32"),
+    "diffusers": ("diffusers_vqmodel", "float32"),
+}
 PRESETS: dict[str, Preset] = {
     "cpu": {  # float32: a small model on small images, and the paper's on one
         "cases": {

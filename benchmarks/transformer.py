@@ -34,7 +34,10 @@ TINY = SMALL | {
     "top_k": 4,
 }
 GUIDED = LARGE | SAMPLING | {"guidance_scale": 2.0}
-CPU_PEERS = {"compvis": ("compvis", None), "generate": ("transformers_gpt2", None)}
+CPU_PEERS = {
+    "compvis": ("compvis", "float32"),
+    "generate": ("transformers_gpt2", "float32"),
+}
 PRESETS: dict[str, Preset] = {
     "cpu": {
         "cases": {f"sample_{b}": SMALL | SAMPLING | {"batch_size": b} for b in (1, 2, 16)}
