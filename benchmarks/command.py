@@ -18,12 +18,13 @@ from benchmarks.table import table
 __all__ = ["DEFAULTS", "QUICK", "Preset", "main", "written"]
 
 # "cases": architectures and batches by name, whose "measurements" say what they are for;
-# "peers": file in peers/, and dtype; and defaults of the options
+# "peers": by name, file in peers/ and dtype; the rest are defaults of the options
 Preset = Mapping[str, Any]
 DEFAULTS: dict[str, Any] = {  # of options; a case's own value comes before
     "device": "cuda" if torch.cuda.is_available() else "cpu",
     "threads": torch.get_num_threads(),  # of each side, on the CPU
-    "dtype": "float32",  # our side; or bf16: autocast (in sampling the weights), TF32 for the rest
+    # not of peers; or bf16: autocast (in sampling the weights), and TF32 for the rest
+    "dtype": "float32",
     "compile": False,  # our training step; sampling has a measurement of its own
     "channels_last": False,  # our side
     "auto": False,  # what a long training chooses for its steps, and sampling for its weights

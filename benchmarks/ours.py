@@ -137,7 +137,7 @@ def step(
             torch.set_float32_matmul_precision("high")
         auto = Execution("auto", "auto", "auto")
         way = choose_execution(
-            auto, module, lambda: batch, device, num_steps=DEFAULT_STEPS, world_size=1
+            auto, module, lambda: batch, device, num_batches=DEFAULT_STEPS, world_size=1
         )
         module.settle(channels_last=way.channels_last, compile=way.compile)
         dtype = "bf16" if way.precision == "bf16-mixed" else "float32"

@@ -44,8 +44,8 @@ class Session:
         if self.on_gpu:
             torch.cuda.empty_cache()
         torch.set_num_threads(settings["threads"])
-        for_the_rest = "high" if settings["dtype"] == "bf16" else "highest"
-        torch.set_float32_matmul_precision(for_the_rest)
+        precision = "high" if settings["dtype"] == "bf16" else "highest"
+        torch.set_float32_matmul_precision(precision)  # convolutions: PyTorch's default, TF32
         torch.manual_seed(0)
         inputs = random_inputs(settings).to(self.device)
         if (built := self.build(settings, settings["measurement"], inputs)) is None:

@@ -41,8 +41,9 @@ def check_room(config: DictConfig, module: TrainingModule, trainer: L.Trainer) -
     memory = copies * weights + 3 * trained
     least = weights / 2  # half precision, another optimizer
     if isinstance(trainer.strategy, FSDPStrategy):
-        # of each step also weights and gradients as a whole, in half precision
-        memory, least = memory // trainer.world_size + trained, least / trainer.world_size
+        memory, least = memory // trainer.world_size, least / trainer.world_size
+        # each step also holds all weights and gradients unsplit, as a rule in half precision
+        memory += trained * (2 if trainer.precision == "32-true" else 1)
     total = _memory_of(trainer.strategy.root_device)
     checkpoint = copies * sum(t.nbytes for t in module.state_dict().values()) + 2 * trained
     disk = checkpoint * (config.keep_checkpoints + 2)

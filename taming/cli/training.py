@@ -143,7 +143,7 @@ def settle_execution(
         module,
         data.first_batch,
         device,
-        num_steps=trainer.max_steps,
+        num_batches=trainer.max_steps * trainer.accumulate_grad_batches,
         world_size=trainer.world_size,
     )
     module.settle(channels_last=chosen.channels_last, compile=chosen.compile)

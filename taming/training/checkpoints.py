@@ -136,16 +136,16 @@ def set_aside(path: Path) -> None:
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Saves a checkpoint at each validation, and when something fails.
+    """Saves a checkpoint at each validation, and, in one process, when something fails.
 
-    Saving takes all ranks: where one alone has failed, it would wait for the others, and they for
-    its gradients, until the timeout.
+    Saving needs all ranks. If one fails alone, it would wait for the others, and they for its
+    gradients, until the timeout.
     """
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Saves one, if all ranks have come here."""
+        """Saves one where all ranks are sure to come here: with one process, or at a signal."""
         if trainer.world_size == 1 or isinstance(exception, TrainingInterrupted):
             super().on_exception(trainer, pl_module, exception)
 

@@ -23,9 +23,9 @@ __all__ = ["Execution", "choose_execution", "default_precision"]
 
 log = logging.getLogger("taming")
 
-TIMED_FROM = 500  # steps
+TIMED_FROM = 500  # batches
 TIMED_SECONDS = 2.0  # of each way, which is at least one step
-TRIED_FROM = 300.0  # seconds of training, for another precision or memory format
+EAGER_FROM = 300.0  # seconds of training, to try another precision or memory format
 COMPILED_FROM = 1800.0  # seconds of training: compiling to try it takes one to four minutes
 WORTHWHILE = 1.1  # times as fast: the rest may be noise
 AUTOCAST = {  # of the precisions that are timed
@@ -56,20 +56,20 @@ def choose_execution(
     load_batch: Callable[[], dict[str, torch.Tensor]],
     device: torch.device,
     *,
-    num_steps: int,
+    num_batches: int,
     world_size: int,
 ) -> Execution:
     """Replaces each `"auto"`, and logs the choice in one line.
 
-    | setting       | without timing                                     | where timed, tried is |
+    | setting       | without timing                                     | also tried, if long  |
     |---------------|----------------------------------------------------|-----------------------|
     | precision     | a GPU that has bfloat16: bf16-mixed; an older one  | bf16-mixed, on a      |
     |               | with tensor cores: 16-mixed; all others: 32-true   | processor that has it |
     | channels_last | on GPUs                                            | the other way         |
     | compile       | no                                                 | yes                   |
 
-    Other ways are tried where the training would take five minutes, and compiling where it would
-    take half an hour. Trainings of fewer than 500 steps are not timed, and those in several
+    Other ways are tried where the training would take five minutes or more, and compiling where it
+    would take half an hour. Trainings of fewer than 500 batches are not timed, and those in several
     processes, which would have to agree, are not either. The module stays as it is.
     """
     chosen = Execution(
@@ -85,26 +85,26 @@ def choose_execution(
     if wanted.compile == "auto" and can_compile(device):
         changes.append({"compile": True})
     times: dict[Execution, float] = {}
-    is_long = num_steps >= TIMED_FROM and world_size == 1
+    is_long = num_batches >= TIMED_FROM and world_size == 1
     if changes and is_long and chosen.precision in AUTOCAST:
         log.info("timing a few steps")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
             for change in changes:
-                least = COMPILED_FROM if "compile" in change else TRIED_FROM
-                if times[chosen] * num_steps < least:
+                least = COMPILED_FROM if "compile" in change else EAGER_FROM
+                if times[chosen] * num_batches < least:
                     continue
                 way = replace(chosen, **change)
                 times[way] = seconds_per_step(deepcopy(module), batch, device, way)
                 if times[way] * WORTHWHILE < times[chosen]:
                     chosen = way
-        gc.collect()  # compiled networks refer to themselves, and are large
+        gc.collect()  # compiled networks are in reference cycles, and large
     timed = "; ".join(f"{_words(way)} {seconds:.3g}" for way, seconds in times.items())
     duration = ""
     if times:
-        total = timedelta(seconds=round(times[chosen] * num_steps))
-        duration = f" (seconds a step: {timed}), about {total} for {num_steps} steps"
+        total = timedelta(seconds=round(times[chosen] * num_batches))
+        duration = f" (seconds a batch: {timed}), about {total} in all"
     log.info("%s: %s%s", device_name(device), _words(chosen), duration)
     return chosen
 

@@ -72,7 +72,7 @@ def build_optimizer(groups: Iterable[dict[str, Any]], *, fused: bool) -> torch.o
     When it loads a state, its own settings stay, and so does the memory format of its parameters: a
     resumed run can be given others.
     """
-    # False would also forbid the loop over all weights at once that GPUs take otherwise
+    # None, not False, which also turns off the foreach update, PyTorch's default on GPUs
     optimizer = torch.optim.AdamW(groups, fused=fused or None)
     optimizer.register_load_state_dict_pre_hook(_with_own_settings)
     optimizer.register_load_state_dict_post_hook(_lay_out_moments_as_parameters)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import autoencoder, ours, startup, studio, transformer
-from benchmarks.command import DEFAULTS, main
+from benchmarks.command import DEFAULTS, main, parsed, programs
 from benchmarks.compare import ROOT
 from benchmarks.peers.serve import count_flops
 
@@ -27,6 +28,13 @@ def build(settings, measurement, tokens):
 def run(script: ModuleType, *arguments: str) -> list[dict[str, Any]]:
     quick = ["--preset=tiny", "--device=cpu", "--threads=1", *arguments]
     return main(script.PRESETS, script.MEASUREMENTS, script.__doc__, quick)
+
+
+def test_peers_are_in_the_precision_of_their_preset() -> None:
+    arguments = ["--preset=tiny", "--dtype=bf16", f"--peer-python={sys.executable}"]
+    options = parsed(transformer.PRESETS, transformer.MEASUREMENTS, None, arguments)
+    assert options.dtype == "bf16"
+    assert [side.dtype for side in programs(options)] == [None, "float32", "float32"]
 
 
 def test_autoencoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,8 +92,8 @@ def test_sampling_compiled_and_with_guidance_in_bf16() -> None:
 def test_a_step_as_a_long_training_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def choose(wanted: Any, *arguments: Any, num_steps: int, **options: Any) -> Any:
-        asked.append((wanted, num_steps))
+    def choose(wanted: Any, *arguments: Any, num_batches: int, **options: Any) -> Any:
+        asked.append((wanted, num_batches))
         return ours.Execution("bf16-mixed", True, False)
 
     monkeypatch.setattr(ours, "choose_execution", choose)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from tiny_commands import TINY_VQGAN, Outcome, Run, fails
 
 from taming.cli import resources
+from taming.training.sharding import ShardedStrategy
 
 
 class OutOfMemory(L.Callback):
@@ -70,6 +71,25 @@ def test_what_may_be_too_much_is_tried(
     trainer = L.Trainer(accelerator="cpu", devices=1, logger=False)
     resources.check_room(config, torch.nn.Linear(20, 5, bias=False), trainer)  # type: ignore[arg-type]
     assert "Make the model smaller" in caplog.text  # 400 bytes, or half of it
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("32-true", "8.0"), ("bf16-mixed", "6.0")])
+def test_split_weights_are_whole_during_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    precision: str,
+    expected: str,
+) -> None:
+    monkeypatch.setattr(ShardedStrategy, "root_device", torch.device("cpu"))
+    config = OmegaConf.create({"keep_checkpoints": 2, "run_dir": str(tmp_path)})
+    trainer: Any = SimpleNamespace(
+        callbacks=[], strategy=ShardedStrategy(), world_size=2, precision=precision
+    )
+    module: Any = torch.nn.Linear(512, 1024, bias=False)  # 2 MiB; with gradient and moments 8
+    with caplog.at_level("INFO", "taming"):
+        resources.check_room(config, module, trainer)
+    assert f"needs {expected} MiB of" in caplog.text
 
 
 def test_a_place_that_cannot_be_written_to(train: Callable[..., Outcome]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import CLASS, build, condition, draw, tiny
+from every_kind import CLASS, NEEDS_CUDA, build, condition, draw, tiny
 from recorded_graph import record_graphs
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
@@ -18,17 +18,8 @@ from taming.generation import ImageGenerator, decoding
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import CompiledSteps
 
-cuda = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.compile,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ],
-)
 
-
-@pytest.fixture(params=["recorded", cuda])
+@pytest.fixture(params=["recorded", pytest.param("cuda", marks=[*NEEDS_CUDA, pytest.mark.compile])])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where steps are captured: on a GPU, or pretended on the CPU."""
     if request.param == "recorded":

@@ -121,7 +121,7 @@ def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: boo
     saved.step()
     before, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     optimizer.load_state_dict(saved.state_dict())
-    groups = [(g["weight_decay"], g["betas"], g["fused"]) for g in optimizer.param_groups]
+    groups = [(g["weight_decay"], g["betas"], bool(g["fused"])) for g in optimizer.param_groups]
     assert groups == [(0.5, (0.1, 0.2), fused), (0.0, (0.1, 0.2), fused)]
     optimizer.step()  # the second: its gradients are 1, and so were those of the first
     # moments 0.9·0.1 → 0.1·0.1 + 0.9 and 0.05 → 0.2·0.05 + 0.8, corrected by 1 - 0.1² and 1 - 0.2²

@@ -23,7 +23,7 @@ def choose(wanted: Execution, device: torch.device = CPU, **settings: Any) -> Ex
     def load_batch() -> dict[str, torch.Tensor]:
         return {"images": torch.rand(2, 3, 16, 16)}
 
-    settings = {"num_steps": 100, "world_size": 1} | settings
+    settings = {"num_batches": 100, "world_size": 1} | settings
     return choose_execution(wanted, vqgan_training(), load_batch, device, **settings)
 
 
@@ -42,7 +42,7 @@ def test_gpus_by_what_they_have(
     assert choose(explicit, CUDA) == explicit
 
 
-@pytest.mark.parametrize("settings", [{"num_steps": 499}, {"num_steps": 9999, "world_size": 2}])
+@pytest.mark.parametrize("settings", [{"num_batches": 499}, {"num_batches": 9999, "world_size": 2}])
 def test_short_trainings_and_several_processes_are_not_timed(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
@@ -69,7 +69,7 @@ def test_what_is_timed_and_chosen(
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
     monkeypatch.setattr(execution, "can_compile", lambda device: True)
     with caplog.at_level(logging.INFO, "taming"):
-        assert choose(AUTO, num_steps=4000) == compiled
+        assert choose(AUTO, num_batches=4000) == compiled
     assert tried == list(times)
     begun, line = caplog.messages  # what was chosen, and why
     assert begun == "timing a few steps"
@@ -79,7 +79,7 @@ def test_what_is_timed_and_chosen(
     times[Execution("32-true", True, False)] = 1.0
     monkeypatch.setattr(execution, "has_bf16", lambda device: False)
     wanted = Execution("auto", "auto", False)
-    assert choose(wanted, num_steps=4000) == Execution("32-true", True, False)
+    assert choose(wanted, num_batches=4000) == Execution("32-true", True, False)
     assert tried == [PLAIN, Execution("32-true", True, False)]
 
 
@@ -91,9 +91,9 @@ def test_other_ways_are_tried_from_five_minutes_on(
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
     wanted = Execution("auto", False, False)
     with caplog.at_level(logging.INFO, "taming"):
-        assert choose(wanted, num_steps=599) == PLAIN and tried == [PLAIN]
-    assert "32-true (seconds a step: 32-true 0.5), about 0:05:00 for 599 steps" in caplog.text
-    assert choose(wanted, num_steps=600) == BF16
+        assert choose(wanted, num_batches=500) == PLAIN and tried == [PLAIN]
+    assert "32-true (seconds a batch: 32-true 0.5), about 0:04:10 in all" in caplog.text
+    assert choose(wanted, num_batches=600) == BF16
 
 
 def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
@@ -104,16 +104,16 @@ def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
     times = {PLAIN: 0.5, compiled: 0.2}
     monkeypatch.setattr(execution, "seconds_per_step", timer(times, tried))
     monkeypatch.setattr(execution, "can_compile", lambda device: True)
-    assert choose(wanted, num_steps=3000) == PLAIN and compiled not in tried
-    assert choose(wanted, num_steps=4000) == compiled
+    assert choose(wanted, num_batches=3000) == PLAIN and compiled not in tried
+    assert choose(wanted, num_batches=4000) == compiled
     times[compiled] = 0.46
-    assert choose(wanted, num_steps=4000) == PLAIN
+    assert choose(wanted, num_batches=4000) == PLAIN
 
 
 def test_other_precisions_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "seconds_per_step", None)
     wanted = Execution("bf16-true", "auto", "auto")
-    assert choose(wanted, num_steps=4000) == Execution("bf16-true", False, False)
+    assert choose(wanted, num_batches=4000) == Execution("bf16-true", False, False)
 
 
 def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,25 +127,31 @@ def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPa
 def test_frozen_networks_are_timed_where_the_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep copy shares them: on a GPU they would stay on the CPU."""
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
     monkeypatch.setattr(ByConvolution, "layouts", [])
     module, batch = vqgan_training(), {"images": torch.rand(2, 3, 16, 16)}
     module.perceptual = perceptual = ByConvolution()
     wanted = Execution("32-true", "auto", False)
-    choose_execution(wanted, module, lambda: batch, CPU, num_steps=10**6, world_size=1)
+    choose_execution(wanted, module, lambda: batch, CPU, num_batches=500, world_size=1)
     assert set(ByConvolution.layouts) == {torch.contiguous_format, torch.channels_last}
     weight: Any = perceptual.frozen.network.weight
     assert weight.is_contiguous()  # the training's own is as it was
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_timing_leaves_the_training_as_it_is(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_timing_leaves_the_training_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
     module, data = stage(kind)
     before = weights(module)
     random_state = torch.get_rng_state()
     wanted = Execution("auto", "auto" if kind == "vqgan" else False, False)
-    choose_execution(wanted, module, data.first_batch, CPU, num_steps=10**6, world_size=1)
+    monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
+    with caplog.at_level(logging.INFO, "taming"):
+        choose_execution(wanted, module, data.first_batch, CPU, num_batches=500, world_size=1)
+    assert "; bf16-mixed 0." in caplog.text
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not changed(module, before) and not module._sums and not module.compiled
     assert all(parameter.grad is None for parameter in module.parameters())
