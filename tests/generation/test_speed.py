@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
     [
         ("cuda", True, 128, True),
         ("cuda", False, 1024, False),  # V100, T4
-        ("cpu", True, 512, True),
-        ("cpu", True, 511, False),
+        ("cpu", True, 384, True),
+        ("cpu", True, 383, False),
         ("cpu", False, 1024, False),
         ("mps", True, 1024, False),
     ],
