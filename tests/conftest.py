@@ -18,6 +18,12 @@ settings.register_profile("long", max_examples=12_000, **always)  # an hour or t
 settings.load_profile("short")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests of a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def begin_alike() -> None:
     """Random numbers do not depend on the tests before, nor products on a training's precision."""

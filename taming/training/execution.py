@@ -77,26 +77,25 @@ def choose_execution(
         device.type == "cuda" if wanted.channels_last == "auto" else wanted.channels_last,
         wanted.compile is True,
     )
-    changes: list[dict[str, Any]] = []
+    changes: list[tuple[float, dict[str, Any]]] = []  # from so many seconds of training on
     if wanted.precision == "auto" and device.type == "cpu" and has_bf16(device):
-        changes.append({"precision": "bf16-mixed"})
+        changes.append((EAGER_FROM, {"precision": "bf16-mixed"}))
     if wanted.channels_last == "auto":
-        changes.append({"channels_last": not chosen.channels_last})
+        changes.append((EAGER_FROM, {"channels_last": not chosen.channels_last}))
     if wanted.compile == "auto" and can_compile(device):
-        changes.append({"compile": True})
+        changes.append((COMPILED_FROM, {"compile": True}))
     times: dict[Execution, float] = {}
     is_long = num_batches >= TIMED_FROM and world_size == 1
     if changes and is_long and chosen.precision in AUTOCAST:
-        log.info("timing a few steps")
+        log.info("timing a few batches")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            times[chosen] = seconds_per_step(deepcopy(module), batch, device, chosen)
-            for change in changes:
-                least = COMPILED_FROM if "compile" in change else EAGER_FROM
+            times[chosen] = seconds_per_batch(deepcopy(module), batch, device, chosen)
+            for least, change in changes:
                 if times[chosen] * num_batches < least:
                     continue
                 way = replace(chosen, **change)
-                times[way] = seconds_per_step(deepcopy(module), batch, device, way)
+                times[way] = seconds_per_batch(deepcopy(module), batch, device, way)
                 if times[way] * WORTHWHILE < times[chosen]:
                     chosen = way
         gc.collect()  # compiled networks are in reference cycles, and large
@@ -118,7 +117,7 @@ def default_precision(device: torch.device) -> str:
     return "16-mixed" if torch.cuda.get_device_capability(device) >= (7, 0) else "32-true"
 
 
-def seconds_per_step(
+def seconds_per_batch(
     module: TrainingModule, batch: dict[str, torch.Tensor], device: torch.device, way: Execution
 ) -> float:
     """Returns the least time of forward and backward pass; infinity if compiling fails.

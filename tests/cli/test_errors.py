@@ -214,7 +214,7 @@ def test_time_is_limited_anew_in_each_session(
     run: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # how the steps are computed is not timed again: a resumed run keeps it
-    monkeypatch.setattr(execution, "seconds_per_step", None)
+    monkeypatch.setattr(execution, "seconds_per_batch", None)
     resume = ("train_vqgan", f"resume={vqgan_run}")
     limited = run(*resume, "trainer.max_steps=100000", "trainer.max_time=00:00:00:01")
     assert "out of time before step 100000" in succeeds(limited).out

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,10 +11,6 @@ from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT, GPTConfig
 
-NEEDS_CUDA = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 GRID = (3, 4)
 MODERN = {"norm": "rms_norm", "feed_forward": "swiglu", "bias": False, "qk_norm": True}
 CLASS = ClassLabel(3, dropout=0.1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from every_kind import CLASS, NEEDS_CUDA, build, condition, draw, tiny
+from every_kind import CLASS, build, condition, draw, tiny
 from recorded_graph import record_graphs
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
@@ -18,8 +18,10 @@ from taming.generation import ImageGenerator, decoding
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import CompiledSteps
 
+cuda = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.compile])
 
-@pytest.fixture(params=["recorded", pytest.param("cuda", marks=[*NEEDS_CUDA, pytest.mark.compile])])
+
+@pytest.fixture(params=["recorded", cuda])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where steps are captured: on a GPU, or pretended on the CPU."""
     if request.param == "recorded":
@@ -114,7 +116,6 @@ def test_a_graph_is_of_the_weights_it_was_captured_with(device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.compile
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["class rotary_2d", "image sinusoidal_2d both ways", "context"])
 def test_bf16(name: str) -> None:
     """Rounding may take another token, but none that is much less probable."""

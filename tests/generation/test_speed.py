@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from every_kind import CLASS, NEEDS_CUDA, tiny
+from every_kind import CLASS, tiny
 from tiny_models import tiny_vqgan
 
 from taming.generation import Guidance, SamplingOptions, generator, speed
@@ -83,7 +83,7 @@ def test_a_call_of_its_own_decides_for_its_images(monkeypatch: pytest.MonkeyPatc
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_images_of_a_decoder_in_bfloat16_are_those_in_float32_up_to_rounding(
     device: str,

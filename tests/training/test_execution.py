@@ -47,7 +47,7 @@ def test_short_trainings_and_several_processes_are_not_timed(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
-    monkeypatch.setattr(execution, "seconds_per_step", None)
+    monkeypatch.setattr(execution, "seconds_per_batch", None)
     assert choose(AUTO, **settings) == PLAIN
 
 
@@ -65,14 +65,14 @@ def test_what_is_timed_and_chosen(
     compiled = Execution("bf16-mixed", False, True)
     times = {PLAIN: 2.0, BF16: 1.0, Execution("bf16-mixed", True, False): 0.95, compiled: 0.5}
     tried: list[Execution] = []
-    monkeypatch.setattr(execution, "seconds_per_step", timer(times, tried))
+    monkeypatch.setattr(execution, "seconds_per_batch", timer(times, tried))
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
     monkeypatch.setattr(execution, "can_compile", lambda device: True)
     with caplog.at_level(logging.INFO, "taming"):
         assert choose(AUTO, num_batches=4000) == compiled
     assert tried == list(times)
     begun, line = caplog.messages  # what was chosen, and why
-    assert begun == "timing a few steps"
+    assert begun == "timing a few batches"
     assert "bf16-mixed, compiled" in line and "bf16-mixed, channels_last 0.95" in line
     # without hardware for it, bfloat16 is not even tried; what is set stays
     tried.clear()
@@ -87,7 +87,7 @@ def test_other_ways_are_tried_from_five_minutes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[Execution] = []
-    monkeypatch.setattr(execution, "seconds_per_step", timer({PLAIN: 0.5, BF16: 0.25}, tried))
+    monkeypatch.setattr(execution, "seconds_per_batch", timer({PLAIN: 0.5, BF16: 0.25}, tried))
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
     wanted = Execution("auto", False, False)
     with caplog.at_level(logging.INFO, "taming"):
@@ -102,7 +102,7 @@ def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
     compiled = replace(PLAIN, compile=True)
     wanted, tried = replace(PLAIN, compile="auto"), list[Execution]()
     times = {PLAIN: 0.5, compiled: 0.2}
-    monkeypatch.setattr(execution, "seconds_per_step", timer(times, tried))
+    monkeypatch.setattr(execution, "seconds_per_batch", timer(times, tried))
     monkeypatch.setattr(execution, "can_compile", lambda device: True)
     assert choose(wanted, num_batches=3000) == PLAIN and compiled not in tried
     assert choose(wanted, num_batches=4000) == compiled
@@ -111,7 +111,7 @@ def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
 
 
 def test_other_precisions_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "seconds_per_step", None)
+    monkeypatch.setattr(execution, "seconds_per_batch", None)
     wanted = Execution("bf16-true", "auto", "auto")
     assert choose(wanted, num_batches=4000) == Execution("bf16-true", False, False)
 
@@ -120,7 +120,7 @@ def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
     module = vqgan_training(tiny_adversary(start=1000))
     batch = {"images": torch.rand(2, 3, 16, 16)}
-    assert 0 < execution.seconds_per_step(module, batch, CPU, PLAIN) < 60
+    assert 0 < execution.seconds_per_batch(module, batch, CPU, PLAIN) < 60
     assert {"generator_loss", "discriminator_loss"} <= module._sums.keys()
 
 
@@ -168,6 +168,6 @@ def test_a_failing_compiler_leaves_the_training_eager(
     compiled = Execution("32-true", False, True)
     batch = {"images": torch.rand(2, 3, 16, 16)}
     with caplog.at_level(logging.INFO, "taming"):
-        assert execution.seconds_per_step(module, batch, CPU, compiled) == float("inf")
+        assert execution.seconds_per_batch(module, batch, CPU, compiled) == float("inf")
     assert "a minute to four" in caplog.messages[0]
     assert "No working C++ compiler found" in caplog.text and "and so on" not in caplog.text

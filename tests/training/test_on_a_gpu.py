@@ -26,10 +26,7 @@ from taming.training.execution import Execution, choose_execution
 from taming.training.sharding import ShardedStrategy
 
 DEVICE = "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
