@@ -177,8 +177,12 @@ def test_switches_of_speed_and_memory_change_no_gradient(
 
     (losses, expected, names), (other_losses, found, other_names) = run([]), run(switches)
     assert other_names == names and found.keys() == expected.keys()
+    # sums in another order round by an error relative to a tensor's largest element; gradients that
+    # are zero in theory, such as a bias's before a normalisation, are rounding error of the others
+    floor = 1e-6 * max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+        allowed = 1e-4 * float(gradient.abs().max()) + floor
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=allowed)
     for name, value in losses.items():
         torch.testing.assert_close(other_losses[name], value, rtol=1e-4, atol=1e-6)
 
