@@ -25,7 +25,7 @@ from benchmarks.table import aligned, ratios, spread, take_turns
 from taming.data import HuggingFaceImages, ImageFiles, ImageTransform, LoaderOptions, PictureReader
 from taming.data.files import open_files
 from taming.data.module import ImageDataModule
-from taming.workflows.make_shards import make_shards
+from taming.data.shard_writer import make_shards
 
 BATCH_SIZE = 32
 

@@ -7,7 +7,7 @@ A duration divided by the product's seconds at the same hour can be compared bet
 
 import torch
 
-from taming.hardware import device_name, product_seconds
+from taming.runtime.hardware import device_name, product_seconds
 
 __all__ = ["machine"]
 

@@ -18,6 +18,7 @@ from taming.discriminators import PatchDiscriminator
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.generation.speed import in_bfloat16
 from taming.losses import LPIPSLoss
+from taming.tokenizer import VQGAN
 from taming.training import (
     Adversary,
     OptimizerConfig,
@@ -27,7 +28,6 @@ from taming.training import (
 )
 from taming.training.execution import Execution, choose_execution
 from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
 
 NEVER = 10**9  # a step that is not reached
 DEFAULT_STEPS = 50_000  # of a training whose length is not given

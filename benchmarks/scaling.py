@@ -16,8 +16,8 @@ from benchmarks import autoencoder, transformer
 from benchmarks.table import aligned
 from taming.conditioning import Unconditional
 from taming.discriminators import PatchDiscriminator
+from taming.tokenizer import VQGAN
 from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
 
 PEAK = 989e12  # operations a second in bf16: an H100's
 UTILISATION = 0.35  # share of the peak that a step reaches

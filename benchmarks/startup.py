@@ -87,8 +87,8 @@ def write_generator(directory: Path) -> None:
     """Writes a tiny random model."""
     from taming.conditioning import Unconditional
     from taming.generation import ImageGenerator
+    from taming.tokenizer import VQGAN
     from taming.transformer import GPT, GPTConfig
-    from taming.vqgan import VQGAN
 
     quantizer = {"kind": "vector", "codebook_size": 8, "codebook_dim": 4}
     sizes = {"base_channels": 8, "num_residual_blocks": 1, "latent_channels": 8}

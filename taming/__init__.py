@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from taming.generation import ImageGenerator
-    from taming.vqgan import VQGAN
+    from taming.tokenizer import VQGAN
 
 __all__ = ["VQGAN", "ImageGenerator"]
 __version__ = "0.1.0"
@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "VQGAN":
-        from taming.vqgan import VQGAN
+        from taming.tokenizer import VQGAN
 
         return VQGAN
     if name == "ImageGenerator":

@@ -10,9 +10,8 @@ from torch import nn
 from taming.conditioning import Conditioning
 from taming.generation import ImageGenerator
 from taming.serialization import SavedModel
-from taming.tokenizer import Tokenizer
+from taming.tokenizer import VQGAN, Tokenizer
 from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
 
 
 def tiny_vqgan(seed: int = 0, **changes: Any) -> VQGAN:

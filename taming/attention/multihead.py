@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from taming.attention.equation import attention
 from taming.attention.fused import fused_attention
-from taming.errors import UserError
-from taming.older_weights import stack_when_loading
+from taming.runtime.errors import UserError
 
 __all__ = ["CacheUpdate", "MultiHeadAttention", "Rotation"]
 
@@ -85,11 +84,9 @@ class MultiHeadAttention(nn.Module):
         self.query_key_value: nn.Linear | None = None
         if source_dim == embed_dim:
             self.query_key_value = nn.Linear(embed_dim, sum(self.widths), bias=bias)
-            stack_when_loading(self, "query_key_value", ("query", "key", "value"))
         else:  # the source is never x itself
             self.query = nn.Linear(embed_dim, key_dim, bias=bias)
             self.key_value = nn.Linear(source_dim, key_dim + value_dim, bias=bias)
-            stack_when_loading(self, "key_value", ("key", "value"))
         self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
         self.query_norm: nn.Module = nn.Identity()
         self.key_norm: nn.Module = nn.Identity()

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from taming.attention import MultiHeadAttention
-from taming.normalisation import GroupNorm
+from taming.autoencoder.normalisation import GroupNorm
 
 __all__ = [
     "AttentionBlock",

@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from taming.cli.mistakes import COMPOSED_FILE, config_directory, settings_in
 from taming.cli.setting_types import check_types
-from taming.errors import UserError, replacing, writing
-from taming.nested import leaves
-from taming.ranks import on_first_rank, rank
+from taming.runtime.errors import UserError, replacing, writing
+from taming.runtime.nested import leaves
+from taming.runtime.process_group import on_first_rank, rank
 
 __all__ = ["RESOLVED_FILE", "build", "build_all", "check_origin", "config_directory",
     "config_of_run", "find_device", "join_processes", "load_resolved_config", "load_saved_config",

@@ -12,8 +12,8 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from taming.cli.app import resolved
-from taming.errors import UserError
 from taming.evaluation import contract_differences, evaluation_rows, markdown_table
+from taming.runtime.errors import UserError
 
 __all__ = ["main"]
 

@@ -11,15 +11,13 @@ from omegaconf import DictConfig
 
 from taming.cli.app import build
 from taming.cli.processes import start_processes
-from taming.conditioning import CellClasses
 from taming.data import TokenDataset
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
 from taming.generation import load_condition_tokenizer
-from taming.ranks import on_first_rank, rank
+from taming.runtime.errors import UserError
+from taming.runtime.process_group import on_first_rank, rank
 from taming.serialization import SavedModel
-from taming.tokenizer import Tokenizer, height_and_width
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN, CellClasses, Tokenizer, height_and_width
 
 __all__ = [
     "ENCODING_TYPES",

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from taming.cli.app import program
 from taming.cli.data import build_data
 from taming.cli.hints import override
-from taming.errors import UserError
-from taming.hardware import product_seconds
-from taming.workflows.digits_report import report_digits
+from taming.evaluation.digits import report_digits
+from taming.runtime.errors import UserError
+from taming.runtime.hardware import product_seconds
 
 __all__ = ["main"]
 

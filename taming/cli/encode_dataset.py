@@ -11,7 +11,7 @@ from taming.cli.data import ENCODING_TYPES, encode, open_images
 from taming.cli.setting_types import check_types
 from taming.data import TokenDataset
 from taming.serialization import find_model
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 __all__ = ["main"]
 

@@ -19,12 +19,12 @@ from taming.cli.hints import condition_settings, setting
 from taming.cli.setting_types import check_types
 from taming.data import ImageDataset, ImageTransform, Part, PictureReader, open_samples
 from taming.data.module import ImageDataModule
-from taming.errors import UserError, join_names
 from taming.evaluation import ImageClassifier, report_text
 from taming.generation import ImageGenerator, load_model
 from taming.losses import LPIPSLoss
-from taming.ranks import rank
-from taming.vqgan import VQGAN
+from taming.runtime.errors import UserError, join_names
+from taming.runtime.process_group import rank
+from taming.tokenizer import VQGAN
 
 __all__ = ["main"]
 

@@ -9,9 +9,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.app import config_of_run
 from taming.cli.mistakes import config_directory, settings_in
-from taming.nested import leaves
+from taming.generation.inputs import GivenImages
+from taming.runtime.nested import leaves
 from taming.tokenizer import height_and_width
-from taming.workflows.sample_inputs import GivenImages
 
 __all__ = ["condition_settings", "data_of_run", "data_settings", "given_settings", "override",
     "setting"]  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from taming.cli.app import load_resolved_config, resolved
-from taming.errors import MissingPathError, UserError, writing
-from taming.importers import import_checkpoint
+from taming.interop import import_checkpoint
+from taming.runtime.errors import MissingPathError, UserError, writing
 from taming.serialization import save_model_directory
 
 __all__ = ["main"]

@@ -14,8 +14,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from taming.errors import MissingPathError, UserError
-from taming.nested import leaves
+from taming.runtime.errors import MissingPathError, UserError
+from taming.runtime.nested import leaves
 
 __all__ = ["COMPOSED_FILE", "DIRECTORIES", "check_config", "check_overrides", "config_directory",
     "explain", "settings_in"]  # fmt: skip

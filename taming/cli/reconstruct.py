@@ -5,8 +5,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from taming.cli.app import build, find_device, join_processes, resolved
-from taming.ranks import rank
-from taming.vqgan import VQGAN
+from taming.runtime.process_group import rank
+from taming.tokenizer import VQGAN
 
 __all__ = ["main"]
 

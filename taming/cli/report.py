@@ -14,8 +14,8 @@ from taming.cli.app import (
 )
 from taming.cli.data import build_data, set_up
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
-from taming.workflows.report import write_report
+from taming.report.write import write_report
+from taming.runtime.errors import UserError
 
 __all__ = ["main", "open_data"]
 

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.training import TrainingModule
 
 __all__ = ["advising_less_memory", "check_room"]

@@ -11,7 +11,7 @@ from taming.cli.app import build, find_device, join_processes, program, resolved
 from taming.cli.hints import data_of_run, given_settings, setting
 from taming.cli.setting_types import check_types
 from taming.generation import ImageGenerator, SamplingDtype
-from taming.workflows.sample_inputs import GivenImages
+from taming.generation.inputs import GivenImages
 
 __all__ = ["main"]
 

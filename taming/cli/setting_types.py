@@ -14,8 +14,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from taming.errors import UserError
 from taming.quantizers import KINDS
+from taming.runtime.errors import UserError
 
 __all__ = ["check_types"]
 

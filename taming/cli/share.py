@@ -5,8 +5,8 @@ import re
 from omegaconf import DictConfig
 
 from taming.cli.setting_types import check_types
-from taming.errors import UserError
-from taming.workflows.share import share_model
+from taming.interop.share import share_model
+from taming.runtime.errors import UserError
 
 __all__ = ["main"]
 

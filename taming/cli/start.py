@@ -28,7 +28,7 @@ from taming.cli.mistakes import (
     config_directory,
     explain,
 )
-from taming.errors import UserError, printable
+from taming.runtime.errors import UserError, printable
 
 __all__ = ["start"]
 

@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 
 from taming.cli.app import find_device, resolved
 from taming.cli.setting_types import check_types
-from taming.errors import UserError
 from taming.generation import SamplingDtype
+from taming.runtime.errors import UserError
 
 __all__ = ["main"]
 

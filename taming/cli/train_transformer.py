@@ -11,12 +11,12 @@ from taming.cli.data import ENCODING_TYPES, encode, open_images
 from taming.cli.hints import condition_settings, setting
 from taming.cli.training import begin_run, finish_run
 from taming.data.module import TokenDataModule
-from taming.errors import UserError
 from taming.generation import ImageGenerator
+from taming.runtime.errors import UserError
 from taming.serialization import find_model
+from taming.tokenizer import VQGAN
 from taming.training import build_conditioning
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
 
 __all__ = ["main"]
 

@@ -11,12 +11,12 @@ from taming.cli.app import build, build_all, program
 from taming.cli.data import IMAGE_TYPES, build_data, set_up
 from taming.cli.hints import data_settings, setting
 from taming.cli.training import begin_run, finish_run
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
+from taming.tokenizer import VQGAN
 from taming.training import Adversary, finetuned_adversary, finetuned_vqgan
 from taming.training.finetuning import FinetuningMode
 from taming.training.health import unusual_data, unusual_schedule
-from taming.vqgan import VQGAN
 
 __all__ = ["main"]
 

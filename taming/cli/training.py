@@ -28,8 +28,8 @@ from taming.cli.processes import choose_strategy, connect_processes, log_global_
 from taming.cli.resources import advising_less_memory, check_room
 from taming.cli.setting_types import check_types
 from taming.data.module import EndlessDataModule
-from taming.errors import UserError
-from taming.ranks import on_first_rank
+from taming.runtime.errors import UserError
+from taming.runtime.process_group import on_first_rank
 from taming.serialization import SavedModel, saved_checkpoints
 from taming.training import (
     MetricsFile,
@@ -214,7 +214,7 @@ def _write_report(run_dir: Path, images: Any, device: torch.device) -> None:
     """Writes report.html. Whatever goes wrong there, the training has its model and goes on."""
     log.info("writing the report")
     try:
-        from taming.workflows.report import write_report
+        from taming.report.write import write_report
 
         write_report([run_dir], run_dir / "report.html", open_data=lambda _: images, device=device)
     except Exception as error:

@@ -7,12 +7,10 @@ from taming.conditioning.base import (
     Unconditional,
     conditioning_from_config,
 )
-from taming.conditioning.cells import CellClasses
 from taming.conditioning.class_label import ClassLabel, class_difference
 from taming.conditioning.image import ImageCondition
 
 __all__ = [
-    "CellClasses",
     "ClassLabel",
     "Condition",
     "Conditioning",

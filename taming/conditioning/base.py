@@ -12,8 +12,8 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from taming.arguments import describe_error
-from taming.errors import UserError
+from taming.runtime.errors import UserError
+from taming.serialization.arguments import describe_error
 
 __all__ = ["Condition", "Conditioning", "Prompt", "Unconditional", "conditioning_from_config"]
 

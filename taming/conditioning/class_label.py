@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from taming.conditioning.base import STRICT, Condition, Conditioning, Dropout, Prompt
-from taming.errors import UserError, join_names
+from taming.runtime.errors import UserError, join_names
 
 __all__ = ["ClassLabel", "class_difference"]
 

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from taming.conditioning.base import STRICT, Conditioning, Dropout, Prompt
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["ImageCondition"]
 

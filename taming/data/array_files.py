@@ -12,7 +12,7 @@ from PIL import Image
 
 from taming.data.planes import Planes
 from taming.data.readers import MAX_PIXELS, BrokenImageError, File, decoding
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["ArrayReader"]
 

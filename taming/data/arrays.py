@@ -13,7 +13,7 @@ from PIL import Image
 from taming.data.dataset import ImageList, Part
 from taming.data.readers import Channels, PictureReader
 from taming.data.sources import Fraction, hold_out
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["CIFAR10", "Digits", "FashionMNIST", "ImageArray"]
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["ImageDataset", "ImageList", "Part", "naming"]
 

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from taming.errors import MissingPathError, UserError, join_names
+from taming.runtime.errors import MissingPathError, UserError, join_names
 
 __all__ = [
     "SUFFIXES",

@@ -17,7 +17,7 @@ from taming.data.labels import Labels, number_classes
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader, decoding
 from taming.data.sources import Fraction, hold_out
-from taming.errors import UserError, join_names
+from taming.runtime.errors import UserError, join_names
 
 __all__ = ["HuggingFaceImages", "Rows", "TableSource"]
 

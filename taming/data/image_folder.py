@@ -20,7 +20,7 @@ from taming.data.files import FileEntry, open_files
 from taming.data.labels import find_labels
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError, Reader, decoding, header_size
-from taming.errors import UserError, join_names, replacing
+from taming.runtime.errors import UserError, join_names, replacing
 
 __all__ = ["Check", "ImageFolder"]
 

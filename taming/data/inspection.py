@@ -10,7 +10,7 @@ from taming.data.batches import make_loader
 from taming.data.image_folder import ImageFolder
 from taming.data.readers import BrokenImageError
 from taming.data.transforms import ImageTransform
-from taming.errors import UserError, join_names
+from taming.runtime.errors import UserError, join_names
 
 __all__ = ["InspectionImages"]
 

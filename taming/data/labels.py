@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from taming.data.files import FileList, natural_key
-from taming.errors import MissingPathError, UserError, join_names
+from taming.runtime.errors import MissingPathError, UserError, join_names
 
 __all__ = ["Labels", "find_labels", "folder_labels", "number_classes"]
 

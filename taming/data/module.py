@@ -17,7 +17,7 @@ from taming.data.readers import Reader
 from taming.data.sources import DataSource
 from taming.data.tokens import TokenDataset
 from taming.data.transforms import ImageTransform
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["EndlessDataModule", "ImageDataModule", "TokenDataModule"]
 

@@ -13,7 +13,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from taming.data.files import SUFFIXES
 from taming.data.planes import AnyImage
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = [
     "BrokenImageError",

@@ -10,7 +10,7 @@ from taming.data.arrays import ImageArray
 from taming.data.dataset import ImageList
 from taming.data.image_folder import ImageFolder
 from taming.data.readers import PictureReader
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 
 __all__ = ["open_samples"]
 

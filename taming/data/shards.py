@@ -12,7 +12,7 @@ from sys import intern
 from typing import IO, Self
 
 from taming.data.files import FileEntry, FileList, suffix_of
-from taming.errors import MissingPathError, UserError, join_names
+from taming.runtime.errors import MissingPathError, UserError, join_names
 
 __all__ = ["Archive", "TarFiles", "files_in", "find_shards", "sample_name"]
 

@@ -13,7 +13,7 @@ from taming.data.dataset import Part, naming
 from taming.data.image_folder import Check, ImageFolder
 from taming.data.readers import Reader
 from taming.data.transforms import check_same_shape
-from taming.errors import UserError, join_names
+from taming.runtime.errors import UserError, join_names
 
 __all__ = ["DataSource", "Fraction", "ImageFiles", "PairFiles", "held_out_split", "hold_out"]
 

@@ -24,7 +24,7 @@ from taming.data.image_folder import MAX_BYTES
 from taming.data.planes import AnyImage
 from taming.data.readers import BrokenImageError
 from taming.data.shards import Archive, files_in, sample_name
-from taming.errors import UserError, join_names
+from taming.runtime.errors import UserError, join_names
 
 __all__ = ["ImageStream", "StreamedImages"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from taming.data.tokens import META_FILE, CacheDescription, checksum, num_blocks_of
-from taming.errors import replacing
+from taming.runtime.errors import replacing
 
 __all__ = ["TokenWriter"]
 

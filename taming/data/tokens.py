@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["CacheDescription", "TokenDataset", "TokenGrid"]
 

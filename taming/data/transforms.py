@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 from PIL import Image, ImageOps
 
 from taming.data.planes import AnyImage, Planes
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["Crop", "ImageTransform", "Resize"]
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from taming.ranks import mean_over_ranks
+from taming.runtime.process_group import mean_over_ranks
 
 __all__ = ["ActNorm"]
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from taming.autoencoder.normalisation import GroupNorm
 from taming.discriminators.actnorm import ActNorm
-from taming.errors import UserError
-from taming.normalisation import GroupNorm
+from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel
 
 __all__ = ["BlurPool", "PatchDiscriminator", "frozen"]

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel
 from taming.tokenizer import height_and_width
 

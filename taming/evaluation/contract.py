@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taming.nested import leaves
+from taming.runtime.nested import leaves
 
 __all__ = [
     "contract_differences",

@@ -9,8 +9,6 @@ import torchvision
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from taming.contexts import full_precision
-from taming.errors import UserError
 from taming.evaluation.contract import file_digest
 from taming.losses import (
     Backbone,
@@ -20,6 +18,8 @@ from taming.losses import (
     load_weights,
     read_weights,
 )
+from taming.runtime.contexts import full_precision
+from taming.runtime.errors import UserError
 
 __all__ = ["FeatureExtractor", "FeatureNetwork", "InceptionFeatures", "load_feature_network"]
 

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from taming.errors import replacing, writing
 from taming.evaluation.bootstrap import MAX_IMAGES, frechet_interval, mean_interval
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.contract import digest_images, join_digests
@@ -19,7 +18,8 @@ from taming.evaluation.features import FeatureNetwork
 from taming.evaluation.frechet import feature_statistics, frechet_distance
 from taming.evaluation.kernel import kernel_distance, probability_score
 from taming.evaluation.neighbours import fidelity_and_diversity
-from taming.ranks import gather_dealt
+from taming.runtime.errors import replacing, writing
+from taming.runtime.process_group import gather_dealt
 
 __all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "in_proportion"]
 

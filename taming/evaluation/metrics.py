@@ -11,8 +11,8 @@ from torchmetrics.functional.image import (
     structural_similarity_index_measure,
 )
 
-from taming.contexts import full_precision
 from taming.losses import LPIPSLoss
+from taming.runtime.contexts import full_precision
 
 __all__ = [
     "CodebookUsage",

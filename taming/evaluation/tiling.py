@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 __all__ = ["reconstruct_tiled", "tile_starts", "tile_weights"]
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from taming.contexts import full_precision
 from taming.evaluation.bootstrap import MAX_IMAGES, mean_interval
 from taming.evaluation.judging import JudgedImages, Judges
 from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_quality
 from taming.losses import LPIPSLoss
-from taming.ranks import gather_dealt, sum_over_ranks
-from taming.sequence import to_tokens
-from taming.vqgan import VQGAN
+from taming.runtime.contexts import full_precision
+from taming.runtime.process_group import gather_dealt, sum_over_ranks
+from taming.tokenizer import VQGAN
+from taming.transformer.orders import to_tokens
 
 __all__ = ["MeasuredValidation", "measure_validation"]
 

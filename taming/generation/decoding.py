@@ -10,9 +10,9 @@ from torch import Tensor
 
 from taming.attention import KeyValueCache
 from taming.conditioning import Prompt
-from taming.contexts import without_cudnn_attention
-from taming.errors import UserError
 from taming.generation.choice import TokenChoice
+from taming.runtime.contexts import without_cudnn_attention
+from taming.runtime.errors import UserError
 from taming.transformer import GPT
 
 __all__ = ["CapturedStep", "CompiledSteps", "Steps", "decode_tokens", "next_tokens"]

@@ -11,18 +11,17 @@ from annotated_types import Ge
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from taming.conditioning import CellClasses, Condition, conditioning_from_config
-from taming.contexts import evaluation_mode
-from taming.errors import UserError
+from taming.conditioning import Condition, conditioning_from_config
 from taming.generation.options import SamplingOptions
 from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
 from taming.generation.tokens import TokenGenerator
-from taming.hardware import device_name
-from taming.sequence import to_indices, to_tokens
+from taming.runtime.contexts import evaluation_mode
+from taming.runtime.errors import UserError
+from taming.runtime.hardware import device_name
 from taming.serialization import SavedModel, load_saved_model, rebuilding
-from taming.tokenizer import Tokenizer, height_and_width
+from taming.tokenizer import VQGAN, CellClasses, Tokenizer, height_and_width
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
+from taming.transformer.orders import to_indices, to_tokens
 
 __all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer", "load_model"]
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from taming.attention import attention_weights
 from taming.conditioning import Condition
-from taming.contexts import evaluation_mode
 from taming.generation.tokens import TokenGenerator
+from taming.runtime.contexts import evaluation_mode
+from taming.tokenizer import VQGAN
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
 
 __all__ = ["attention_maps", "candidates", "codes_alone", "token_surprise"]
 

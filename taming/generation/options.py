@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.tokenizer import height_and_width
 
 __all__ = ["Guidance", "SamplingOptions"]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from taming.contexts import evaluation_mode
-from taming.errors import UserError
 from taming.generation.generator import ImageGenerator
 from taming.generation.options import SamplingOptions
+from taming.runtime.contexts import evaluation_mode
+from taming.runtime.errors import UserError
 
 __all__ = ["BestSamples", "sample_best"]
 

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 
 from taming.generation.options import SamplingOptions
-from taming.hardware import can_compile, has_bf16, multiplies_faster_in_bf16
+from taming.runtime.hardware import can_compile, has_bf16, multiplies_faster_in_bf16
+from taming.tokenizer import VQGAN
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
 
 __all__ = [
     "SamplingDtype",

@@ -9,18 +9,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from taming.conditioning import Condition, Conditioning, Prompt
-from taming.contexts import evaluation_mode
-from taming.errors import UserError
 from taming.generation.choice import TokenChoice
 from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
 from taming.generation.options import SamplingOptions
 from taming.generation.speed import decide_compilation
 from taming.generation.window import plan_windows
-from taming.sequence import to_indices, to_tokens
+from taming.runtime.contexts import evaluation_mode
+from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel
-from taming.tokenizer import Tokenizer, height_and_width
+from taming.tokenizer import VQGAN, Tokenizer, height_and_width
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
+from taming.transformer.orders import to_indices, to_tokens
 
 __all__ = ["TokenGenerator"]
 

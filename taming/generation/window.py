@@ -7,7 +7,7 @@ over the larger grid with the token that is drawn.
 
 from dataclasses import dataclass, replace
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["WindowRun", "plan_windows"]
 

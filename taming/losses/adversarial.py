@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from taming.ranks import mean_over_ranks
+from taming.runtime.process_group import mean_over_ranks
 
 __all__ = [
     "ADVERSARIAL_LOSSES",

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 
 __all__ = ["Backbone", "FrozenNetwork", "Normalize", "fitting", "load_weights", "read_weights"]
 

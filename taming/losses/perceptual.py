@@ -15,8 +15,8 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from taming.errors import UserError
 from taming.losses.backbone import Backbone, FrozenNetwork
+from taming.runtime.errors import UserError
 
 __all__ = ["FeatureLoss", "LPIPSLoss"]
 

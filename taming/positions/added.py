@@ -70,7 +70,7 @@ class SinusoidalPositions(nn.Module):
 def grid_coordinates(
     grid_size: tuple[int, int], reference: tuple[int, int] | None = None
 ) -> Tensor:
-    """Returns (row, column) of each cell of a grid, in raster order (that of `taming.sequence`).
+    """Returns (row, column) of each cell of a grid in raster order (`taming.transformer.orders`).
 
     Args:
         grid_size: (height, width) h, w.

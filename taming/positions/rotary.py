@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["RotaryPositions2D"]
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from taming.arguments import construct, describe_error
-from taming.errors import UserError
 from taming.quantizers.finite_scalar import FiniteScalarQuantizer
 from taming.quantizers.gumbel import GumbelQuantizer
 from taming.quantizers.interface import Quantizer, QuantizerOutput, Size
 from taming.quantizers.vector import VectorQuantizer
+from taming.runtime.errors import UserError
+from taming.serialization.arguments import construct, describe_error
 
 __all__ = [
     "KINDS",

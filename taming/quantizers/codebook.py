@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from taming.contexts import full_precision
 from taming.quantizers.interface import count_codes
-from taming.ranks import from_first_rank, sum_over_ranks
+from taming.runtime.contexts import full_precision
+from taming.runtime.process_group import from_first_rank, sum_over_ranks
 
 __all__ = [
     "CodebookAverage",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from taming.ranks import mean_over_ranks
+from taming.runtime.process_group import mean_over_ranks
 
 __all__ = ["entropy_penalty"]
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import nn
 
-from taming.contexts import full_precision
 from taming.quantizers.interface import Quantizer, Size
+from taming.runtime.contexts import full_precision
 
 __all__ = ["GumbelQuantizer"]
 

@@ -22,7 +22,7 @@ from taming.quantizers.codebook import (
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
 from taming.quantizers.interface import Quantizer, Size, count_codes
-from taming.ranks import sum_over_ranks
+from taming.runtime.process_group import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]
 

@@ -16,7 +16,7 @@ from taming.report.images import heat, on_image
 from taming.report.page import Chart, Finding, Group, Matrix, Part, Picture, Pictures, Table
 from taming.report.subject import Images, Subject, evenly
 from taming.report.tokenizer_views import encoded, joined
-from taming.sequence import to_tokens
+from taming.transformer.orders import to_tokens
 
 __all__ = ["attention", "draw_samples", "neighbours", "samples_by_class", "surprise"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 from taming.training import TrainingResult
 from taming.training.loggers import read_rows
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from taming.conditioning import Condition
 from taming.generation import ImageGenerator
 from taming.pictures import palette_of, to_uint8
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 __all__ = ["Images", "Subject", "evenly"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from taming.nested import leaves
 from taming.report.page import Part, Section, Table, Text
 from taming.report.records import RunRecord
+from taming.runtime.nested import leaves
 
 __all__ = ["configurations", "duration", "evaluations", "last_metrics", "overview", "shown"]
 

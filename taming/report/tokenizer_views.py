@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from taming.contexts import evaluation_mode
 from taming.evaluation.metrics import codebook_usage, image_psnr
 from taming.generation import codes_alone
 from taming.quantizers.interface import count_codes
@@ -15,6 +14,7 @@ from taming.report.curves import COLORS, figure_json, thinned
 from taming.report.images import code_colors, heat, shrunk, tiled
 from taming.report.page import Chart, Finding, Group, Part, Picture, Pictures, Table
 from taming.report.subject import Images, Subject
+from taming.runtime.contexts import evaluation_mode
 
 __all__ = ["codebook", "reconstructions", "token_grids"]
 

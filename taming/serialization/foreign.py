@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import serialization
 
-from taming.errors import MissingPathError, UserError, join_names
+from taming.runtime.errors import MissingPathError, UserError, join_names
 
 __all__ = ["Placeholder", "read_foreign_checkpoint", "shown", "shown_names"]
 

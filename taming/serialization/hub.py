@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["HUB_PREFIX", "download", "upload"]
 

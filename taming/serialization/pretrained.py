@@ -14,8 +14,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from taming.arguments import construct, describe_error
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
+from taming.serialization.arguments import construct, describe_error
 from taming.serialization.foreign import shown
 from taming.serialization.hub import HUB_PREFIX, download, upload
 from taming.serialization.saved_model import (

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.serialization.sharded import is_checkpoint, load_unsharded
 
 __all__ = ["CONFIG_FILE", "FORMAT_VERSION", "DamagedCheckpointError", "SavedModel",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from taming.ranks import gather, rank
+from taming.runtime.process_group import gather, rank
 
 __all__ = ["is_checkpoint", "load_sharded_checkpoint", "load_unsharded", "save_sharded_checkpoint"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.studio.compare import add_comparison
 from taming.studio.generate import add_drawing
 from taming.studio.look import LookPage

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from taming.conditioning import ImageCondition
 from taming.data import LabelMapReader
-from taming.errors import UserError
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.pictures import palette_of
+from taming.runtime.errors import UserError
 from taming.studio.events import sentences
 from taming.studio.uploads import paint_picture, read_label_map, to_images
 

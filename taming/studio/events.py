@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 __all__ = ["on_device", "sentences"]
 

@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from taming.errors import UserError
 from taming.generation import ImageGenerator, candidates
 from taming.pictures import to_uint8
-from taming.sequence import to_indices, to_tokens
+from taming.runtime.errors import UserError
 from taming.studio.controls import ConditionControls, SamplingControls
 from taming.studio.drawing import Drawn, draw_rows, num_columns
 from taming.studio.events import on_device, sentences
@@ -26,6 +25,7 @@ from taming.studio.maps import (
 from taming.studio.models import StudioModel
 from taming.studio.shown import show_picture, show_pictures
 from taming.studio.uploads import upload_picture
+from taming.transformer.orders import to_indices, to_tokens
 
 __all__ = ["LookPage"]
 

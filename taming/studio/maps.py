@@ -10,7 +10,7 @@ from torch import Tensor
 from taming.generation import ImageGenerator, attention_maps, codes_alone, token_surprise
 from taming.pictures import palette_of, pixel_grid, to_uint8
 from taming.report.images import on_image, tiled
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 __all__ = [
     "attention_picture",

@@ -13,7 +13,7 @@ from taming.data.dataset import naming
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, load_model
 from taming.pictures import palette_of
 from taming.studio.uploads import to_images
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 __all__ = ["StudioModel"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from taming.data import BrokenImageError, ImageTransform, LabelMapReader, PictureReader
 from taming.data.readers import decoding, one_hot, open_image
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.studio.events import sentences
 from taming.tokenizer import Tokenizer
 

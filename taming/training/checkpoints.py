@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from taming.errors import replacing
+from taming.runtime.errors import replacing
 from taming.serialization import read_training_checkpoint
 from taming.training.callbacks import TrainingInterrupted, is_asked_after
 from taming.training.module import TrainingModule

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from taming.hardware import can_compile, device_name, has_bf16
 from taming.losses import FrozenNetwork
+from taming.runtime.hardware import can_compile, device_name, has_bf16
 from taming.training.module import Switch, TrainingModule
 
 __all__ = ["Execution", "choose_execution", "default_precision"]

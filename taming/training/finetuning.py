@@ -3,10 +3,10 @@
 import logging
 from typing import Literal
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
+from taming.tokenizer import VQGAN
 from taming.training.adversary import Adversary
-from taming.vqgan import VQGAN
 
 __all__ = ["FinetuningMode", "finetuned_adversary", "finetuned_vqgan"]
 

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from taming.generation import ImageGenerator
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
-from taming.sequence import to_tokens
 from taming.training.transformer import TransformerTraining
 from taming.training.vqgan import VQGANTraining
+from taming.transformer.orders import to_tokens
 
 __all__ = ["ReconstructionGrids", "SampleGrids"]
 

@@ -11,10 +11,10 @@ from annotated_types import Ge, Gt, Le
 from lightning.pytorch.loggers import WandbLogger
 
 from taming.data.module import ImageDataModule
+from taming.tokenizer import VQGAN
 from taming.training.adversary import Adversary
 from taming.training.module import TrainingModule
 from taming.training.vqgan import VQGANTraining
-from taming.vqgan import VQGAN
 
 __all__ = ["HealthWatch", "OverfittingWatch", "unusual_data", "unusual_schedule"]
 

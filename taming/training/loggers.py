@@ -12,7 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
-from taming.errors import replacing
+from taming.runtime.errors import replacing
 
 __all__ = ["MetricsFile", "TrackedRun", "finish_wandb", "read_rows", "wandb_logger"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from taming.errors import UserError
-from taming.ranks import mean_over_ranks
+from taming.runtime.errors import UserError
+from taming.runtime.process_group import mean_over_ranks
 from taming.serialization import SavedModel, checkpoint_entry
 from taming.training.optimizer import OptimizerConfig, build_optimizer
 

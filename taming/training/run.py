@@ -14,9 +14,10 @@ import lightning as L
 from annotated_types import Ge, Lt
 from lightning.pytorch.callbacks import LambdaCallback
 
-from taming.errors import MissingPathError, UserError, replacing
-from taming.hardware import device_name
-from taming.ranks import on_first_rank
+from taming.runtime.errors import MissingPathError, UserError, replacing
+from taming.runtime.hardware import device_name
+from taming.runtime.process_group import on_first_rank
+from taming.runtime.versions import versions
 from taming.serialization import (
     FORMAT_VERSION,
     DamagedCheckpointError,
@@ -29,7 +30,6 @@ from taming.serialization import (
 from taming.training.callbacks import Clock, TrainingInterrupted
 from taming.training.checkpoints import WholeFileCheckpointIO, set_aside
 from taming.training.module import TrainingModule
-from taming.versions import versions
 
 __all__ = ["TrainingResult", "check_resume", "finished_steps", "train"]
 

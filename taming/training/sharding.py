@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from taming.errors import UserError
 from taming.losses import FrozenNetwork
-from taming.ranks import on_first_rank
+from taming.runtime.errors import UserError
+from taming.runtime.process_group import on_first_rank
 from taming.serialization import (
     load_sharded_checkpoint,
     read_training_checkpoint,

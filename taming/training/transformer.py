@@ -10,15 +10,15 @@ from torch import nn
 
 from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
 from taming.evaluation import TokenLikelihood
 from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
-from taming.sequence import to_tokens
+from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer
 from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
+from taming.transformer.orders import to_tokens
 
 __all__ = ["TransformerTraining", "build_conditioning"]
 

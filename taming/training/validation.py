@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from taming.evaluation import CodebookUsage, ExactMean, LabelMapMetrics, ReconstructionMetrics
-from taming.vqgan import VQGAN, VQGANOutput
+from taming.tokenizer import VQGAN, VQGANOutput
 
 __all__ = ["Validation"]
 

@@ -10,16 +10,16 @@ from annotated_types import Ge
 from torch import nn
 from torchmetrics import Metric
 
-from taming.errors import UserError
 from taming.evaluation import CodebookUsage
 from taming.losses import RECONSTRUCTION_LOSSES, adaptive_weight
-from taming.ranks import means_over_ranks, num_ranks
+from taming.runtime.errors import UserError
+from taming.runtime.process_group import means_over_ranks, num_ranks
 from taming.serialization import SavedModel
+from taming.tokenizer import VQGAN
 from taming.training.adversary import Adversary
 from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
 from taming.training.optimizer import OptimizerConfig
 from taming.training.validation import Validation
-from taming.vqgan import VQGAN
 
 __all__ = ["VQGANTraining"]
 

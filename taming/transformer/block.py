@@ -4,7 +4,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from taming.attention import CacheUpdate, MultiHeadAttention, Rotation
-from taming.older_weights import stack_when_loading
 from taming.transformer.config import GPTConfig
 
 __all__ = ["FeedForward", "GatedFeedForward", "TransformerBlock", "build_norm"]
@@ -56,7 +55,6 @@ class GatedFeedForward(nn.Module):
         super().__init__()
         hidden_dim = -(-8 * embed_dim // (3 * 64)) * 64 if hidden_dim is None else hidden_dim
         self.gate_expand = nn.Linear(embed_dim, 2 * hidden_dim, bias=bias)
-        stack_when_loading(self, "gate_expand", ("gate", "expand"))
         self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

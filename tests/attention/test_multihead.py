@@ -14,7 +14,7 @@ from taming.attention import (
     causal_mask,
     prefix_causal_mask,
 )
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 FUSED = pytest.mark.parametrize("fused", [False, True])
 

@@ -11,8 +11,8 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, composed, fails, su
 
 import taming
 from taming.cli.app import build
-from taming.conditioning import CellClasses
 from taming.generation import SamplingOptions
+from taming.tokenizer import CellClasses
 
 
 @pytest.fixture(autouse=True)

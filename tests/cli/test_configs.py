@@ -14,10 +14,10 @@ from tiny_images import write_images, write_maps
 
 from taming.cli.app import build, config_directory
 from taming.cli.training import _trainer
-from taming.nested import leaves
 from taming.quantizers import build_quantizer
+from taming.runtime.nested import leaves
+from taming.tokenizer import VQGAN
 from taming.transformer import GPT
-from taming.vqgan import VQGAN
 
 CONFIGS = config_directory()
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))

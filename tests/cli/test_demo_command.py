@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tiny_commands import Run
 
 from taming.cli import demo
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def test_any_folder_and_the_seed_reach_the_commands(

@@ -12,7 +12,7 @@ def forbid_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def encoded(*args: object) -> None:
         raise AssertionError("these images are encoded already")
 
-    monkeypatch.setattr(import_module("taming.workflows.encode_dataset"), "_encode", encoded)
+    monkeypatch.setattr(import_module("taming.training.encode_dataset"), "_encode", encoded)
 
 
 @pytest.mark.parametrize("paired", [False, True])

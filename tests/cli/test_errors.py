@@ -21,7 +21,7 @@ from tiny_commands import (
 from tiny_images import write_images
 
 from taming.cli.app import take_up_config
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.training import execution
 
 TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16", "data.val_fraction=0.25")

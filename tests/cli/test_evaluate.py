@@ -19,7 +19,6 @@ from tiny_models import tiny_generator
 
 import taming
 from taming.conditioning import (
-    CellClasses,
     ClassLabel,
     Conditioning,
     ImageCondition,
@@ -28,7 +27,8 @@ from taming.conditioning import (
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, speed
-from taming.sequence import to_tokens
+from taming.tokenizer import CellClasses
+from taming.transformer.orders import to_tokens
 
 SMALL = (*TINY_EVALUATION, "num_samples=6", "output_dir=out")
 

@@ -129,7 +129,7 @@ def test_frechet_distance_names_its_network(
 def test_lpips(
     reconstruct: Run, vqgan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taming.workflows.reconstruct.LPIPSLoss", UntrainedLPIPS)
+    monkeypatch.setattr("taming.evaluation.reconstruct.LPIPSLoss", UntrainedLPIPS)
     write_picture(tmp_path / "photo.png", 32, 32)
     reconstruct(vqgan_path, "lpips=alex", "input=photo.png")
     assert numbers()["lpips"] > 0

@@ -114,7 +114,7 @@ def test_a_training_ends_with_a_report(
     def broken(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr("taming.workflows.report.write_report", broken)
+    monkeypatch.setattr("taming.report.write.write_report", broken)
     outcome = succeeds(run("train_vqgan", "resume=vqgan", "trainer.max_steps=3"))
     assert "was not written (OutOfMemoryError: no room)" in outcome.err
     assert Path("vqgan/model/config.json").is_file()

@@ -13,7 +13,7 @@ from tiny_commands import Run, fails, resumed, succeeds
 
 from taming.cli.app import config_directory
 from taming.cli.report import open_data
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 TOUCH = "__import__('os').mkdir('marker')"
 

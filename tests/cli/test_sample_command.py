@@ -12,11 +12,12 @@ from tiny_commands import Run, fails, fails_before_writing, succeeds
 from tiny_images import noise, write_images, write_maps
 from tiny_models import tiny_generator
 
-from taming.conditioning import CellClasses, ClassLabel, ImageCondition
+from taming.conditioning import ClassLabel, ImageCondition
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best, speed
 from taming.pictures import to_uint8
+from taming.tokenizer import CellClasses
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails_before_writin
 
 from taming.cli.app import build_all
 from taming.cli.setting_types import check_types
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 STAGE_1 = ("data.path=.", *TINY_VQGAN, "perceptual=none", "run_dir=out")
 STAGE_2 = ("data.path=.", "vqgan=.", *TINY_TRANSFORMER, "run_dir=out")

@@ -12,7 +12,7 @@ from tiny_commands import Outcome, Run, fails, succeeds, without_python_settings
 
 from taming.cli import console
 from taming.cli import start as module
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 LIGHT = """
 import contextlib, sys

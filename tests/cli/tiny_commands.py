@@ -14,10 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_models import tiny_vqgan
 
 from taming.cli import app
-from taming.importers.compvis_vqgan import SCHEME
-from taming.importers.layouts import autoencoder_names
+from taming.interop.compvis_vqgan import SCHEME
+from taming.interop.layouts import autoencoder_names
 from taming.losses import LPIPSLoss
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 # the documented way to make any experiment small
 TINY_TRAINER = ("trainer=cpu", "trainer.max_steps=2", "trainer.val_check_interval=2", "logger=csv",

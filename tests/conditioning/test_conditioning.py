@@ -11,7 +11,7 @@ from taming.conditioning import (
     Unconditional,
     conditioning_from_config,
 )
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def test_unconditional_has_one_start_id() -> None:

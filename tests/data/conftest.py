@@ -6,7 +6,7 @@ import pytest
 from tiny_data import write_pairs
 from tiny_images import write_picture
 
-from taming.workflows.make_shards import make_shards
+from taming.data.shard_writer import make_shards
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 @pytest.fixture
 def shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four shards of three of them, the last of two."""
-    monkeypatch.setattr("taming.workflows.make_shards.MEBI", 7500)
+    monkeypatch.setattr("taming.data.shard_writer.MEBI", 7500)
     made = make_shards(folder, tmp_path / "shards", shard_size=1)
     assert made[:3] == (11, 2, 4)
     return tmp_path / "shards"

@@ -10,7 +10,7 @@ import torch
 from tiny_data import FRAME, data_module, files, zipped
 
 from taming.data import ArrayReader, BrokenImageError, ImageFolder
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 SIXTEEN = np.random.default_rng(0).integers(0, 65536, (9, 12, 5)).astype(np.uint16)
 

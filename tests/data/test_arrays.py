@@ -14,7 +14,7 @@ from torchvision import datasets
 
 from taming.data import CIFAR10, Digits, FashionMNIST
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def module(source: Any, **settings: Any) -> ImageDataModule:

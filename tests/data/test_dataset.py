@@ -19,7 +19,7 @@ from taming.data import (
     Part,
     PictureReader,
 )
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 AUGMENTED = ImageTransform(
     resolution=16, resize="shorter_side", crop="random", crop_scale=(0.5, 1.0), horizontal_flip=True

@@ -12,7 +12,7 @@ from tiny_data import batches, data_module, equal
 from taming.data import HuggingFaceImages, ImageTransform, PictureReader
 from taming.data.dataset import ImageDataset
 from taming.data.huggingface import Rows
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 

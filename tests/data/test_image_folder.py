@@ -12,7 +12,7 @@ from tiny_data import zipped
 from taming.data import ImageFolder, PictureReader
 from taming.data.files import natural_key
 from taming.data.readers import BrokenImageError
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 
 
 def opened(path: Path, check: Any = "full", **settings: Any) -> ImageFolder:

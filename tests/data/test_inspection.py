@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from taming.data import ImageFolder, InspectionImages, PictureReader
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def write(path: Path, height: int, width: int, value: int = 100) -> Path:

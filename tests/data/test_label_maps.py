@@ -11,7 +11,7 @@ from tiny_data import FRAME, data_module, label_map_files, zipped
 
 from taming.data import BrokenImageError, ImageTransform, LabelMapReader
 from taming.data.readers import one_hot
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def read(image: Image.Image, kind: str = "PNG", **settings: Any) -> list[list[int]]:

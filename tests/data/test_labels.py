@@ -8,7 +8,7 @@ from tiny_data import zipped
 
 from taming.data import ImageFolder, PictureReader
 from taming.data.labels import folder_labels
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 
 
 @pytest.mark.parametrize(

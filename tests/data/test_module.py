@@ -12,7 +12,7 @@ from tiny_data import data_module, equal, files, pair_files, write_pairs, zipped
 from taming.data import Digits, EndlessBatches
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def module(path: Path, **settings: Any) -> ImageDataModule:

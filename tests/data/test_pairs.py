@@ -13,7 +13,7 @@ from tiny_data import FRAME, data_module, pair_files, write_pairs, zipped
 
 from taming.data import LabelMapReader, PictureReader
 from taming.data.module import ImageDataModule
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def module(path: Path, **settings: Any) -> ImageDataModule:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from taming.data import PictureReader, open_samples
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 CLASSES = ["cat", "dog"]
 

@@ -9,8 +9,8 @@ from tiny_data import batches, data_module, equal, files, pair_files, write_pair
 from taming.data import ImageFolder, PictureReader
 from taming.data.module import ImageDataModule
 from taming.data.readers import BrokenImageError
-from taming.errors import UserError
-from taming.workflows.make_shards import make_shards
+from taming.data.shard_writer import make_shards
+from taming.runtime.errors import UserError
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> None:

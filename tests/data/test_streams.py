@@ -25,7 +25,7 @@ from taming.data import (
 from taming.data.module import ImageDataModule
 from taming.data.readers import BrokenImageError
 from taming.data.streams import StreamedImages
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("webdataset")

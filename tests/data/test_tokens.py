@@ -17,7 +17,7 @@ from taming.data import (
 )
 from taming.data.module import TokenDataModule
 from taming.data.tokens import DRAWS_IN_BLOCK
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 PLAIN = CacheDescription(
     data="d", seed=3, num_images=4, num_views=3, indices=TokenGrid("t", (2, 3), 1000)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from taming.data import ImageTransform
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def ramp(height: int, width: int) -> Image.Image:

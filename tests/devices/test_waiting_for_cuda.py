@@ -7,15 +7,15 @@ import torch
 from fake_cuda import Watch, everywhere_cuda, fake_cuda, to_cuda
 from torch import Tensor
 
-from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.discriminators import PatchDiscriminator
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.generation.choice import TokenChoice
 from taming.generation.decoding import CompiledSteps, next_tokens
+from taming.tokenizer import VQGAN, CellClasses
 from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
 from taming.training.module import TrainingModule
 from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*CUDA is not available",  # of autocast

@@ -11,7 +11,7 @@ from torch import nn
 
 from taming.discriminators import PatchDiscriminator
 from taming.quantizers import Quantizer
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # of autocast
 

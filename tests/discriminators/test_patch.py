@@ -7,7 +7,7 @@ from tiny_models import changed, weights
 from torch import nn
 
 from taming.discriminators import PatchDiscriminator, frozen
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 
 def count(network: nn.Module) -> int:

@@ -8,12 +8,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from taming.errors import UserError
 from taming.evaluation import (
     ClassifierTraining,
     ImageClassifier,
     train_classifier,
 )
+from taming.runtime.errors import UserError
 
 
 def small(**changes: object) -> ImageClassifier:

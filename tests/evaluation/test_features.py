@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torchvision.transforms import v2
 
-from taming.errors import MissingPathError, UserError
 from taming.evaluation import FeatureExtractor, load_feature_network
 from taming.evaluation.features import FeatureNetwork
+from taming.runtime.errors import MissingPathError, UserError
 
 NORMALIZE = v2.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from readers import READERS
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 
 MOST_SECONDS = 20  # a busy machine is slow
 MOST_MEMORY = 1 << 20  # KiB more than before

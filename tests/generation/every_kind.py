@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition, Unconditional
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.serialization import SavedModel
-from taming.tokenizer import Tokenizer, height_and_width
+from taming.tokenizer import CellClasses, Tokenizer, height_and_width
 from taming.transformer import GPT, GPTConfig
 
 GRID = (3, 4)

@@ -13,10 +13,10 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from taming.conditioning import ClassLabel, Prompt
-from taming.contexts import full_precision
 from taming.generation import ImageGenerator, decoding
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.decoding import CompiledSteps
+from taming.runtime.contexts import full_precision
 
 cuda = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.compile])
 

@@ -7,12 +7,12 @@ import torch
 from every_kind import GRID, KINDS, build, condition, draw
 from torch import Tensor
 
-from taming.conditioning import CellClasses
-from taming.errors import UserError
 from taming.generation import Guidance, ImageGenerator
 from taming.generation.choice import TokenChoice, random_numbers
 from taming.generation.window import plan_windows
-from taming.sequence import to_tokens
+from taming.runtime.errors import UserError
+from taming.tokenizer import CellClasses
+from taming.transformer.orders import to_tokens
 
 every = pytest.mark.parametrize("name", KINDS)
 conditional = pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from torch import nn
 
 import taming
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
-from taming.errors import MissingPathError, UserError
 from taming.generation import ImageGenerator, generator
 from taming.generation.choice import filter_logits
+from taming.runtime.errors import MissingPathError, UserError
 from taming.transformer import GPT
 
 

@@ -9,8 +9,8 @@ import torch
 from every_kind import tiny
 
 from taming.conditioning import ClassLabel
-from taming.errors import UserError
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
+from taming.runtime.errors import UserError
 
 LABELS = torch.tensor([0, 1])
 

@@ -8,8 +8,8 @@ from every_kind import GreyTokenizer, sampling, tiny
 from torch import Tensor, nn
 
 from taming.conditioning import ClassLabel, Conditioning, Unconditional
-from taming.errors import UserError
 from taming.generation import BestSamples, ImageGenerator, sample_best
+from taming.runtime.errors import UserError
 
 LABELS = torch.tensor([0, 1, 1, 0, 1, 0, 0])
 

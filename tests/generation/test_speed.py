@@ -13,7 +13,7 @@ from taming.generation.speed import (
     decide_compilation,
     in_bfloat16,
 )
-from taming.sequence import to_indices
+from taming.transformer.orders import to_indices
 
 CPU = torch.device("cpu")
 

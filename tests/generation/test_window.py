@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from taming.errors import UserError
 from taming.generation.window import WindowRun, plan_windows
-from taming.sequence import to_indices, to_tokens
+from taming.runtime.errors import UserError
+from taming.transformer.orders import to_indices, to_tokens
 
 GRIDS = [(1, 1), (1, 7), (4, 4), (4, 9), (5, 6), (7, 3), (8, 11)]
 WINDOWS = [(1, 1), (1, 3), (2, 2), (3, 1), (3, 2), (4, 4), (3, 5), (4, 6)]
@@ -26,7 +26,9 @@ def test_every_token_is_drawn_once_in_order_and_after_all_before_it_in_its_windo
     step: tuple[int, int] = (1, 1),
 ) -> None:
     (height, width), num_tokens = window, grid[0] * grid[1]
-    numbers = to_indices(torch.arange(num_tokens)[None], grid)[0]  # as taming.sequence has them
+    numbers = to_indices(torch.arange(num_tokens)[None], grid)[
+        0
+    ]  # as taming.transformer.orders has them
     drawn: list[int] = []
     runs = plan_windows(grid, window, stride, step=step)
     for before, after in itertools.pairwise(runs):  # as long as they can be

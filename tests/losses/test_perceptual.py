@@ -9,9 +9,9 @@ import torchvision
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from taming.errors import MissingPathError, UserError
 from taming.losses import Backbone, FeatureLoss, FrozenNetwork, LPIPSLoss
 from taming.losses.perceptual import unit_length
+from taming.runtime.errors import MissingPathError, UserError
 
 SQUEEZENET = "weights/squeezenet1_1_imagenet_features.safetensors"
 

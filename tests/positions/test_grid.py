@@ -1,7 +1,7 @@
 import torch
 
 from taming.positions import grid_coordinates
-from taming.sequence import to_tokens
+from taming.transformer.orders import to_tokens
 
 
 def test_order_is_that_of_the_sequence() -> None:

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from taming.errors import UserError
 from taming.positions import RotaryPositions2D, grid_coordinates
+from taming.runtime.errors import UserError
 
 NOWHERE = torch.full((1, 2), torch.nan)
 

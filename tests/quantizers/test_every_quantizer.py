@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from taming.errors import UserError
 from taming.quantizers import Quantizer, build_quantizer
+from taming.runtime.errors import UserError
 
 VECTOR = {"kind": "vector", "codebook_size": 24, "codebook_dim": 4}
 GUMBEL = {"kind": "gumbel", "codebook_size": 24, "codebook_dim": 4}

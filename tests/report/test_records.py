@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taming.errors import MissingPathError, UserError
 from taming.report.curves import group_curves, save_curves, thinned
 from taming.report.health import findings
 from taming.report.records import RunRecord, read_run
 from taming.report.tables import configurations, duration, evaluations, shown
+from taming.runtime.errors import MissingPathError, UserError
 
 
 def series(*values: float, step: int = 10) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from tiny_models import tiny_generator, tiny_vqgan
 
-from taming.conditioning import CellClasses, ClassLabel, ImageCondition, Unconditional
+from taming.conditioning import ClassLabel, ImageCondition, Unconditional
+from taming.report import data as report_data
+from taming.report.data import by_class
 from taming.report.generator_views import (
     attention,
     draw_samples,
@@ -23,8 +25,7 @@ from taming.report.page import Finding, Group, Matrix, Picture, Pictures, Sectio
 from taming.report.records import RunRecord
 from taming.report.subject import Images, Subject, evenly
 from taming.report.tokenizer_views import codebook, reconstructions, token_grids
-from taming.workflows import report_data
-from taming.workflows.report_data import by_class
+from taming.tokenizer import CellClasses
 
 
 def pixels(picture: Picture, side: int = 256) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 from taming.serialization import read_foreign_checkpoint
 from taming.serialization.foreign import Placeholder, shown, shown_names
 

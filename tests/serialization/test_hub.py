@@ -13,7 +13,7 @@ from hub_stand_in import TOKEN, Hub, running_hub
 from tiny_models import tiny_generator, tiny_vqgan
 
 from taming.conditioning import Unconditional
-from taming.workflows.share import _run_of
+from taming.interop.share import _run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,7 @@ print(first)
 for name in ("hf:me/missing", "hf:me/vqgan@0123", "hf:no name"):
     try:
         load_saved_model(name)
-    except taming.errors.UserError as error:
+    except taming.runtime.errors.UserError as error:
         print(error)
 """
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from taming.errors import MissingPathError, UserError
+from taming.runtime.errors import MissingPathError, UserError
 from taming.serialization import (
     DamagedCheckpointError,
     PretrainedModel,

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from tiny_studios import PASSWORD, class_model, map_model, picture_model, write_picture, write_run
 
-from taming.errors import UserError
 from taming.generation import SamplingOptions
 from taming.pictures import to_uint8
+from taming.runtime.errors import UserError
 from taming.studio import events
 from taming.studio.app import check_access
 from taming.studio.drawing import to_picture

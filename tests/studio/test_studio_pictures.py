@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from tiny_studios import PALETTE, class_model, map_model, tokenizer, write_picture
 
-from taming.errors import UserError
 from taming.generation import SamplingOptions
 from taming.pictures import to_uint8
+from taming.runtime.errors import UserError
 from taming.studio.drawing import Drawn, draw_rows, num_columns, together
 from taming.studio.maps import attention_picture, codes_picture, mark_code, single_codes
 from taming.studio.uploads import read_picture, to_images

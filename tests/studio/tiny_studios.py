@@ -12,9 +12,9 @@ from PIL import Image
 from tiny_models import tiny_generator, tiny_vqgan
 from torch import Tensor
 
-from taming.conditioning import CellClasses, ClassLabel, Conditioning, ImageCondition
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition
 from taming.studio import StudioModel, build_studio, serve
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN, CellClasses
 
 GRID = (4, 4)
 SIDE = 16  # pixels of an image

@@ -10,8 +10,8 @@ from tiny_training import image_data, optimizer_config, run_training, tiny_vqgan
 
 from taming.quantizers import KINDS, Quantizer
 from taming.quantizers.gradient import straight_through
+from taming.tokenizer import VQGAN
 from taming.training import HealthWatch, VQGANTraining, finetuned_vqgan
-from taming.vqgan import VQGAN
 
 
 class SignQuantizer(Quantizer):

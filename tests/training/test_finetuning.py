@@ -6,10 +6,10 @@ from tiny_models import as_older, changed, weights
 from tiny_training import alone, backward, tiny_adversary, tiny_vqgan, vqgan_training
 from torch.nn.utils import parameters_to_vector
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
+from taming.tokenizer import VQGAN
 from taming.training import finetuned_adversary, finetuned_vqgan
-from taming.vqgan import VQGAN
 
 NEW = {"kind": "vector", "codebook_size": 5, "codebook_dim": 4}
 

@@ -18,10 +18,10 @@ from tiny_training import (
     vqgan_training,
 )
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
+from taming.tokenizer import VQGAN
 from taming.training import HealthWatch, OverfittingWatch, WholeFileCheckpointIO
 from taming.training.health import unusual_data, unusual_schedule
-from taming.vqgan import VQGAN
 
 HEALTHY = {
     "codebook_usage": 0.9,

@@ -17,9 +17,9 @@ from tiny_training import (
     tiny_adversary,
 )
 
-from taming.errors import UserError
+from taming.runtime.errors import UserError
+from taming.tokenizer import VQGAN
 from taming.training import ReconstructionGrids, VQGANTraining
-from taming.vqgan import VQGAN
 
 COLORS = [[250, 0, 0], [0, 250, 0], [0, 0, 250]]
 

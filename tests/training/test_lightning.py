@@ -21,8 +21,8 @@ from tiny_training import (
 )
 
 from taming.serialization import load_saved_model
+from taming.tokenizer import VQGAN
 from taming.training import Clock, TrainingModule, WholeFileCheckpointIO
-from taming.vqgan import VQGAN
 
 Finished = Callable[..., Run]
 

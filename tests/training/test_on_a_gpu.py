@@ -20,7 +20,7 @@ from tiny_training import (
     vqgan_training,
 )
 
-from taming.contexts import full_precision
+from taming.runtime.contexts import full_precision
 from taming.training import WholeFileCheckpointIO, execution
 from taming.training.execution import Execution, choose_execution
 from taming.training.sharding import ShardedStrategy

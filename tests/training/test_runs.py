@@ -18,11 +18,11 @@ import torch
 from tiny_training import MAX_STEPS, SETTINGS, STAGES, Run, optimizer_config, run_training, stage
 from torch.utils._pytree import tree_flatten
 
-from taming.errors import MissingPathError, UserError, replacing
+from taming.runtime.errors import MissingPathError, UserError, replacing
 from taming.serialization import load_saved_model, load_training_checkpoint, saved_checkpoints
+from taming.tokenizer import VQGAN
 from taming.training import EndAfterStep, WholeFileCheckpointIO, check_resume, checkpoints
 from taming.training.loggers import read_rows
-from taming.vqgan import VQGAN
 
 Finished = Callable[..., Run]
 

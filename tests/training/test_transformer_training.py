@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, ImageCondition
 from taming.generation import ImageGenerator
-from taming.vqgan import VQGAN
+from taming.tokenizer import VQGAN
 
 Finished = Callable[..., Run]
 

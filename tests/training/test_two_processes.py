@@ -31,7 +31,7 @@ from torch import multiprocessing
 from torch.distributed import fsdp
 
 from taming.conditioning import ClassLabel
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.serialization import load_saved_model
 from taming.training import Clock, data_parallel
 from taming.training.sharding import ShardedStrategy

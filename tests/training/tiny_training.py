@@ -14,12 +14,13 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.utils.data import Dataset
 
-from taming.conditioning import CellClasses, ClassLabel, Conditioning
+from taming.conditioning import ClassLabel, Conditioning
 from taming.data import LoaderOptions
 from taming.data.module import EndlessDataModule
 from taming.discriminators import PatchDiscriminator
 from taming.generation import ImageGenerator
 from taming.losses import FrozenNetwork
+from taming.tokenizer import VQGAN, CellClasses
 from taming.training import (
     Adversary,
     Clock,
@@ -39,7 +40,6 @@ from taming.training import (
     train,
 )
 from taming.transformer import GPT, GPTConfig
-from taming.vqgan import VQGAN
 
 STAGES = ["vqgan", "transformer"]
 MAX_STEPS = 8

@@ -9,7 +9,7 @@ from tiny_models import as_older, perturb
 from torch import nn
 
 from taming.attention import KeyValueCache
-from taming.errors import UserError
+from taming.runtime.errors import UserError
 from taming.transformer import GPT, GPTConfig
 
 GRID = {"grid_size": [2, 4], "prefix_length": 2}

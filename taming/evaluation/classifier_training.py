@@ -1,0 +1,91 @@
+"""Classifiers of an evaluation: one trained on real images, one on each set of samples."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from taming.data import EndlessBatches, ImageArray, ImageDataset, Part
+from taming.data.batches import make_loader
+from taming.data.module import ImageDataModule
+from taming.data.readers import Channels
+from taming.evaluation import ClassifierTraining, ImageClassifier, train_classifier
+from taming.pictures import to_uint8
+from taming.runtime.process_group import gather_dealt, on_first_rank
+
+__all__ = ["SampleSet", "train_on_real", "train_on_samples"]
+
+
+def train_on_real(
+    data: ImageDataModule, training: ClassifierTraining, device: torch.device, directory: Path
+) -> ImageClassifier:
+    """Trains a classifier on the training images, with the augmentation of their transform.
+
+    It is saved in the directory, and returned on the CPU.
+    """
+    classifier = _train(data.train_dataset, data, training, device)
+    classifier.save_pretrained(directory)
+    return classifier
+
+
+class SampleSet:
+    """The samples that a classifier is trained on, as small as it sees them, on the CPU."""
+
+    def __init__(self, resolution: tuple[int, int]) -> None:
+        self._resolution = resolution
+        self._batches: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def update(self, samples: Tensor, labels: Tensor) -> None:
+        """Adds `(b c H W)` in [-1, 1] and their classes `(b,)`."""
+        if samples.shape[2:] != self._resolution:
+            samples = F.interpolate(samples, self._resolution, mode="bilinear", antialias=True)
+        self._batches.append((to_uint8(samples.nan_to_num()), labels.cpu().numpy()))
+
+    def gather(self) -> None:
+        """Collects all processes' samples on the first one."""
+        self._batches = gather_dealt(self._batches)
+
+    def dataset(self, data: ImageDataModule, seed: int) -> ImageDataset:
+        """Returns the samples, augmented as the data are."""
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*self._batches, strict=True))
+        channels: Channels = 1 if data.channels == 1 else 3
+        images = ImageArray("samples", pixels, labels, data.class_names, channels)
+        crops = data.transform.resize == "shorter_side" and data.transform.crop == "random"
+        transform = replace(
+            data.transform,
+            resolution=self._resolution,
+            condition_resolution=None,
+            resize="shorter_side" if crops else "stretch",
+            crop="random" if crops else "none",
+            pad=0,
+        )
+        return ImageDataset(Part(images), transform, seed=seed)
+
+
+def train_on_samples(
+    samples: SampleSet, data: ImageDataModule, training: ClassifierTraining, device: torch.device
+) -> ImageClassifier:
+    """Trains a classifier as `train_on_real` does, on samples and the classes requested of them.
+
+    Its accuracy on real images is the classification accuracy score (Ravuri and Vinyals 2019,
+    "Classification Accuracy Score for Conditional Generative Models").
+    """
+    samples.gather()
+    return on_first_rank(
+        lambda: _train(samples.dataset(data, training.seed), data, training, device)
+    )
+
+
+def _train(
+    dataset: ImageDataset, data: ImageDataModule, training: ClassifierTraining, device: torch.device
+) -> ImageClassifier:
+    classifier = training.new_classifier(data.resolution, data.channels, data.class_names)
+    batches = EndlessBatches(
+        len(dataset), training.batch_size, seed=training.seed, block=dataset.block
+    )
+    loader = make_loader(dataset, data.num_workers_for(dataset), batch_sampler=batches)
+    num_steps = training.steps_for(len(dataset))
+    return train_classifier(classifier.to(device), loader, training, num_steps).cpu()

@@ -1,0 +1,1 @@
+"""Errors, process groups, hardware, precision contexts and versions."""

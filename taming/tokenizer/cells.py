@@ -1,0 +1,58 @@
+"""The tokenizer of label maps that needs no training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from taming.runtime.errors import UserError
+from taming.tokenizer.interface import Tokenizer
+
+__all__ = ["CellClasses"]
+
+
+class CellClasses(Tokenizer):
+    """Encodes a one-hot label map as the class that fills most of each cell of a grid.
+
+    It has no weights and stands where a `VQGAN` trained on label maps could. What is smaller than
+    half a cell is lost, so small cells keep more.
+
+    Args:
+        num_classes: classes of the label maps; also the codebook size.
+        cell_size: height and width of a cell in pixels.
+        resolution: see `Tokenizer`; the downsample factor is the cell size.
+    """
+
+    kind = "cell_classes"
+    label_maps = True
+
+    def __init__(self, num_classes: int, cell_size: int, resolution: int | Sequence[int]) -> None:
+        super().__init__(resolution, cell_size)
+        self.image_channels = self.codebook_size = num_classes
+        self.config: dict[str, Any] = {
+            "num_classes": num_classes,
+            "cell_size": cell_size,
+            "resolution": list(self.resolution),
+        }
+
+    def encode(self, label_maps: Tensor) -> Tensor:
+        """Encodes one-hot `(b c H W)` as `(b h w)` int64, of equally frequent classes the lowest.
+
+        Raises:
+            UserError: if classes or size of the label maps do not fit.
+        """
+        if label_maps.ndim != 4 or label_maps.shape[1] != self.codebook_size:
+            raise UserError(
+                f"label maps (b {self.codebook_size} H W) are needed, one-hot, and these are "
+                f"{tuple(label_maps.shape)}."
+            )
+        self.grid_size_for(label_maps.shape[2:])
+        counts = F.avg_pool2d(label_maps.float(), self.downsample_factor, divisor_override=1)
+        return counts.argmax(1)  # the first of several
+
+    def decode(self, indices: Tensor) -> Tensor:
+        """Fills each cell with its class: `(b h w)` int64 to `(b c H W)` float32, one-hot."""
+        one_hot = F.one_hot(indices, self.codebook_size).movedim(-1, 1).float()  # (b c h w)
+        rows = one_hot.repeat_interleave(self.downsample_factor, 2)
+        return rows.repeat_interleave(self.downsample_factor, 3)

@@ -1,0 +1,313 @@
+"""CompVis' second stage: our models compute what theirs do, and every key has its place."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import foreign_keys
+import pytest
+import torch
+import torch.nn.functional as F
+from foreign_keys import Shapes
+from omegaconf import OmegaConf
+from reference_check import check, on_meta, read_config, reference
+
+from taming.generation import ImageGenerator
+from taming.interop import SOURCES, Imported
+from taming.runtime.errors import UserError
+from taming.serialization import read_foreign_checkpoint
+from taming.tokenizer import VQGAN
+from taming.transformer import GPT
+from taming.transformer.orders import to_indices
+
+convert = SOURCES["compvis_transformer"].convert
+Weights = dict[str, torch.Tensor]
+LEFT_OUT = (
+    "left out beside the weights: epoch, global_step, pytorch-lightning_version, callbacks, "
+    "optimizer_states, lr_schedulers"
+)
+OBJECTS = (
+    "objects in the file, not built: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
+)
+MASKS = "dropped transformer.blocks.*.attn.mask ({}): the causal mask, which is computed"
+
+
+def of_compvis(shared: Path, name: str) -> tuple[Imported, Weights]:
+    folder = shared / "reference" / "compvis" / f"transformer_{name}"
+    return reference("compvis_transformer", folder / "last.ckpt")
+
+
+def content_and_config(shared: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = shared / "reference" / "compvis" / f"transformer_{name}"
+    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
+    params = read_config(folder / "project.yaml")["model"]["params"]
+    return {"state_dict": content["state_dict"]}, copy.deepcopy(params)
+
+
+CLASSES = (
+    "the config does not say how many classes there are: all 64 ids can be asked for; "
+    "num_classes=… says it"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [("class", [CLASSES]), ("depth", ["condition stage: used 183 weights"]), ("unconditional", [])],
+)
+def test_reference_of_compvis_transformer(shared: Path, name: str, notes: list[str]) -> None:
+    imported, expected = of_compvis(shared, name)
+    stage = "first stage: used 183 weights"
+    assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, stage, *notes, OBJECTS]
+    generator = ImageGenerator.from_saved(imported.model)
+    tokens, prefix = expected["tokens"], expected["prefix"]
+    condition = prefix[:, 0] if name == "class" else expected.get("condition_images")
+    logits = generator.logits(tokens, condition)
+    check("logits", logits, expected["logits"])
+    check("nll", F.cross_entropy(logits.flatten(0, 1), tokens.flatten())[None], expected["nll"])
+    greedy = generator.sample_tokens(2, condition, greedy=True)
+    check("greedy tokens", greedy, expected["greedy_tokens"])
+    half = tokens[:, : tokens.shape[1] // 2]
+    completed = generator.sample_tokens(2, condition, greedy=True, given_tokens=half)
+    check("completed tokens", completed, expected["completed_tokens"])
+    assert generator.tokenizer is not None
+    with torch.no_grad():
+        images = generator.tokenizer.decode(to_indices(greedy, generator.grid_size))
+    check("greedy images", images, expected["greedy_images"])
+    samples = generator.sample(2, condition, greedy=True)
+    check("samples, clamped", samples, expected["greedy_images"].clamp(-1, 1))
+    if name == "depth":
+        saved = imported.model.parts["condition_tokenizer"]
+        condition_tokens = VQGAN.from_saved(saved).encode(expected["condition_images"]).flatten(1)
+        check("condition tokens", condition_tokens, prefix)
+
+
+# --- conditions ---------------------------------------------------------------------------------
+
+
+def test_the_number_of_classes(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    imported = convert(content, params, num_classes=10)
+    assert imported.model.config["conditioning"]["num_classes"] == 10
+    prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
+    table = content["state_dict"]["transformer.tok_emb.weight"]
+    assert torch.equal(prefix[:10], table[:10])
+    assert prefix[10].abs().sum() == 0  # "no class", which it never learned
+    with pytest.raises(UserError, match="give a class label"):
+        ImageGenerator.from_saved(imported.model).sample_tokens(1)
+    assert not any("how many classes" in note for note in imported.notes)
+    labelator = {"target": "taming.modules.util.Labelator", "params": {"n_classes": 12}}
+    params["cond_stage_config"] = labelator
+    imported = convert(content, params)
+    assert imported.model.config["conditioning"]["num_classes"] == 12
+    assert not any("how many classes" in note for note in imported.notes)
+    with pytest.raises(UserError, match="num_classes is 13, and the model has at most 12"):
+        convert(content, params, num_classes=13)
+    content, params = content_and_config(shared, "unconditional")
+    with pytest.raises(UserError, match="for class-conditional models, and this is none"):
+        convert(content, params, num_classes=3)
+
+
+def test_the_start_token(shared: Path) -> None:
+    content, params = content_and_config(shared, "unconditional")
+    row = content["state_dict"]["transformer.tok_emb.weight"][5:6]
+    provider = {"target": "taming.modules.util.SOSProvider", "params": {"sos_token": 5}}
+    for changes in ({"sos_token": 5}, {"cond_stage_config": provider}):
+        imported = convert(content, {**params, **changes})
+        prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
+        assert torch.equal(prefix, row)
+    with pytest.raises(UserError, match=r"vocabulary of 64, .* condition ids up to 64"):
+        convert(content, {**params, "sos_token": 64})
+
+
+def test_the_first_stage_as_condition_stage(shared: Path) -> None:
+    content, params = content_and_config(shared, "depth")
+    state = content["state_dict"]
+    first = {name: w for name, w in state.items() if name.startswith("first_stage_model.")}
+    again = {name.replace("first_stage", "cond_stage"): w for name, w in first.items()}
+    params["cond_stage_config"] = "__is_first_stage__"
+    imported = convert({"state_dict": {**state, **again}}, params)
+    assert f"dropped cond_stage_model.* ({len(first)}): the first stage again" in imported.notes
+    tokenizer, condition = (imported.model.parts[f"{part}tokenizer"] for part in ("", "condition_"))
+    assert tokenizer.fingerprint() == condition.fingerprint()
+
+
+@pytest.mark.parametrize("target", ["VQSegmentationModel", "VQModel"])
+def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
+    content, params = content_and_config(shared, "depth")
+    state = content["state_dict"]
+    generator = torch.Generator().manual_seed(0)
+    state["cond_stage_model.encoder.conv_in.weight"] = torch.randn(32, 5, 3, 3, generator=generator)
+    state["cond_stage_model.decoder.conv_out.weight"] = torch.zeros(5, 32, 3, 3)
+    state["cond_stage_model.decoder.conv_out.bias"] = torch.zeros(5)
+    state["cond_stage_model.colorize"] = torch.zeros(3, 5, 1, 1)
+    condition = params["cond_stage_config"]
+    condition["target"] = f"taming.models.vqgan.{target}"
+    condition["params"]["image_key"] = "segmentation"
+    condition["params"]["ddconfig"] |= {"in_channels": 5, "out_ch": 5}
+    imported = convert(content, params)
+    saved = imported.model.parts["condition_tokenizer"]
+    assert (saved.config["image_channels"], saved.config["label_maps"]) == (5, True)
+    assert imported.model.parts["tokenizer"].config.get("label_maps", False) is False
+    assert any("dropped colorize" in note for note in imported.notes)
+    loaded = ImageGenerator.from_saved(imported.model)
+    maps = F.one_hot(torch.randint(5, (2, 32, 32), generator=generator), 5).movedim(-1, 1).float()
+    tokens = loaded.sample_tokens(2, maps, greedy=True)
+    as_tokens = VQGAN.from_saved(saved).encode(maps).flatten(1)
+    prefix = loaded.conditioning.prompt(as_tokens, 2).prefix
+    first = loaded.transformer(prefix, tokens[:, :0])[:, -1].argmax(1)
+    assert torch.equal(tokens[:, 0], first)
+
+
+# --- vocabulary, masks, order -------------------------------------------------------------------
+
+
+def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    state = content["state_dict"]
+    for name in ("tok_emb", "head"):
+        weight = state[f"transformer.{name}.weight"]
+        state[f"transformer.{name}.weight"] = torch.cat([weight, torch.ones(16, 64)])
+    params["transformer_config"]["params"]["vocab_size"] = 80
+    imported = convert(content, params, num_classes=70)
+    rows = [note.partition(":")[0] for note in imported.notes if "rows" in note]
+    assert rows == [
+        "dropped rows 64 to 79 of transformer.head.weight",
+        "dropped 10 rows of transformer.tok_emb.weight",
+    ]
+    state = imported.model.parts["transformer"].state
+    assert state["head.weight"].shape == state["token_embedding.weight"].shape == (64, 64)
+    assert torch.equal(state["prefix_embedding.weight"][64:70], torch.ones(6, 64))  # classes
+    _, expected = of_compvis(shared, "class")
+    generator = ImageGenerator.from_saved(imported.model)
+    logits = generator.logits(expected["tokens"], expected["prefix"][:, 0])
+    torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-5)
+    params["transformer_config"]["params"]["vocab_size"] = 32
+    with pytest.raises(UserError, match="vocabulary of 32, its first stage 64 codes"):
+        convert(content, params)
+
+
+def test_masks_and_unmasked_conditions(shared: Path) -> None:
+    content, params = content_and_config(shared, "depth")
+    transformer = params["transformer_config"]["params"]
+    for unmasked in (63, 65):
+        transformer["n_unmasked"] = unmasked
+        with pytest.raises(UserError, match=f"n_unmasked of the config is {unmasked} and .* 64"):
+            convert(content, params)
+    del transformer["n_unmasked"]
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.mask is not the causal mask .* 128"):
+        convert(content, params)
+    for layer in range(2):
+        mask = torch.ones(1, 1, 128, 128).tril()
+        content["state_dict"][f"transformer.blocks.{layer}.attn.mask"] = mask
+    imported = convert(content, params)
+    assert imported.model.parts["transformer"].config["bidirectional_prefix"] is False
+
+
+def test_another_order_of_the_codes_is_refused(shared: Path) -> None:
+    content, params = content_and_config(shared, "unconditional")
+    spiral = {"target": "taming.modules.transformer.permuter.SpiralOut", "params": {"H": 8, "W": 8}}
+    with pytest.raises(UserError, match="order of the permuter SpiralOut"):
+        convert(content, {**params, "permuter_config": spiral})
+    state = content["state_dict"]
+    for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
+        state[f"permuter.{name}"] = torch.arange(64).flip(0)
+    with pytest.raises(UserError, match="order is row by row"):
+        convert(content, params)
+    for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
+        state[f"permuter.{name}"] = torch.arange(64)
+    imported = convert(content, params)
+    assert "dropped permuter.* (2): codes are in their order" in imported.notes
+
+
+# --- published sizes, by name and shape ---------------------------------------------------------
+
+SIZES = {  # vocabulary, block, layers, width
+    "cin_transformer": (16384, 256, 48, 1536),
+    "drin_transformer": (1024, 512, 24, 1024),
+    "sflckr_transformer": (1024, 512, 24, 1024),
+}
+NUM_PARAMETERS = {  # of their transformer: 1410.6M and 304.9M
+    "cin_transformer": 1_410_640_896,
+    "drin_transformer": 304_932_864,
+    "sflckr_transformer": 304_932_864,
+}
+NUM_CONDITIONS = {"cin_transformer": 1001, "drin_transformer": 1025, "sflckr_transformer": 1025}
+
+
+def autoencoder(prefix: str, codes: int, channels: int = 3) -> Shapes:
+    quantizer: Shapes = {"quantize.embedding.weight": (codes, 256)}
+    shapes = foreign_keys.compvis_vqgan([1, 1, 2, 2, 4], [4], 3, quantizer)
+    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("loss.")}
+    shapes["encoder.conv_in.weight"] = (128, channels, 3, 3)
+    shapes["decoder.conv_out.weight"] = (channels, 128, 3, 3)
+    shapes["decoder.conv_out.bias"] = (channels,)
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+
+def published_keys(size: str) -> Shapes:
+    shapes = foreign_keys.compvis_gpt(*SIZES[size])
+    shapes |= autoencoder("first_stage_model.", SIZES[size][0])
+    if size != "cin_transformer":
+        channels = 182 if size == "sflckr_transformer" else 3
+        shapes |= autoencoder("cond_stage_model.", 1024, channels)
+    return shapes
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_transformers_fit_by_name_and_shape(size: str) -> None:
+    shapes = published_keys(size)
+    imported = on_meta("compvis_transformer", shapes, size)
+    with torch.device("meta"):  # strict: every weight of ours is there, in its shape
+        gpt = GPT.from_saved(imported.model.parts["transformer"])
+        parts = imported.model.parts.items()
+        stages = [VQGAN.from_saved(part) for name, part in parts if name != "transformer"]
+    num_layers, width = SIZES[size][2:]
+    theirs = {name for name in shapes if name.startswith("transformer.")}
+    used = f"used {len(theirs) - num_layers} weights"
+    assert imported.notes[:2] == [used, MASKS.format(num_layers)]
+    assert sum(p.numel() for p in gpt.parameters()) == (
+        NUM_PARAMETERS[size] + NUM_CONDITIONS[size] * width  # conditions have their own table here
+    )
+    num_stage_weights = sum(torch.Size(s).numel() for n, s in shapes.items() if n not in theirs)
+    assert sum(p.numel() for stage in stages for p in stage.parameters()) == num_stage_weights
+    assert imported.model.config["grid_size"] == [16, 16]
+
+
+# --- configs and weights that do not fit --------------------------------------------------------
+
+
+def test_a_weight_that_the_first_stage_lacks_is_named(shared: Path) -> None:
+    content, params = content_and_config(shared, "class")
+    weights: Weights = content["state_dict"]
+    del weights["first_stage_model.encoder.conv_in.bias"]
+    with pytest.raises(UserError, match=r"the first stage: .*: encoder\.conv_in\.bias"):
+        convert(content, params)
+    alone = {n: weight for n, weight in weights.items() if n.startswith("transformer.")}
+    with pytest.raises(UserError, match="the first stage: it holds no weights"):
+        convert({"state_dict": alone}, params)
+
+
+def gpt(**arguments: Any) -> dict[str, Any]:
+    return {"transformer_config": {"params": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transformer_config": None}, "config is wrong"),
+        ({"downsample_cond_size": 8, "cond_stage_config": "__is_first_stage__"}, "downsample_cond"),
+        ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, a kind of condition"),
+        ({"cond_stage_config": None}, "is None, a kind of condition"),
+        (gpt(n_embd=32), "pos_emb is .* and not"),
+        (gpt(n_heads=2), "their transformer has no arguments n_heads"),
+        (gpt(vocab_size="64"), "config is wrong"),
+        (gpt(block_size=66), r"attn\.mask is not the causal mask of block_size 66"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(
+    shared: Path, changes: dict[str, Any], message: str
+) -> None:
+    content, params = content_and_config(shared, "class")
+    config = OmegaConf.to_container(OmegaConf.merge(params, changes))
+    with pytest.raises(UserError, match=message):
+        convert(content, config)

@@ -1,0 +1,86 @@
+"""Their patch discriminator with ActNorm, against the layers written out.
+
+The one with batch normalisation is in the references.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from taming.discriminators import PatchDiscriminator
+from taming.interop.layouts import patch_discriminator
+from taming.interop.weights import ForeignWeights
+from taming.runtime.errors import UserError
+
+Weights = dict[str, torch.Tensor]
+
+
+def foreign(channels: int = 3) -> Weights:
+    """Random weights of two strided layers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 0.3
+
+    weights = {}
+    for index, inputs, outputs in ((0, channels, 4), (2, 4, 8), (5, 8, 16), (8, 16, 1)):
+        weights[f"d.main.{index}.weight"] = random(outputs, inputs, 4, 4)
+        weights[f"d.main.{index}.bias"] = random(outputs)
+    for index, width in ((3, 8), (6, 16)):
+        weights[f"d.main.{index}.loc"] = random(1, width, 1, 1)
+        weights[f"d.main.{index}.scale"] = random(1, width, 1, 1)
+        weights[f"d.main.{index}.initialized"] = torch.tensor(1, dtype=torch.uint8)
+    return weights
+
+
+def scores(weights: Weights, images: torch.Tensor) -> torch.Tensor:
+    x = images
+    for index, stride in ((0, 2), (2, 2), (5, 1), (8, 1)):
+        kernel, bias = (weights[f"d.main.{index}.{name}"] for name in ("weight", "bias"))
+        x = F.conv2d(x, kernel, bias, stride, padding=1)
+        if index in (2, 5):
+            loc, scale = (weights[f"d.main.{index + 1}.{name}"] for name in ("loc", "scale"))
+            x = scale * (x + loc)
+        x = F.leaky_relu(x, 0.2) if index < 8 else x
+    return x
+
+
+def test_scores_are_those_of_their_layers() -> None:
+    theirs = foreign()
+    weights = ForeignWeights(theirs)
+    saved = patch_discriminator(weights, "d.", image_channels=3)
+    weights.finish()
+    assert saved is not None
+    assert (saved.config["num_layers"], saved.config["base_channels"]) == (2, 4)
+    discriminator = PatchDiscriminator.from_saved(saved)
+    images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))
+    expected = scores(theirs, images)
+    torch.testing.assert_close(discriminator(images), expected, rtol=0, atol=1e-5)
+    # it is initialised: a training batch changes nothing
+    torch.testing.assert_close(discriminator.train()(images), expected, rtol=0, atol=1e-5)
+
+
+def test_every_key_is_needed() -> None:
+    for name in foreign():
+        theirs = foreign()
+        del theirs[name]
+        weights = ForeignWeights(theirs)
+        patch_discriminator(weights, "d.", image_channels=3)
+        with pytest.raises(UserError, match="do not fit"):
+            weights.finish()
+
+
+def test_one_that_sees_a_condition_is_dropped_by_name() -> None:
+    weights = ForeignWeights(foreign(channels=6))
+    assert patch_discriminator(weights, "d.", image_channels=3) is None
+    assert weights.finish()[1].startswith("dropped d.* (14): it judges 6 channels")
+
+
+def test_no_memory_is_taken_for_weights_that_are_not_there() -> None:
+    """A first layer of 10 MB says that the second has 320 GB."""
+    theirs = foreign()
+    theirs["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
+    weights = ForeignWeights(theirs)
+    patch_discriminator(weights, "d.", image_channels=3)
+    with pytest.raises(UserError, match=r"main\.\d\.(weight|scale) is .* not \(100000,"):
+        weights.finish()

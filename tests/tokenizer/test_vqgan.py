@@ -1,0 +1,163 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import as_older, changed, weights
+
+import taming
+from taming.runtime.errors import UserError
+from taming.serialization import save_model_directory
+from taming.tokenizer import VQGAN
+
+
+def make(**changes: Any) -> VQGAN:
+    torch.manual_seed(0)
+    config: dict[str, Any] = {
+        "quantizer": {"kind": "vector", "codebook_size": 16, "codebook_dim": 4},
+        "resolution": 16,
+        "base_channels": 8,
+        "channel_multipliers": [1, 2, 2],
+        "num_residual_blocks": 1,
+        "attention_resolutions": [4],
+        "latent_channels": 8,
+    }
+    return VQGAN(**{**config, **changes})
+
+
+def pictures(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+REVIVING = {"kind": "vector", "codebook_size": 16, "codebook_dim": 4, "revive_after": 2}
+
+
+def test_shapes_of_every_step() -> None:
+    vqgan = make()
+    images = pictures(2, 3, 16, 24)
+    assert (vqgan.downsample_factor, vqgan.grid_size, vqgan.codebook_size) == (4, (4, 4), 16)
+    assert vqgan.encode_latents(images).shape == (2, 4, 4, 6)
+    indices = vqgan.encode(images)
+    assert (indices.shape, indices.dtype) == ((2, 4, 6), torch.int64)
+    assert vqgan.decode(indices).shape == images.shape
+    output = vqgan(images)
+    assert output.reconstructions.shape == images.shape
+    assert output.quantizer.indices.shape == (2, 4, 6)
+    assert make(resolution=[16, 32]).grid_size == (4, 8)
+    assert make(image_channels=1)(pictures(1, 1, 16, 16)).reconstructions.shape == (1, 1, 16, 16)
+
+
+def test_decoding_the_indices_is_reconstructing() -> None:
+    vqgan = make().eval()
+    images = pictures(2, 3, 16, 16)
+    with torch.no_grad():
+        decoded = vqgan.decode(vqgan.encode(images))
+        torch.testing.assert_close(decoded, vqgan(images).reconstructions, rtol=0, atol=1e-5)
+
+
+def test_encode_latents_are_what_the_quantizer_receives() -> None:
+    vqgan = make(
+        quantizer={"kind": "vector", "codebook_size": 16, "codebook_dim": 4, "cosine": True}
+    )
+    images = pictures(1, 3, 16, 16)
+    latents = vqgan.encode_latents(images)
+    assert (latents.norm(dim=1) - 1).abs().max() > 0.01  # before any normalisation
+    assert torch.equal(vqgan.quantizer(latents).indices, vqgan.encode(images))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_encoding_is_deterministic_and_changes_nothing(training: bool) -> None:
+    vqgan = make(dropout=0.5, quantizer=REVIVING).train(training)
+    before = weights(vqgan)
+    images = pictures(2, 3, 16, 16)
+    assert torch.equal(vqgan.encode(images), vqgan.encode(images))
+    assert not changed(vqgan, before)
+    assert vqgan.training is training
+
+
+def test_the_package_shows_its_two_classes() -> None:
+    assert dir(taming) == ["ImageGenerator", "VQGAN", "__version__"]
+
+
+def test_the_whole_model_learns() -> None:
+    vqgan = make()
+    output = vqgan(pictures(2, 3, 16, 16))
+    (output.reconstructions.square().mean() + sum(output.quantizer.losses.values())).backward()
+    missing = [
+        name for name, p in vqgan.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0
+    ]
+    assert missing == []
+
+
+def test_the_last_layer_is_the_last() -> None:
+    vqgan = make()
+    reconstructions = vqgan(pictures(1, 3, 16, 16)).reconstructions
+    (gradient,) = torch.autograd.grad(reconstructions.sum(), vqgan.last_layer)
+    assert gradient.shape == (3, 8, 3, 3)
+
+
+def test_saving_and_loading(tmp_path: Path) -> None:
+    vqgan = make(quantizer=REVIVING).train()
+    vqgan(pictures(2, 3, 16, 16))
+    vqgan.save_pretrained(tmp_path / "model")
+    loaded = taming.VQGAN.from_pretrained(tmp_path / "model")
+    assert not loaded.training
+    assert loaded.config == vqgan.config
+    images = pictures(2, 3, 16, 16)
+    assert torch.equal(loaded(images).reconstructions, vqgan.eval()(images).reconstructions)
+    assert loaded.to_saved().fingerprint() == vqgan.to_saved().fingerprint()
+
+
+def test_a_model_that_an_older_version_saved(tmp_path: Path) -> None:
+    vqgan = make().eval()
+    save_model_directory(as_older(vqgan.to_saved()), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"format_version": 2', '"format_version": 1'))
+    loaded = taming.VQGAN.from_pretrained(tmp_path / "model")
+    images = pictures(2, 3, 16, 16)
+    assert torch.equal(loaded(images).reconstructions, vqgan(images).reconstructions)
+    assert loaded.to_saved().fingerprint() == vqgan.to_saved().fingerprint()  # for token caches
+
+
+def test_models_of_label_maps_say_so(tmp_path: Path) -> None:
+    cases = (3, False, False), (3, True, True), (12, False, False), (12, None, True)
+    for channels, given, expected in cases:
+        vqgan = make(image_channels=channels, label_maps=given)
+        vqgan.save_pretrained(tmp_path / "model")
+        assert VQGAN.from_pretrained(tmp_path / "model").label_maps is expected
+        older = vqgan.to_saved()
+        older.config = {k: v for k, v in older.config.items() if k != "label_maps"}
+        assert VQGAN.from_saved(older).label_maps is (channels == 12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_float_type(dtype: torch.dtype) -> None:
+    vqgan = make().eval().to(dtype)
+    images = pictures(1, 3, 16, 16).to(dtype)
+    reconstructions = vqgan(images).reconstructions
+    assert reconstructions.dtype == dtype
+    assert torch.equal(vqgan.decode(vqgan.encode(images)), reconstructions)
+
+
+def test_images_that_do_not_fit_are_named() -> None:
+    vqgan = make()
+    with pytest.raises(UserError, match=r"18×16 does not divide by .* factor 4"):
+        vqgan.encode(pictures(1, 3, 18, 16))
+    with pytest.raises(UserError, match=r"images \(b 3 H W\), got \(1, 1, 16, 16\)"):
+        vqgan.encode(pictures(1, 1, 16, 16))
+    with pytest.raises(UserError, match="18×18 does not divide"):
+        make(resolution=18)
+    assert vqgan.training  # an error leaves the mode as it was
+
+
+def test_pixels_and_indices_of_another_kind_are_named() -> None:
+    vqgan = make()
+    pixels = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
+    for call in (vqgan.encode, vqgan.encode_latents, vqgan):
+        with pytest.raises(UserError, match=r"float images in \[-1, 1\], got torch.uint8"):
+            call(pixels)
+    last = vqgan.codebook_size - 1
+    assert vqgan.decode(torch.full((1, 4, 4), last)).shape == (1, 3, 16, 16)
+    for wrong in (torch.full((1, 4, 4), last + 1), torch.full((1, 4, 4), -1), torch.zeros(1, 4, 4)):
+        with pytest.raises(UserError, match=f"must be integers from 0 to {last}"):
+            vqgan.decode(wrong)
