@@ -139,7 +139,7 @@ def step(
         way = choose_execution(
             auto, module, lambda: batch, device, num_batches=DEFAULT_STEPS, world_size=1
         )
-        module.settle(channels_last=way.channels_last, compile=way.compile)
+        module.set_execution(channels_last=way.channels_last, compile=way.compile)
         dtype = "bf16" if way.precision == "bf16-mixed" else "float32"
         facts |= {"dtype": dtype, "channels_last": way.channels_last, "compile": way.compile}
         settings = settings | {"dtype": dtype}

@@ -39,7 +39,7 @@ from taming.training import (
     finished_steps,
     train,
 )
-from taming.training.execution import Execution, choose_execution, default_precision
+from taming.training.execution import choose_execution, default_precision
 from taming.training.lineage import log_lineage
 from taming.training.loggers import finish_wandb
 
@@ -137,16 +137,14 @@ def settle_execution(
     if device.type == "cuda":
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
     precision = "auto" if config.trainer.precision == "auto" else str(trainer.precision)
-    wanted = Execution(precision, module.channels_last, module.compiled)
     chosen = choose_execution(
-        wanted,
+        precision,
         module,
         data.first_batch,
         device,
         num_batches=trainer.max_steps * trainer.accumulate_grad_batches,
-        world_size=trainer.world_size,
+        num_processes=trainer.world_size,
     )
-    module.settle(channels_last=chosen.channels_last, compile=chosen.compile)
     config.trainer.precision = chosen.precision
     for name in {"channels_last", "compile"} & config.training.keys():
         config.training[name] = getattr(chosen, name)

@@ -1,8 +1,8 @@
-"""How a training runs fastest on the machine at hand: precision, memory format, compilation.
+"""Chooses the fastest way to compute a step: precision, memory format and compilation.
 
-It depends on processor and model. On one processor with AMX, bfloat16 made a transformer 512 wide
-1.8 times as fast and one 128 wide 1.4 times as slow, and channels_last halved the speed of a narrow
-VQGAN. So each way that is left to `auto` is timed on the model itself, where a training is long.
+The fastest way depends on the processor and the model. On one processor with AMX, bfloat16 made a
+transformer 512 wide 1.8 times as fast and one 128 wide 1.4 times as slow, and channels_last halved
+the speed of a narrow VQGAN. A long training therefore times each candidate on its own model.
 """
 
 import gc
@@ -14,102 +14,122 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from taming.losses import FrozenNetwork
 from taming.runtime.hardware import can_compile, device_name, has_bf16
-from taming.training.module import Switch, TrainingModule
+from taming.training.module import TrainingModule
 
 __all__ = ["Execution", "choose_execution", "default_precision"]
 
 log = logging.getLogger("taming")
+warn = rank_zero_only(log.warning)
 
 TIMED_FROM = 500  # batches
-TIMED_SECONDS = 2.0  # of each way, which is at least one step
-EAGER_FROM = 300.0  # seconds of training, to try another precision or memory format
-COMPILED_FROM = 1800.0  # seconds of training: compiling to try it takes one to four minutes
-WORTHWHILE = 1.1  # times as fast: the rest may be noise
-AUTOCAST = {  # of the precisions that are timed
+TIMED_SECONDS = 2.0  # per candidate, and at least one step
+EAGER_FROM = 300.0  # seconds of training that justify timing a precision or memory format
+COMPILED_FROM = 1800.0  # seconds of training that justify compiling, which takes 1 to 4 minutes
+WORTHWHILE = 1.1  # smaller speed-ups may be noise
+AUTOCAST = {  # the precisions that can be timed
     "32-true": torch.float32,
     "bf16-mixed": torch.bfloat16,
     "16-mixed": torch.float16,
 }
+ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}  # Lightning's
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How the steps of a training are computed; `"auto"` for what is still to be chosen.
+    """How the steps of a training are computed.
 
     Attributes:
-        precision: as Lightning's `Trainer.precision` says it.
-        channels_last: whether images and weights lie channel by channel in memory.
-        compile: whether the networks are compiled by `torch.compile`.
+        precision: an argument of Lightning's `Trainer`.
+        channels_last: whether images and weights use the channels-last memory format.
+        compile: whether `torch.compile` compiles the networks.
     """
 
     precision: str
-    channels_last: Switch
-    compile: Switch
+    channels_last: bool
+    compile: bool
+
+    def __str__(self) -> str:
+        compiled = ", compiled" if self.compile else ""
+        return f"{self.precision}{', channels_last' if self.channels_last else ''}{compiled}"
 
 
 def choose_execution(
-    wanted: Execution,
+    precision: str,
     module: TrainingModule,
     load_batch: Callable[[], dict[str, torch.Tensor]],
     device: torch.device,
     *,
     num_batches: int,
-    world_size: int,
+    num_processes: int = 1,
 ) -> Execution:
-    """Replaces each `"auto"`, and logs the choice in one line.
+    """Replaces each `"auto"`, applies the choice to the module, and logs it in one line.
 
-    | setting       | without timing                                     | also tried, if long  |
-    |---------------|----------------------------------------------------|-----------------------|
-    | precision     | a GPU that has bfloat16: bf16-mixed; an older one  | bf16-mixed, on a      |
-    |               | with tensor cores: 16-mixed; all others: 32-true   | processor that has it |
-    | channels_last | on GPUs                                            | the other way         |
-    | compile       | no                                                 | yes                   |
+    It needs no Trainer, so it can choose the precision that the Trainer is built with.
 
-    Other ways are tried where the training would take five minutes or more, and compiling where it
-    would take half an hour. Trainings of fewer than 500 batches are not timed, and those in several
-    processes, which would have to agree, are not either. The module stays as it is.
+    | setting       | default                                          | also timed             |
+    |---------------|--------------------------------------------------|------------------------|
+    | precision     | GPU with bfloat16: bf16-mixed; older GPU with    | bf16-mixed on CPUs     |
+    |               | tensor cores: 16-mixed; otherwise 32-true        | with bfloat16          |
+    | channels_last | on GPUs                                          | the opposite           |
+    | compile       | no                                               | yes                    |
+
+    Alternatives are timed if the training takes at least five minutes, and compilation if it takes
+    at least half an hour. Trainings of fewer than 500 batches are not timed. Several processes
+    would have to agree, so they are not timed either. Timing uses copies of the module.
+
+    Args:
+        precision: `trainer.precision`; `"auto"` to choose it.
+        module: its `channels_last` and `compiled` may be `"auto"`.
+        load_batch: returns a batch to time steps with.
+        device: device of this process.
+        num_batches: batches of the whole training.
+        num_processes: processes of the training.
     """
     chosen = Execution(
-        default_precision(device) if wanted.precision == "auto" else wanted.precision,
-        device.type == "cuda" if wanted.channels_last == "auto" else wanted.channels_last,
-        wanted.compile is True,
+        default_precision(device)
+        if precision == "auto"
+        else supported_precision(precision, device),
+        device.type == "cuda" if module.channels_last == "auto" else module.channels_last,
+        module.compiled is True,
     )
-    changes: list[tuple[float, dict[str, Any]]] = []  # from so many seconds of training on
-    if wanted.precision == "auto" and device.type == "cpu" and has_bf16(device):
+    changes: list[tuple[float, dict[str, Any]]] = []  # and how long a training justifies each
+    if precision == "auto" and device.type == "cpu" and has_bf16(device):
         changes.append((EAGER_FROM, {"precision": "bf16-mixed"}))
-    if wanted.channels_last == "auto":
+    if module.channels_last == "auto":
         changes.append((EAGER_FROM, {"channels_last": not chosen.channels_last}))
-    if wanted.compile == "auto" and can_compile(device):
+    if module.compiled == "auto" and can_compile(device):
         changes.append((COMPILED_FROM, {"compile": True}))
     times: dict[Execution, float] = {}
-    is_long = num_batches >= TIMED_FROM and world_size == 1
+    is_long = num_batches >= TIMED_FROM and num_processes == 1
     if changes and is_long and chosen.precision in AUTOCAST:
         log.info("timing a few batches")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times[chosen] = seconds_per_batch(deepcopy(module), batch, device, chosen)
-            for least, change in changes:
-                if times[chosen] * num_batches < least:
+            for min_seconds, change in changes:
+                if times[chosen] * num_batches < min_seconds:
                     continue
-                way = replace(chosen, **change)
-                times[way] = seconds_per_batch(deepcopy(module), batch, device, way)
-                if times[way] * WORTHWHILE < times[chosen]:
-                    chosen = way
+                candidate = replace(chosen, **change)
+                times[candidate] = seconds_per_batch(deepcopy(module), batch, device, candidate)
+                if times[candidate] * WORTHWHILE < times[chosen]:
+                    chosen = candidate
         gc.collect()  # compiled networks are in reference cycles, and large
-    timed = "; ".join(f"{_words(way)} {seconds:.3g}" for way, seconds in times.items())
-    duration = ""
+    measurements = ""
     if times:
         total = timedelta(seconds=round(times[chosen] * num_batches))
-        duration = f" (seconds a batch: {timed}), about {total} in all"
-    log.info("%s: %s%s", device_name(device), _words(chosen), duration)
+        seconds = "; ".join(f"{candidate} {time:.3g}" for candidate, time in times.items())
+        measurements = f" (seconds per batch: {seconds}), about {total} in all"
+    log.info("%s: %s%s", device_name(device), chosen, measurements)
+    module.set_execution(channels_last=chosen.channels_last, compile=chosen.compile)
     return chosen
 
 
 def default_precision(device: torch.device) -> str:
-    """Returns what is right for a device where nothing is timed."""
+    """Returns the precision that suits a device if nothing is timed."""
     if device.type != "cuda":
         return "32-true"
     if has_bf16(device):
@@ -117,24 +137,42 @@ def default_precision(device: torch.device) -> str:
     return "16-mixed" if torch.cuda.get_device_capability(device) >= (7, 0) else "32-true"
 
 
-def seconds_per_batch(
-    module: TrainingModule, batch: dict[str, torch.Tensor], device: torch.device, way: Execution
-) -> float:
-    """Returns the least time of forward and backward pass; infinity if compiling fails.
+def supported_precision(precision: str, device: torch.device) -> str:
+    """Returns the precision in Lightning's long form, and warns if the device only emulates it."""
+    precision = ALIASES.get(precision, precision)
+    if precision == "16-mixed" and device.type == "cpu":
+        warn("trainer.precision=16-mixed needs a GPU. The CPU uses bf16-mixed instead.")
+        precision = "bf16-mixed"
+    if precision.startswith("bf16") and not has_bf16(device):
+        warn(
+            "%s has no bfloat16 arithmetic and emulates it, so steps take 10 to 20 times as long. "
+            "Use trainer.precision=auto.",
+            device_name(device),
+        )
+    return precision
 
-    The step is one with all networks; the module, a deep copy, is used up.
+
+def seconds_per_batch(
+    module: TrainingModule,
+    batch: dict[str, torch.Tensor],
+    device: torch.device,
+    execution: Execution,
+) -> float:
+    """Returns the shortest time of a forward and backward pass; infinity if compiling fails.
+
+    All networks take part in the step. The module must be a copy, because timing changes it.
     """
     from torch.utils.benchmark import Timer  # slow to import
 
     for part in module.modules():
         if isinstance(part, FrozenNetwork):
-            part.copy_network()  # the original's stays where it is
+            part.copy_network()  # a deep copy shares it
     if (adversary := getattr(module, "adversary", None)) is not None:
         adversary.start = adversary.warmup = 0
-    module.settle(channels_last=way.channels_last, compile=way.compile)
-    dtype = AUTOCAST[way.precision]
-    if way.compile:
-        log.info("compiling a step to time it, for a minute to four")
+    module.set_execution(channels_last=execution.channels_last, compile=execution.compile)
+    dtype = AUTOCAST[execution.precision]
+    if execution.compile:
+        log.info("compiling a step to time it, which takes one to four minutes")
 
     def step() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -148,16 +186,10 @@ def seconds_per_batch(
         timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
         return min(timer.blocked_autorange(min_run_time=TIMED_SECONDS).times)
     except RuntimeError as error:
-        if not way.compile:
+        if not execution.compile:
             raise
         log.warning("compiling failed, so nothing is compiled: %s", str(error).splitlines()[0])
         return float("inf")
     finally:
-        if way.compile:
+        if execution.compile:
             torch.compiler.reset()
-
-
-def _words(way: Execution) -> str:
-    """Describes an execution in a few words."""
-    compiled = ", compiled" if way.compile else ""
-    return f"{way.precision}{', channels_last' if way.channels_last else ''}{compiled}"

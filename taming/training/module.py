@@ -20,7 +20,7 @@ from taming.training.optimizer import OptimizerConfig, build_optimizer
 __all__ = ["Switch", "TrainedNetwork", "TrainingModule", "prefixed"]
 
 Switch = bool | Literal["auto"]
-"""`"auto"` stands for what `choose_execution` finds; it is False if that is not called."""
+"""`choose_execution` replaces `"auto"`; without that call it means False."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class TrainingModule(L.LightningModule):
         self._finite: torch.Tensor | None = None  # whether all gradients so far were
         self._resumed: dict[str, Any] | None = None
 
-    def settle(self, *, channels_last: Switch, compile: Switch) -> None:
-        """Settles how steps are computed; weights are laid out at once, and compiled in `setup`."""
+    def set_execution(self, *, channels_last: Switch, compile: Switch) -> None:
+        """Sets memory format and compilation of the steps; `setup` compiles the networks."""
         self.channels_last, self.compiled = channels_last, compile
         if channels_last is True:
             self.to(memory_format=torch.channels_last)

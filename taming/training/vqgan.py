@@ -108,7 +108,7 @@ class VQGANTraining(TrainingModule):
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
         vqgan.encoder.checkpointing = vqgan.decoder.checkpointing = checkpointing
-        self.settle(channels_last=channels_last, compile=compile)
+        self.set_execution(channels_last=channels_last, compile=compile)
 
     def compile_networks(self) -> None:
         """Compiles encoder, decoder, perceptual network and discriminator, each by itself.

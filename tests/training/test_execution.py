@@ -14,17 +14,25 @@ from taming.training import execution
 from taming.training.execution import Execution, choose_execution
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-AUTO = Execution("auto", "auto", "auto")
+AUTO = ("auto", "auto", "auto")  # precision, channels_last, compile
 PLAIN = Execution("32-true", False, False)
 BF16 = Execution("bf16-mixed", False, False)
+BATCH = {"images": torch.rand(2, 3, 16, 16)}
 
 
-def choose(wanted: Execution, device: torch.device = CPU, **settings: Any) -> Execution:
-    def load_batch() -> dict[str, torch.Tensor]:
-        return {"images": torch.rand(2, 3, 16, 16)}
-
-    settings = {"num_batches": 100, "world_size": 1} | settings
-    return choose_execution(wanted, vqgan_training(), load_batch, device, **settings)
+def choose(
+    request: tuple[str, Any, Any],
+    device: torch.device = CPU,
+    num_batches: int = 100,
+    **options: Any,
+) -> Execution:
+    precision, channels_last, compile = request
+    module = vqgan_training(channels_last=channels_last, compile=compile)
+    choice = choose_execution(
+        precision, module, lambda: BATCH, device, num_batches=num_batches, **options
+    )
+    assert (module.channels_last, module.compiled) == (choice.channels_last, choice.compile)
+    return choice
 
 
 @pytest.mark.parametrize(
@@ -38,11 +46,12 @@ def test_gpus_by_what_they_have(
     monkeypatch.setattr(execution, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose(AUTO, CUDA) == Execution(expected, channels_last=True, compile=False)
-    explicit = Execution("32-true", False, True)
-    assert choose(explicit, CUDA) == explicit
+    assert choose(("32-true", False, True), CUDA) == Execution("32-true", False, True)
 
 
-@pytest.mark.parametrize("settings", [{"num_batches": 499}, {"num_batches": 9999, "world_size": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"num_batches": 499}, {"num_batches": 9999, "num_processes": 2}]
+)
 def test_short_trainings_and_several_processes_are_not_timed(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
@@ -71,15 +80,14 @@ def test_what_is_timed_and_chosen(
     with caplog.at_level(logging.INFO, "taming"):
         assert choose(AUTO, num_batches=4000) == compiled
     assert tried == list(times)
-    begun, line = caplog.messages  # what was chosen, and why
-    assert begun == "timing a few batches"
+    announcement, line = caplog.messages  # the choice and its reason
+    assert announcement == "timing a few batches"
     assert "bf16-mixed, compiled" in line and "bf16-mixed, channels_last 0.95" in line
     # without hardware for it, bfloat16 is not even tried; what is set stays
     tried.clear()
     times[Execution("32-true", True, False)] = 1.0
     monkeypatch.setattr(execution, "has_bf16", lambda device: False)
-    wanted = Execution("auto", "auto", False)
-    assert choose(wanted, num_batches=4000) == Execution("32-true", True, False)
+    assert choose(("auto", "auto", False), num_batches=4000) == Execution("32-true", True, False)
     assert tried == [PLAIN, Execution("32-true", True, False)]
 
 
@@ -89,38 +97,57 @@ def test_other_ways_are_tried_from_five_minutes_on(
     tried: list[Execution] = []
     monkeypatch.setattr(execution, "seconds_per_batch", timer({PLAIN: 0.5, BF16: 0.25}, tried))
     monkeypatch.setattr(execution, "has_bf16", lambda device: True)
-    wanted = Execution("auto", False, False)
+    request = ("auto", False, False)
     with caplog.at_level(logging.INFO, "taming"):
-        assert choose(wanted, num_batches=500) == PLAIN and tried == [PLAIN]
-    assert "32-true (seconds a batch: 32-true 0.5), about 0:04:10 in all" in caplog.text
-    assert choose(wanted, num_batches=600) == BF16
+        assert choose(request, num_batches=500) == PLAIN and tried == [PLAIN]
+    assert "32-true (seconds per batch: 32-true 0.5), about 0:04:10 in all" in caplog.text
+    assert choose(request, num_batches=600) == BF16
 
 
 def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiled = replace(PLAIN, compile=True)
-    wanted, tried = replace(PLAIN, compile="auto"), list[Execution]()
+    request, tried = ("32-true", False, "auto"), list[Execution]()
     times = {PLAIN: 0.5, compiled: 0.2}
     monkeypatch.setattr(execution, "seconds_per_batch", timer(times, tried))
     monkeypatch.setattr(execution, "can_compile", lambda device: True)
-    assert choose(wanted, num_batches=3000) == PLAIN and compiled not in tried
-    assert choose(wanted, num_batches=4000) == compiled
+    assert choose(request, num_batches=3000) == PLAIN and compiled not in tried
+    assert choose(request, num_batches=4000) == compiled
     times[compiled] = 0.46
-    assert choose(wanted, num_batches=4000) == PLAIN
+    assert choose(request, num_batches=4000) == PLAIN
+
+
+@pytest.mark.parametrize(("precision", "expected"), [
+    ("bf16-mixed", "bf16-mixed"), ("bf16", "bf16-mixed"), ("16-mixed", "bf16-mixed"),
+    ("32", "32-true"),
+])  # fmt: skip
+@pytest.mark.parametrize("native", [True, False])
+def test_a_slow_or_replaced_precision_gives_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    precision: str,
+    expected: str,
+    native: bool,
+) -> None:
+    monkeypatch.setattr(execution, "has_bf16", lambda device: native)
+    assert choose((precision, False, False)).precision == expected
+    emulates = not native and expected == "bf16-mixed"
+    assert ("steps take 10 to 20 times as long" in caplog.text) == emulates
+    assert ("CPU uses bf16-mixed instead" in caplog.text) == (precision == "16-mixed")
 
 
 def test_other_precisions_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "seconds_per_batch", None)
-    wanted = Execution("bf16-true", "auto", "auto")
-    assert choose(wanted, num_batches=4000) == Execution("bf16-true", False, False)
+    assert choose(("bf16-true", "auto", "auto"), num_batches=4000) == Execution(
+        "bf16-true", False, False
+    )
 
 
 def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
     module = vqgan_training(tiny_adversary(start=1000))
-    batch = {"images": torch.rand(2, 3, 16, 16)}
-    assert 0 < execution.seconds_per_batch(module, batch, CPU, PLAIN) < 60
+    assert 0 < execution.seconds_per_batch(module, BATCH, CPU, PLAIN) < 60
     assert {"generator_loss", "discriminator_loss"} <= module._sums.keys()
 
 
@@ -129,10 +156,10 @@ def test_frozen_networks_are_timed_where_the_step_is(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
     monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
     monkeypatch.setattr(ByConvolution, "layouts", [])
-    module, batch = vqgan_training(), {"images": torch.rand(2, 3, 16, 16)}
+    module = vqgan_training()
     module.perceptual = perceptual = ByConvolution()
-    wanted = Execution("32-true", "auto", False)
-    choose_execution(wanted, module, lambda: batch, CPU, num_batches=500, world_size=1)
+    module.set_execution(channels_last="auto", compile=False)
+    choose_execution("32-true", module, lambda: BATCH, CPU, num_batches=500)
     assert set(ByConvolution.layouts) == {torch.contiguous_format, torch.channels_last}
     weight: Any = perceptual.frozen.network.weight
     assert weight.is_contiguous()  # the training's own is as it was
@@ -147,10 +174,10 @@ def test_timing_leaves_the_training_as_it_is(
     module, data = stage(kind)
     before = weights(module)
     random_state = torch.get_rng_state()
-    wanted = Execution("auto", "auto" if kind == "vqgan" else False, False)
+    module.set_execution(channels_last="auto" if kind == "vqgan" else False, compile=False)
     monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
     with caplog.at_level(logging.INFO, "taming"):
-        choose_execution(wanted, module, data.first_batch, CPU, num_batches=500, world_size=1)
+        choose_execution("auto", module, data.first_batch, CPU, num_batches=500)
     assert "; bf16-mixed 0." in caplog.text
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not changed(module, before) and not module._sums and not module.compiled
@@ -166,8 +193,7 @@ def test_a_failing_compiler_leaves_the_training_eager(
     module = vqgan_training(tiny_adversary())
     monkeypatch.setattr(type(module), "compile_networks", compile_networks)
     compiled = Execution("32-true", False, True)
-    batch = {"images": torch.rand(2, 3, 16, 16)}
     with caplog.at_level(logging.INFO, "taming"):
-        assert execution.seconds_per_batch(module, batch, CPU, compiled) == float("inf")
-    assert "a minute to four" in caplog.messages[0]
+        assert execution.seconds_per_batch(module, BATCH, CPU, compiled) == float("inf")
+    assert "one to four minutes" in caplog.messages[0]
     assert "No working C++ compiler found" in caplog.text and "and so on" not in caplog.text

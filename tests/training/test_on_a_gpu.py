@@ -22,7 +22,7 @@ from tiny_training import (
 
 from taming.runtime.contexts import full_precision
 from taming.training import WholeFileCheckpointIO, execution
-from taming.training.execution import Execution, choose_execution
+from taming.training.execution import choose_execution
 from taming.training.sharding import ShardedStrategy
 
 DEVICE = "cuda"
@@ -105,9 +105,9 @@ def test_ways_to_compute_a_step_are_timed(
     caplog.set_level("INFO", "taming")
     module, data = stage("vqgan")
     module.perceptual = ByConvolution()  # frozen networks move with what is timed
-    wanted = Execution("auto", "auto", False)
+    module.set_execution(channels_last="auto", compile=False)
     device = torch.device(DEVICE, torch.cuda.current_device())
-    choose_execution(wanted, module, data.first_batch, device, num_batches=500, world_size=1)
+    choose_execution("auto", module, data.first_batch, device, num_batches=500)
     assert all(parameter.device.type == "cpu" for parameter in module.parameters())
     assert "bf16-mixed, channels_last" in caplog.text and "; bf16-mixed " in caplog.text
 
