@@ -24,9 +24,7 @@ STEP = {part: number for number, parts in enumerate(STEPS) for part in parts}
 SIBLINGS = {
     ("discriminators", "autoencoder"),
     ("evaluation", "generation"),
-    ("interop", "evaluation"),
     ("report", "training"),
-    ("interop", "report"),
 }  # within one step, besides itself
 
 Import = tuple[str, str, bool]  # file, imported module, at module level

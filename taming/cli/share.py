@@ -5,7 +5,7 @@ import re
 from omegaconf import DictConfig
 
 from taming.cli.setting_types import check_types
-from taming.interop.share import share_model
+from taming.report.share import share_model
 from taming.runtime.errors import UserError
 
 __all__ = ["main"]

@@ -10,7 +10,7 @@ from taming.report.page import Part, Section, Table, Text
 from taming.report.records import RunRecord
 from taming.runtime.nested import leaves
 
-__all__ = ["configurations", "duration", "evaluations", "last_metrics", "overview", "shown"]
+__all__ = ["as_text", "configurations", "duration", "evaluations", "last_metrics", "overview"]
 
 RESULT_ROWS = {  # of result.json; older files lack some
     "exported_step": "model of step",
@@ -34,14 +34,14 @@ def overview(runs: Sequence[RunRecord], about: Sequence[dict[str, str]]) -> Tabl
     """Returns how the runs went, a column each; `about` is what is known of model and data."""
     columns = []
     for run, more in zip(runs, about, strict=True):
-        column = {**more, "steps done": shown(run.result.get("step", run.last_step))}
+        column = {**more, "steps done": as_text(run.result.get("step", run.last_step))}
         for key, title in RESULT_ROWS.items():
             if value := run.result.get(key):
-                column[title] = duration(value) if key == "duration_seconds" else shown(value)
+                column[title] = duration(value) if key == "duration_seconds" else as_text(value)
         for key, title in SHOWN_SETTINGS.items():
             if (value := run.setting(key)) is not None:
-                column[title] = shown(value)
-        columns.append(column | {name: shown(x) for name, x in last_metrics(run).items()})
+                column[title] = as_text(value)
+        columns.append(column | {name: as_text(x) for name, x in last_metrics(run).items()})
     titles = dict.fromkeys(title for column in columns for title in column)
     rows = [[title, *(column.get(title, "–") for column in columns)] for title in titles]
     return Table(["", *(run.name for run in runs)], rows)
@@ -62,7 +62,7 @@ def configurations(runs: Sequence[RunRecord]) -> Section:
         settings = [dict(leaves(run.config, lists=False)) for run in runs]
         names = dict.fromkeys(name for one in settings for name in one)
         rows = [
-            [name, *(shown(one.get(name, "–")) for one in settings)]
+            [name, *(as_text(one.get(name, "–")) for one in settings)]
             for name in names
             if len({json.dumps(one.get(name, "–"), default=str) for one in settings}) > 1
             and not all(str(run.setting("run_dir")) in str(run.setting(name)) for run in runs)
@@ -80,9 +80,9 @@ def evaluations(run: RunRecord) -> Iterator[Part]:
         contract = numbers.get("contract")
         side = None
         if isinstance(contract, dict):
-            rows = [[name, shown(value)] for name, value in leaves(contract, lists=False)]
+            rows = [[name, as_text(value)] for name, value in leaves(contract, lists=False)]
             side = Table(("contract", ""), rows)
-        plain = [[k, shown(v)] for k, v in numbers.items() if not isinstance(v, dict | list)]
+        plain = [[k, as_text(v)] for k, v in numbers.items() if not isinstance(v, dict | list)]
         yield Table(("", ""), plain, f"{place}/metrics.json", side)
         for name, value in numbers.items():
             if name != "contract" and value:
@@ -94,7 +94,7 @@ def _nested(name: str, value: Any) -> Iterator[Part]:
     if isinstance(value, dict):
         lists = {k: v for k, v in value.items() if _is_rows(v)}
         others = {k: v for k, v in value.items() if k not in lists}
-        rows = [[k, shown(v)] for k, v in leaves(others, lists=False)]
+        rows = [[k, as_text(v)] for k, v in leaves(others, lists=False)]
         if rows:
             yield Table((name, ""), rows)
         for key, found in lists.items():
@@ -103,10 +103,10 @@ def _nested(name: str, value: Any) -> Iterator[Part]:
         columns = dict.fromkeys(
             key for row in value for key, found in row.items() if not isinstance(found, list)
         )
-        rows = [[shown(row.get(key, "–")) for key in columns] for row in value]
+        rows = [[as_text(row.get(key, "–")) for key in columns] for row in value]
         yield Table(list(columns), rows, name)
     elif isinstance(value, list):
-        lines = map(str, value) if name == "notes" else [f"{name}: {shown(value)}"]
+        lines = map(str, value) if name == "notes" else [f"{name}: {as_text(value)}"]
         yield from map(Text, lines)
 
 
@@ -123,7 +123,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
-def shown(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Returns a value as a cell of a table."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
@@ -132,7 +132,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {shown(found)}" for name, found in value.items())
+        return ", ".join(f"{name} {as_text(found)}" for name, found in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(as_text, value))
     return str(value)

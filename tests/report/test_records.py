@@ -7,7 +7,7 @@ import pytest
 from taming.report.curves import group_curves, save_curves, thinned
 from taming.report.health import findings
 from taming.report.records import RunRecord, read_run
-from taming.report.tables import configurations, duration, evaluations, shown
+from taming.report.tables import as_text, configurations, duration, evaluations
 from taming.runtime.errors import MissingPathError, UserError
 
 
@@ -138,6 +138,6 @@ def test_an_evaluation_stands_beside_its_contract() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [shown(x) for x in (True, None, 12345, 0.000123456, ["a", 1])] == [
+    assert [as_text(x) for x in (True, None, 12345, 0.000123456, ["a", 1])] == [
         "yes", "–", "12,345", "0.0001235", "a, 1"]  # fmt: skip
     assert [duration(s) for s in (5, 65.4, 3900)] == ["5 s", "1 min 05 s", "1 h 05 min"]

@@ -13,7 +13,7 @@ from hub_stand_in import TOKEN, Hub, running_hub
 from tiny_models import tiny_generator, tiny_vqgan
 
 from taming.conditioning import Unconditional
-from taming.interop.share import _run_of
+from taming.report.share import finished_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,5 +140,5 @@ def test_numbers_of_a_run_are_those_of_its_model_alone(tmp_path: Path) -> None:
     last.parent.mkdir()
     for path in (tmp_path / "result.json", tmp_path / "config.yaml", last):
         path.write_text("{}")
-    assert _run_of(tmp_path) is not None and _run_of(tmp_path / "model") is not None
-    assert _run_of(last) is None
+    assert finished_run(tmp_path) is not None and finished_run(tmp_path / "model") is not None
+    assert finished_run(last) is None
