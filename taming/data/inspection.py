@@ -8,17 +8,17 @@ from torch.utils.data import Dataset
 
 from taming.data.batches import make_loader
 from taming.data.image_folder import ImageFolder
-from taming.data.readers import BrokenImageError
 from taming.data.transforms import ImageTransform
-from taming.runtime.errors import UserError, join_names
+from taming.runtime.errors import UserError
 
 __all__ = ["InspectionImages"]
 
 
-class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
+class InspectionImages(Dataset[torch.Tensor]):
     """The images of a folder for a model that takes any size that divides by its factor.
 
-    Making one reads the headers of the images. Broken files are left out, counted and named.
+    Creating one decodes every image once, so that all broken files are known before the model runs.
+    They are left out, counted and named.
 
     Args:
         folder: the images.
@@ -30,7 +30,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
         max_images: take only this many, the first ones; None: all.
 
     Attributes:
-        broken: (name, reason) of the files left out so far.
+        broken: (name, reason) of each file that is left out.
         num_cropped: images that lose something because they do not divide.
         num_magnified: images smaller than `resolution`.
 
@@ -49,7 +49,7 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     ) -> None:
         self.folder = folder
         self.downsample_factor, self.resolution = downsample_factor, resolution
-        folder.drop_broken("header", max_images)
+        folder.drop_broken("full", max_images)
         self.broken = folder.broken
         self._sizes: list[tuple[int, int]] = []
         self.num_cropped = self.num_magnified = 0
@@ -70,14 +70,11 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     def __len__(self) -> int:
         return len(self.folder)
 
-    def __getitem__(self, number: int) -> tuple[torch.Tensor | None, str]:
-        """Returns `(c H W)` in [-1, 1] and ""; for a broken file None and what is wrong with it."""
-        try:
-            image = self.folder.load(number)
-        except BrokenImageError as error:
-            return None, str(error)
+    def __getitem__(self, number: int) -> torch.Tensor:
+        """Returns an image, `(c H W)` in [-1, 1]."""
+        image = self.folder.load(number)
         transform = self._transform((image.height, image.width))
-        return self.folder.reader.tensor(transform(image)), ""
+        return self.folder.reader.tensor(transform(image))
 
     def batches(self, batch_size: int) -> list[list[int]]:
         """Groups the images' numbers into batches of one size, of up to `batch_size` images."""
@@ -91,24 +88,9 @@ class InspectionImages(Dataset[tuple[torch.Tensor | None, str]]):
     def load(
         self, batches: Sequence[list[int]], num_workers: int
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Yields the numbers of a batch's images and these, `(b c H W)`; broken files are missing.
-
-        A batch of broken files alone is left out.
-        """
-        loader = make_loader(self, num_workers, batch_sampler=batches, collate_fn=list)
-        for numbers, loaded in zip(batches, loader, strict=True):
-            images = {}
-            for number, (image, why) in zip(numbers, loaded, strict=True):
-                if image is None:
-                    self.broken.append((self.folder.name(number), why))
-                else:
-                    images[number] = image
-            if images:
-                yield list(images), torch.stack(list(images.values()))
-
-    def describe_broken(self) -> str:
-        """Lists the broken files and their reasons, at most ten."""
-        return join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
+        """Yields the numbers of each batch's images, and the images as `(b c H W)`."""
+        loader = make_loader(self, num_workers, batch_sampler=batches)
+        yield from zip(batches, loader, strict=True)
 
     def _transform(self, size: tuple[int, int]) -> ImageTransform:
         """Returns what makes the result of an image of this (height, width)."""

@@ -25,7 +25,7 @@ from taming.evaluation import (
 )
 from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
-from taming.runtime.errors import UserError, writing
+from taming.runtime.errors import UserError, join_names, writing
 from taming.runtime.process_group import (
     dealt,
     gather,
@@ -135,15 +135,10 @@ def reconstruct_images(
                 sizes[tuple(batch.shape[2:])] += len(batch)
                 pictures.add(numbers, batch, outputs)
                 bar.update(len(numbers))
-        for other_sizes, shown, broken in gather((sizes, pictures.shown, images.broken))[1:]:
+        for other_sizes, other_pictures in gather((sizes, pictures.shown))[1:]:
             sizes += other_sizes
-            pictures.shown |= shown
-            images.broken = list(dict.fromkeys(images.broken + broken))
+            pictures.shown |= other_pictures
         num_latents = int(sum_over_ranks(codebook.counts.sum()))
-        if num_latents == 0:
-            raise UserError(
-                f"{images.folder.description}: no image can be read ({images.describe_broken()})."
-            )
         measured = {name: float(value) for name, value in metrics.compute().items()}
         if rank() > 0:
             return {}, []
@@ -162,11 +157,9 @@ def reconstruct_images(
         }
         found["notes"] = _notes(found, images, features)
         (output_dir / "metrics.json").write_text(json.dumps(found, indent=2) + "\n")
-        written = [output_dir / "metrics.json"]
-        if pictures.shown:  # unless the first images were all broken
-            written.insert(0, output_dir / "reconstructions.png")
-            pictures.grid().save(written[0])
-    return found, written + ([directory] if write_images else [])
+        pictures.grid().save(output_dir / "reconstructions.png")
+    names = ["reconstructions.png", "metrics.json", *(["images"] if write_images else [])]
+    return found, [output_dir / name for name in names]
 
 
 class _Pictures:
@@ -207,7 +200,8 @@ def _notes(
 ) -> list[str]:
     notes = []
     if images.broken:
-        notes.append(f"{len(images.broken)} broken files left out ({images.describe_broken()}).")
+        reasons = join_names([f"{name}: {why}" for name, why in images.broken], separator="; ")
+        notes.append(f"{len(images.broken)} broken files left out ({reasons}).")
     if images.num_cropped:
         notes.append(
             f"{images.num_cropped} images cropped in the middle to multiples of "

@@ -50,16 +50,18 @@ def test_a_folder_of_many_sizes(reconstruct: Run, vqgan_path: Path, tmp_path: Pa
     write_picture(cats / "2.png", 17, 27, seed=1)  # loses a row and three columns
     write_picture(tmp_path / "in" / "dogs" / "1.png", 32, 12, seed=2)
     (tmp_path / "in" / "dogs" / "bad.jpg").write_bytes(b"no picture")
+    whole = write_picture(tmp_path / "whole.jpg", 16, 24).read_bytes()
+    (tmp_path / "in" / "dogs" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     out = reconstruct(vqgan_path, "input=in", "write_images=true")
     found = numbers()
     assert found["num_images"] == 3
     assert found["resolution"] is None
     assert found["num_cropped"] == 1
-    assert [name for name, _ in found["broken"]] == ["dogs/bad.jpg"]
+    assert [name for name, _ in found["broken"]] == ["dogs/bad.jpg", "dogs/cut.jpg"]
     assert found["num_latents"] == (16 * 24 + 16 * 24 + 32 * 12) // 16
     assert 0 < found["psnr"] < 20  # an untrained model of noise
     assert 0 < found["codebook_usage"] <= 1
-    for part in ("PSNR", "SSIM", "dogs/bad.jpg", "1 images cropped", "wrote out/metrics.json"):
+    for part in ("PSNR", "SSIM", "dogs/bad.jpg", "1 images cropped", "2 broken files"):
         assert part in out, out
 
     vqgan = taming.VQGAN.from_pretrained(vqgan_path)

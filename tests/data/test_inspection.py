@@ -61,16 +61,14 @@ def test_a_resolution_is_the_training_transforms(tmp_path: Path) -> None:
 def test_broken_files_are_left_out_and_named(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.png", 8, 8)
-    (tmp_path / "0.png").write_bytes(b"no picture")  # its header says so
+    (tmp_path / "0.png").write_bytes(b"no picture")  # its header is wrong
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "cut.jpg")
     whole = (tmp_path / "cut.jpg").read_bytes()
-    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])  # its header does not
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])  # its header is right
     images = inspected(tmp_path)
-    assert [name for name, _ in images.broken] == ["0.png"]
-    assert batches(images, 4) == [(["1.png", "2.png"], (2, 3, 8, 8))]
     assert [name for name, _ in images.broken] == ["0.png", "cut.jpg"]
-    assert "cut.jpg: " in images.describe_broken()
+    assert batches(images, 4) == [(["1.png", "2.png"], (2, 3, 8, 8))]
 
 
 def test_images_that_are_too_small(tmp_path: Path) -> None:
