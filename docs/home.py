@@ -1,4 +1,4 @@
-"""The site's first page is the README: a hook of MkDocs."""
+"""A MkDocs hook: the README and CONTRIBUTING.md become pages of the site."""
 
 from pathlib import Path
 
@@ -7,9 +7,16 @@ from mkdocs.structure.files import File, Files
 
 __all__ = ["on_files"]
 
+PAGES = {"index.md": "README.md", "contributing.md": ".github/CONTRIBUTING.md"}
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the README as index.md, its links as seen from the folder of the pages."""
-    readme = Path(config.config_file_path).with_name("README.md").read_text("utf-8")
-    files.append(File.generated(config, "index.md", content=readme.replace("](docs/", "](")))
+    """Adds both pages, with links as seen from the folder of the other pages."""
+    root = Path(config.config_file_path).parent
+    for page, source in PAGES.items():
+        text = (root / source).read_text("utf-8")
+        text = text.replace("](docs/", "](").replace(
+            f"]({PAGES['contributing.md']})", "](contributing.md)"
+        )
+        files.append(File.generated(config, page, content=text.replace("](../docs/", "](")))
     return files

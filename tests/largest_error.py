@@ -1,4 +1,4 @@
-"""Comparisons that show their largest error: `pytest tests/attention tests/importers -s`."""
+"""Comparisons that show their largest error: `pytest tests/attention tests/interop -s`."""
 
 import torch
 

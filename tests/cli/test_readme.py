@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tiny_commands import (
     TINY_EVALUATION,
@@ -30,6 +31,7 @@ ELSEWHERE = {
     "make demo",
     "make test",
     "source .venv/bin/activate",
+    "curl -L -o squeezenet.pth https://download.pytorch.org/models/squeezenet1_1-b8a52dc0.pth",
     "python scripts/train_vqgan.py data.path=my_images trainer=ddp",
     "python scripts/train_vqgan.py data.path=my_images run_dir=outputs/my_vqgan resume=auto",
     "torchrun --nproc-per-node=4 scripts/sample.py checkpoint=outputs/my_transformer "
@@ -117,6 +119,7 @@ def test_pictures_exist() -> None:
 
 
 def test_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -124,4 +127,4 @@ def test_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     home = (tmp_path / "index.html").read_text()
     assert 'src="digits.png"' in home and 'href="settings/"' in home
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text().splitlines()) <= 120

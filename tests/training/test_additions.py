@@ -1,4 +1,4 @@
-"""A quantizer and a loss term of a user's own, added where docs/code.md says."""
+"""A quantizer and a loss term of a user's own, added where docs/architecture.md says."""
 
 import logging
 from pathlib import Path
