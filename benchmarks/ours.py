@@ -26,7 +26,7 @@ from taming.training import (
     TransformerTraining,
     VQGANTraining,
 )
-from taming.training.execution import Execution, choose_execution
+from taming.training.execution import choose_execution
 from taming.transformer import GPT, GPTConfig
 
 NEVER = 10**9  # a step that is not reached
@@ -135,11 +135,8 @@ def step(
         device = torch.device(settings["device"])
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-        auto = Execution("auto", "auto", "auto")
-        way = choose_execution(
-            auto, module, lambda: batch, device, num_batches=DEFAULT_STEPS, world_size=1
-        )
-        module.set_execution(channels_last=way.channels_last, compile=way.compile)
+        module.set_execution(channels_last="auto", compile="auto")
+        way = choose_execution("auto", module, lambda: batch, device, num_batches=DEFAULT_STEPS)
         dtype = "bf16" if way.precision == "bf16-mixed" else "float32"
         facts |= {"dtype": dtype, "channels_last": way.channels_last, "compile": way.compile}
         settings = settings | {"dtype": dtype}

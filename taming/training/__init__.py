@@ -14,6 +14,7 @@ from taming.training.health import HealthWatch, OverfittingWatch
 from taming.training.loggers import MetricsFile, wandb_logger
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
+from taming.training.progress import StepProgress
 from taming.training.run import TrainingResult, check_resume, finished_steps, train
 from taming.training.strategy import data_parallel
 from taming.training.transformer import TransformerTraining, build_conditioning
@@ -32,6 +33,7 @@ __all__ = [
     "ReconstructionGrids",
     "SampleGrids",
     "SavingShare",
+    "StepProgress",
     "TrainingModule",
     "TrainingResult",
     "TransformerTraining",

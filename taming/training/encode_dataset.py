@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -133,7 +134,7 @@ def _encode(
     name = Path(dataset.images.description).name
     bar = tqdm(
         total=writer.description.num_items, initial=writer.done, unit="image",
-        desc=f"encoding {name}", mininterval=1, disable=rank() > 0,
+        desc=f"encoding {name}", mininterval=1 if sys.stderr.isatty() else 30, disable=rank() > 0,
     )  # fmt: skip
     with bar:
         for batch in loader:

@@ -155,6 +155,7 @@ def test_frozen_networks_are_timed_where_the_step_is(monkeypatch: pytest.MonkeyP
     """A deep copy shares them: on a GPU they would stay on the CPU."""
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
     monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
+    monkeypatch.setattr(execution, "WORTHWHILE", 1e9)  # it chooses no candidate
     monkeypatch.setattr(ByConvolution, "layouts", [])
     module = vqgan_training()
     module.perceptual = perceptual = ByConvolution()
@@ -176,6 +177,7 @@ def test_timing_leaves_the_training_as_it_is(
     random_state = torch.get_rng_state()
     module.set_execution(channels_last="auto" if kind == "vqgan" else False, compile=False)
     monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
+    monkeypatch.setattr(execution, "WORTHWHILE", 1e9)
     with caplog.at_level(logging.INFO, "taming"):
         choose_execution("auto", module, data.first_batch, CPU, num_batches=500)
     assert "; bf16-mixed 0." in caplog.text
