@@ -110,11 +110,12 @@ It wrote under {output_dir}/:
   vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
   report.json          the numbers above
 
-Your own images, in a folder or a .zip, are next:
-  {program("train_vqgan")} data.path=MY_IMAGES trainer.max_steps=20000 run_dir=outputs/my_vqgan
+Your own images, in a folder or a .zip, are next. On a GPU:
+  {program("train_vqgan")} data.path=MY_IMAGES run_dir=outputs/my_vqgan
   {program("train_transformer")} vqgan=outputs/my_vqgan data.path=MY_IMAGES \\
-      trainer.max_steps=20000 run_dir=outputs/my_transformer
-  {program("sample")} checkpoint=outputs/my_transformer"""
+      run_dir=outputs/my_transformer
+  {program("sample")} checkpoint=outputs/my_transformer
+The README has a recipe for a CPU."""
 
 
 def run_command(script: str, *overrides: str) -> None:
