@@ -9,7 +9,7 @@ from taming.interop import compvis_transformer, compvis_vqgan, llamagen_gpt, lla
 from taming.interop.weights import Imported
 from taming.runtime.errors import UserError
 from taming.serialization import read_foreign_checkpoint
-from taming.serialization.foreign import shown_names
+from taming.serialization.foreign import printable_names
 
 __all__ = ["SOURCES", "Imported", "Source", "import_checkpoint"]
 
@@ -81,5 +81,5 @@ def import_checkpoint(
     except UserError as error:
         raise UserError(f"{checkpoint} is not imported: {error}") from error
     if not_built:
-        imported.notes.append(f"objects in the file, not built: {shown_names(not_built)}")
+        imported.notes.append(f"objects in the file, not built: {printable_names(not_built)}")
     return imported

@@ -12,7 +12,7 @@ from taming.interop.layouts import block_names
 from taming.interop.weights import ForeignWeights, Imported
 from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
-from taming.serialization.foreign import shown, shown_names
+from taming.serialization.foreign import printable_name, printable_names
 from taming.transformer import GPT, GPTConfig
 
 __all__ = ["PUBLISHED", "convert"]
@@ -118,7 +118,7 @@ def _transformer_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     arguments = config["params"]
     unknown = sorted(set(arguments) - set(TRANSFORMER_DEFAULTS) - {"vocab_size", "block_size"})
     if unknown:  # a mistyped n_head would change what the weights mean, and not their shapes
-        raise UserError(f"their transformer has no arguments {shown_names(unknown)}.")
+        raise UserError(f"their transformer has no arguments {printable_names(unknown)}.")
     return {**TRANSFORMER_DEFAULTS, **arguments}
 
 
@@ -170,7 +170,7 @@ def _condition(
         return Condition(ClassLabel(number), range(number), notes=notes)
     if config != IS_FIRST_STAGE and target not in TARGETS:
         raise UserError(
-            f"the config's cond_stage_config is {shown(target or str(config))}, a kind of "
+            f"the config's cond_stage_config is {printable_name(target or str(config))}, a kind of "
             "condition that this program does not have: there are classes, images with a VQ model "
             "of their own, and none."
         )
@@ -264,8 +264,8 @@ def _drop_order(params: Mapping[str, Any], weights: ForeignWeights) -> None:
         order is not None and not torch.equal(order, torch.arange(len(order)))
     ):
         raise UserError(
-            f"it was trained on codes in the order of the permuter {shown(target)}; this program's "
-            "order is row by row, and such a model cannot be imported."
+            f"it was trained on codes in the order of the permuter {printable_name(target)}; this "
+            "program's order is row by row, and such a model cannot be imported."
         )
     weights.drop("permuter.", "codes are in their order")
 

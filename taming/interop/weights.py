@@ -8,7 +8,7 @@ import torch
 
 from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel, SavedModel
-from taming.serialization.foreign import shown, shown_names
+from taming.serialization.foreign import printable_name, printable_names
 
 __all__ = ["ForeignWeights", "Imported", "Names", "is_weights", "note_ignored"]
 
@@ -35,8 +35,8 @@ def is_weights(value: Any) -> bool:
 
 def note_ignored(config: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """Returns a line that names arguments that no importer reads, such as mistyped ones."""
-    ignored = sorted((name for name in config if name not in known), key=shown)
-    return [f"not arguments of the model, ignored: {shown_names(ignored)}"] if ignored else []
+    ignored = sorted((name for name in config if name not in known), key=printable_name)
+    return [f"not arguments of the model, ignored: {printable_names(ignored)}"] if ignored else []
 
 
 class ForeignWeights:
@@ -71,7 +71,7 @@ class ForeignWeights:
         if not is_weights(weights):
             raise UserError(
                 f"it holds no weights by name under {' or '.join(map(repr, entries))}: it is not a "
-                f"checkpoint of this source. Its entries: {shown_names(list(found))}."
+                f"checkpoint of this source. Its entries: {printable_names(list(found))}."
             )
         self = cls(weights)
         self.beside = [] if entry is None else [name for name in content if name != entry]
@@ -147,7 +147,9 @@ class ForeignWeights:
         for name in names:
             del self._left[name]
         if names:
-            what = shown(names[0]) if len(names) == 1 else f"{prefix}*{ending} ({len(names)})"
+            what = (
+                printable_name(names[0]) if len(names) == 1 else f"{prefix}*{ending} ({len(names)})"
+            )
             self.notes.append(f"dropped {what}: {reason}")
 
     def finish(self) -> list[str]:
@@ -157,7 +159,7 @@ class ForeignWeights:
             UserError: naming what is missing, of another shape, or left.
         """
         problems = [
-            f"{what} {shown_names(names, 4)}"
+            f"{what} {printable_names(names, 4)}"
             for what, names in (
                 ("missing in the file:", self._missing),
                 ("of another shape:", self._misshapen),
@@ -172,5 +174,5 @@ class ForeignWeights:
             )
         notes = [f"used {self._used} weights", *self.notes]
         if self.beside:
-            notes.append(f"left out beside the weights: {shown_names(self.beside)}")
+            notes.append(f"left out beside the weights: {printable_names(self.beside)}")
         return notes

@@ -1,4 +1,4 @@
-"""Model directories, training checkpoints and hub names; knows no model."""
+"""Model directories, training checkpoints and hub names. Knows no model."""
 
 from taming.serialization.foreign import read_foreign_checkpoint
 from taming.serialization.hub import upload
@@ -9,7 +9,6 @@ from taming.serialization.pretrained import (
     rebuilding,
 )
 from taming.serialization.saved_model import (
-    FORMAT_VERSION,
     DamagedCheckpointError,
     SavedModel,
     checkpoint_entry,
@@ -25,7 +24,7 @@ from taming.serialization.sharded import (
     save_sharded_checkpoint,
 )
 
-__all__ = ["FORMAT_VERSION", "DamagedCheckpointError", "PretrainedModel", "SavedModel",
+__all__ = ["DamagedCheckpointError", "PretrainedModel", "SavedModel",
     "checkpoint_entry", "find_model", "is_checkpoint", "load_model_directory", "load_saved_model",
     "load_sharded_checkpoint", "load_training_checkpoint",
     "read_foreign_checkpoint", "read_training_checkpoint", "rebuilding", "save_model_directory",

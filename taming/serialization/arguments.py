@@ -1,4 +1,4 @@
-"""Arguments from a file, checked against the annotations of what they are for."""
+"""Checks the arguments in a config.json against the annotations of a constructor."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -11,20 +11,20 @@ T = TypeVar("T")
 
 
 def construct(cls: type[T], arguments: Mapping[str, Any]) -> T:
-    """Calls a class; its constructor's annotations give the types and ranges of the arguments.
+    """Builds an object after pydantic has checked the arguments of its constructor.
 
     Raises:
-        ValueError: pydantic's, if an argument is unknown, missing, or not as annotated.
+        ValueError: if an argument is unknown, missing or does not match its annotation.
     """
-    made = cls.__new__(cls)
+    instance = cls.__new__(cls)
     init: Any = cls.__init__
-    validate_call(config=ConfigDict(arbitrary_types_allowed=True))(init)(made, **arguments)
-    return made
+    validate_call(config=ConfigDict(arbitrary_types_allowed=True))(init)(instance, **arguments)
+    return instance
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the message of an error in one line; of pydantic's, each argument and its fault."""
+    """Returns an error's message on one line; for pydantic, each argument and its fault."""
     if not isinstance(error, ValidationError):
         return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    faults = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
+    faults = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
     return "; ".join(": ".join(filter(None, fault)) for fault in faults)

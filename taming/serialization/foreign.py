@@ -1,8 +1,9 @@
-"""Checkpoints of other programs, read without running or building anything in them.
+"""Reads checkpoints of other programs without running any code in them.
 
-Such files pickle the other program's objects (Lightning callbacks, configurations) beside the
-weights. `torch.load(weights_only=True)` builds plain containers and tensors, and calls nothing but
-what is declared safe: here an empty class in place of each name the file mentions.
+Such files pickle objects of the other program next to the weights: Lightning callbacks,
+configurations, paths. `torch.load(weights_only=True)` builds tensors and plain containers only, and
+calls nothing but the names declared with `torch.serialization.safe_globals`. This module declares
+an empty stub class for each name in the file.
 """
 
 from collections import OrderedDict
@@ -15,11 +16,11 @@ from torch import serialization
 
 from taming.runtime.errors import MissingPathError, UserError, join_names
 
-__all__ = ["Placeholder", "read_foreign_checkpoint", "shown", "shown_names"]
+__all__ = ["Placeholder", "printable_name", "printable_names", "read_foreign_checkpoint"]
 
 
 class Placeholder:
-    """Stand-in for any class or function that a foreign file names, and for its instances."""
+    """Stub for a class or function of another program, and for its instances."""
 
     def __new__(cls, *_: Any) -> "Placeholder":
         """Ignores all arguments."""
@@ -32,39 +33,42 @@ class Placeholder:
         pass
 
 
-class _Dictionary(Placeholder):
-    """Stands for a subclass of dict, which the file fills after it is made."""
+class _DictionaryStub(Placeholder):
+    """Stub for a subclass of dict. Unpickling fills it after construction."""
 
     def __new__(cls, *_: Any) -> Any:
         return OrderedDict()
 
 
 def read_foreign_checkpoint(path: str | Path) -> tuple[Any, list[str]]:
-    """Reads a file of `torch.save`.
+    """Reads a file that `torch.save` wrote.
 
-    In the format before PyTorch 1.6, only files without objects of the other program are read.
+    A file in the format from before PyTorch 1.6 may hold plain containers and tensors only.
 
     Returns:
-        The content: plain containers, numbers, strings and tensors on the CPU, else
-        `Placeholder`s; and the dotted names, sorted, of the objects for which these stand.
+        The content, in which a `Placeholder` replaces each object of the other program, and the
+        sorted dotted names of the replaced classes and functions. Tensors are on the CPU.
 
     Raises:
         MissingPathError: if the file does not exist.
-        UserError: if it is damaged, incomplete or not such a file.
+        UserError: if it is damaged or not a PyTorch checkpoint.
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise MissingPathError(f"{path} is no file (looked from {Path.cwd()}): give a checkpoint.")
-    declared = serialization.get_safe_globals()  # by other libraries, safe to call: not here
+        raise MissingPathError(
+            f"{path} is not a file (looked from {Path.cwd()}). Give a checkpoint file."
+        )
+    # other libraries declare names whose code is safe for their own files, not for this one
+    declared = serialization.get_safe_globals()
     serialization.clear_safe_globals()
     try:
         with path.open("rb") as file:
             try:
                 names = sorted(serialization.get_unsafe_globals_in_checkpoint(file))
-            except ValueError:  # not of the zip format
+            except ValueError:  # not a zip file: the old format
                 names = []
             stubs: list[Any] = [
-                (_Dictionary if name.lower().endswith("dict") else Placeholder, name)
+                (_DictionaryStub if name.lower().endswith("dict") else Placeholder, name)
                 for name in names
             ]
             file.seek(0)
@@ -72,21 +76,21 @@ def read_foreign_checkpoint(path: str | Path) -> tuple[Any, list[str]]:
                 content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
         raise UserError(
-            f"{path} cannot be read as a PyTorch checkpoint: it is damaged, incomplete, of another "
-            "format, or made to run a program."
+            f"{path} cannot be read as a PyTorch checkpoint. It is damaged, incomplete, in another "
+            "format, or contains code."
         ) from error
     finally:
         serialization.add_safe_globals(declared)
     return content, names
 
 
-def shown(name: Any, at_most: int = 80) -> str:
-    """Returns a name from a file in a printable form, shortened and escaped."""
-    text = (name if isinstance(name, str) else f"<{type(name).__name__}>")[: at_most + 1]
+def printable_name(name: Any, max_length: int = 80) -> str:
+    """Returns a name from an untrusted file, escaped and shortened for a message."""
+    text = (name if isinstance(name, str) else f"<{type(name).__name__}>")[: max_length + 1]
     text = text if text.isprintable() else repr(text)
-    return text if len(text) <= at_most else text[: at_most - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-def shown_names(names: Sequence[Any], at_most: int = 10) -> str:
-    """Joins the first names in a printable form, see `join_names`."""
-    return join_names([shown(name) for name in names], at_most)
+def printable_names(names: Sequence[Any], at_most: int = 10) -> str:
+    """Joins the first names from an untrusted file for a message, see `join_names`."""
+    return join_names([printable_name(name) for name in names], at_most)

@@ -1,4 +1,4 @@
-"""Model directories on the Hugging Face hub."""
+"""Downloads and uploads model directories on the Hugging Face hub."""
 
 import logging
 from collections.abc import Iterator
@@ -15,22 +15,19 @@ HUB_PREFIX = "hf:"
 
 
 def download(name: str) -> Path:
-    """Fetches the model directory of `"owner/name"`, or of a revision of it: `"owner/name@commit"`.
+    """Downloads the model directory of `"owner/name"` or `"owner/name@revision"`.
 
-    A commit is one model for ever; without a revision, or with a branch or tag, it is the latest.
+    A revision is a commit, a branch or a tag. Only a commit always names the same model.
 
     Raises:
-        UserError: if it cannot be fetched, and was not before.
+        UserError: if the hub cannot be reached and the model is not in the local cache.
     """
     from huggingface_hub import snapshot_download
 
     repo, _, revision = name.partition("@")
-    with _explaining(f"{HUB_PREFIX}{name} could not be fetched from"):
-        path = Path(
-            snapshot_download(
-                repo, revision=revision or None, allow_patterns=["*.json", "*.safetensors"]
-            )
-        )
+    with _explain_hub_errors(f"{HUB_PREFIX}{name} could not be downloaded from"):
+        patterns = ["*.json", "*.safetensors"]
+        path = Path(snapshot_download(repo, revision=revision or None, allow_patterns=patterns))
     log.info("%s%s@%s", HUB_PREFIX, repo, path.name)
     return path
 
@@ -38,15 +35,15 @@ def download(name: str) -> Path:
 def upload(
     directory: Path, repo: str, *, private: bool | None = None, message: str, token: str | None
 ) -> str:
-    """Uploads a directory in one commit; see `PretrainedModel.push_to_hub`."""
+    """Uploads a directory as one commit; see `PretrainedModel.push_to_hub`."""
     from huggingface_hub import HfApi, get_token
 
     if (token or get_token()) is None:
         raise UserError(
-            f"nothing was uploaded to {repo}: there is no token of the Hugging Face hub here. Log "
-            "in with `hf auth login`, or set HF_TOKEN to a token that may write."
+            f"nothing was uploaded to {repo} because no Hugging Face token was found. Log in with "
+            "`hf auth login`, or set HF_TOKEN to a token with write access."
         )
-    with _explaining(f"{directory.name} could not be uploaded to {repo} on"):
+    with _explain_hub_errors(f"{directory.name} could not be uploaded to {repo} on"):
         api = HfApi(token=token)
         repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
         commit = api.upload_folder(repo_id=repo, folder_path=directory, commit_message=message)
@@ -54,20 +51,20 @@ def upload(
 
 
 @contextmanager
-def _explaining(failure: str) -> Iterator[None]:
-    """Says in one sentence what went wrong with the hub."""
+def _explain_hub_errors(failure: str) -> Iterator[None]:
+    """Turns any error of the hub's client into a one-line `UserError`."""
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         yield
-    except Exception as error:  # of an HTTP library that changes with the hub's
-        why = str(error).strip().split("\n")[0].rstrip(".")
-        advice = "Check the name, and that the token may do this."
-        unreachable = ("Connect", "Timeout", "Network", "Proxy")
+    except Exception as error:  # the client's HTTP library differs between its versions
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        advice = "Check the name, and that your token has access."
+        connection_errors = ("Connect", "Timeout", "Network", "Proxy")
         if isinstance(error, LocalEntryNotFoundError) or any(
-            word in kind.__name__ for kind in type(error).__mro__ for word in unreachable
+            word in kind.__name__ for kind in type(error).__mro__ for word in connection_errors
         ):
-            why = f"{constants.ENDPOINT} cannot be reached"
-            advice = "Check the network; a model directory copied by hand is given by its path."
-        raise UserError(f"{failure} the Hugging Face hub: {why}. {advice}") from error
+            reason = f"{constants.ENDPOINT} cannot be reached"
+            advice = "Check the network, or give the path of a local model directory."
+        raise UserError(f"{failure} the Hugging Face hub: {reason}. {advice}") from error

@@ -19,7 +19,6 @@ from taming.runtime.hardware import device_name
 from taming.runtime.process_group import on_first_rank
 from taming.runtime.versions import versions
 from taming.serialization import (
-    FORMAT_VERSION,
     DamagedCheckpointError,
     SavedModel,
     is_checkpoint,
@@ -84,8 +83,6 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
             continue
         for why in damaged:
             log.warning("%s Going on from %s, step %d.", why, path, checkpoint["global_step"])
-        if checkpoint["model"]["format_version"] != FORMAT_VERSION:  # Adam's state is by layer
-            raise UserError(f"{path} is of an older version of this program, which must finish it.")
         return path, saved.require(kind)
     if damaged:
         raise damaged[0]

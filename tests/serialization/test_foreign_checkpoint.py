@@ -1,4 +1,4 @@
-"""Checkpoints of other programs: their weights come out, and nothing in them is run."""
+"""Checkpoints of other programs: their weights are read, and no code in them runs."""
 
 import collections
 import functools
@@ -13,7 +13,7 @@ import torch
 
 from taming.runtime.errors import MissingPathError, UserError
 from taming.serialization import read_foreign_checkpoint
-from taming.serialization.foreign import Placeholder, shown, shown_names
+from taming.serialization.foreign import Placeholder, printable_name, printable_names
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 HERE = __name__
@@ -36,7 +36,7 @@ class Callback:
 
 
 class Settings(dict[str, Any]):
-    """Pickled as an object that is made, then filled, as Lightning's `AttributeDict` is."""
+    """Pickled as an object that is constructed, then filled, like Lightning's `AttributeDict`."""
 
 
 def string(text: str) -> bytes:
@@ -49,7 +49,7 @@ def called(name: str, *arguments: str) -> bytes:
 
 
 def write(path: Path, opcodes: bytes) -> Path:
-    """A checkpoint of a weight beside what the opcodes make."""
+    """Writes a checkpoint of a weight and the object that the opcodes build."""
     torch.save({"weight": WEIGHT, "evil": None}, path)
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -62,7 +62,7 @@ def write(path: Path, opcodes: bytes) -> Path:
     return path
 
 
-# what each does with the path of the proof, and whether the rest of the file can then be read
+# by attack: opcodes that create the file `proof`, and whether the rest of the checkpoint loads
 ATTACKS: dict[str, tuple[Callable[[str], bytes], bool]] = {
     "os.system": (lambda proof: called("os.system", f"touch {proof}"), False),
     "behind torch": (lambda proof: called("torch.serialization.os.system", f"touch {proof}"), True),
@@ -98,16 +98,16 @@ ATTACKS: dict[str, tuple[Callable[[str], bytes], bool]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_nothing_in_the_file_is_run(tmp_path: Path, attack: str) -> None:
+def test_no_code_in_the_file_runs(tmp_path: Path, attack: str) -> None:
     opcodes, readable = ATTACKS[attack]
     proof = tmp_path / "proof"
     (tmp_path / "hubconf.py").write_text(f"open({str(proof)!r}, 'w').close()")
     path = write(tmp_path / "evil.ckpt", opcodes(str(proof)))
     if readable:
-        content, not_built = read_foreign_checkpoint(path)
+        content, replaced = read_foreign_checkpoint(path)
         assert torch.equal(content["weight"], WEIGHT)
         assert isinstance(content["evil"], Placeholder)
-        assert not_built
+        assert replaced
     else:
         with pytest.raises(UserError, match=r"evil\.ckpt cannot be read"):
             read_foreign_checkpoint(path)
@@ -115,15 +115,14 @@ def test_nothing_in_the_file_is_run(tmp_path: Path, attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ["eval", "__new__", "__setstate__", "getattr", "partial"])
-def test_the_attacks_are_real(tmp_path: Path, attack: str) -> None:
-    """An ordinary reader runs them."""
+def test_the_attacks_work_without_protection(tmp_path: Path, attack: str) -> None:
     proof = tmp_path / "proof"
     path = write(tmp_path / "evil.ckpt", ATTACKS[attack][0](str(proof)))
     torch.load(path, weights_only=False)
     assert proof.exists()
 
 
-def test_what_others_declared_safe_is_not_called(tmp_path: Path) -> None:
+def test_safe_globals_of_other_libraries_are_not_called(tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     path = write(tmp_path / "evil.ckpt", called(f"{HERE}.WritesWhenMade", str(proof)))
     with torch.serialization.safe_globals([WritesWhenMade, functools.partial]):
@@ -131,7 +130,7 @@ def test_what_others_declared_safe_is_not_called(tmp_path: Path) -> None:
         assert not proof.exists()
         declared = torch.serialization.get_safe_globals()
         assert {WritesWhenMade, functools.partial} <= set(declared)
-        assert not any(isinstance(one, tuple) for one in declared)  # no stub is left
+        assert not any(isinstance(one, tuple) for one in declared)  # no stub remains
         torch.load(path, weights_only=True)
     assert proof.exists()
 
@@ -147,27 +146,27 @@ def test_foreign_objects_are_placeholders(tmp_path: Path) -> None:
         "weight": WEIGHT,
     }
     torch.save(content, tmp_path / "foreign.ckpt")
-    read, not_built = read_foreign_checkpoint(tmp_path / "foreign.ckpt")
+    read, replaced = read_foreign_checkpoint(tmp_path / "foreign.ckpt")
     (value,) = read["callbacks"].values()
     assert isinstance(value, Placeholder)
     assert not hasattr(value, "best")  # its state is dropped
     assert read["default"] == {"a": [2]}
     assert read["hyper_parameters"] == {"rate": 0.1}
     assert torch.equal(read["weight"], WEIGHT)
-    assert {f"{HERE}.Callback", f"{HERE}.SettingsDict"} < set(not_built)
+    assert {f"{HERE}.Callback", f"{HERE}.SettingsDict"} < set(replaced)
 
 
 def test_files_from_before_pytorch_1_6_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.ckpt"
     torch.save({"weight": WEIGHT, "epoch": 3}, path, _use_new_zipfile_serialization=False)
-    content, not_built = read_foreign_checkpoint(path)
+    content, replaced = read_foreign_checkpoint(path)
     assert torch.equal(content.pop("weight"), WEIGHT)
-    assert (content, not_built) == ({"epoch": 3}, [])
+    assert (content, replaced) == ({"epoch": 3}, [])
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
-def test_truncated_files_are_named(tmp_path: Path, fraction: float, zipped: bool) -> None:
+def test_truncated_files_are_refused(tmp_path: Path, fraction: float, zipped: bool) -> None:
     path = tmp_path / "cut.ckpt"
     content = {"weight": torch.randn(100), "b": "text"}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
@@ -178,21 +177,21 @@ def test_truncated_files_are_named(tmp_path: Path, fraction: float, zipped: bool
 
 
 @pytest.mark.parametrize("content", [b"a photo", b"PK\x03\x04"])
-def test_other_files_are_named(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(UserError, match="other cannot be read as a PyTorch checkpoint"):
         read_foreign_checkpoint(tmp_path / "other")
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(MissingPathError, match="is no file"):
+        with pytest.raises(MissingPathError, match="is not a file"):
             read_foreign_checkpoint(path)
 
 
 def test_names_from_a_file_are_printable_and_short() -> None:
-    assert shown("Größe 2") == "Größe 2"
-    assert shown("n" * 80) == "n" * 80
-    assert shown("n" * 10**6) == "n" * 79 + "…"
-    assert shown("\x1b[31mred\n") == r"'\x1b[31mred\n'"
-    assert shown("\x1b" * 1000).isprintable()
-    assert shown(10**5000) == "<int>"  # `str` refuses so many digits
-    assert shown_names(list("abcde"), at_most=3) == "a, b, c, and 2 more"
-    assert shown_names([]) == ""
+    assert printable_name("Größe 2") == "Größe 2"
+    assert printable_name("n" * 80) == "n" * 80
+    assert printable_name("n" * 10**6) == "n" * 79 + "…"
+    assert printable_name("\x1b[31mred\n") == r"'\x1b[31mred\n'"
+    assert printable_name("\x1b" * 1000).isprintable()
+    assert printable_name(10**5000) == "<int>"  # `str` refuses so many digits
+    assert printable_names(list("abcde"), at_most=3) == "a, b, c, and 2 more"
+    assert printable_names([]) == ""

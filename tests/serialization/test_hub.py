@@ -1,4 +1,4 @@
-"""Models on the hub: a stand-in of its HTTP interface, and programs that speak to it."""
+"""Models on the hub, with a local server that stands in for it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def hub() -> Iterator[Hub]:
 def program(
     tmp_path: Path, endpoint: str, *arguments: str, token: str | None = TOKEN
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python as a user who has this hub, and nothing else."""
+    """Runs Python with this hub as its only endpoint."""
     environment = {name: v for name, v in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf")}
     if token is not None:
@@ -48,7 +48,7 @@ with torch.no_grad():
 second = vqgan.push_to_hub("me/vqgan")
 assert first != second
 prints = [load_saved_model(name).fingerprint() for name in ("vqgan", first, second, "hf:me/vqgan")]
-assert prints[0] == prints[1] != prints[2] == prints[3]  # a commit stays, the name goes on
+assert prints[0] == prints[1] != prints[2] == prints[3]  # a commit is fixed, the bare name is not
 generator = taming.ImageGenerator.from_pretrained("generator")
 name = generator.push_to_hub("me/generator", private=True)
 again = taming.ImageGenerator.from_pretrained(name)
@@ -71,17 +71,17 @@ def test_models_are_pushed_and_loaded_by_commit(tmp_path: Path, hub: Hub) -> Non
     oldest = next(iter(hub.repos["me/vqgan"]))
     assert first == f"hf:me/vqgan@{oldest}"
     assert sorted(hub.repos["me/vqgan"][oldest]) == ["config.json", "model.safetensors"]
-    assert len(errors) == 3  # one sentence each
+    assert len(errors) == 3  # one line each
     for error, name in zip(errors, ("me/missing", "me/vqgan@0123", "no name"), strict=True):
-        assert error.startswith(f"hf:{name} could not be fetched from the Hugging Face hub: ")
+        assert error.startswith(f"hf:{name} could not be downloaded from the Hugging Face hub: ")
 
 
-def test_what_goes_wrong_is_one_sentence(tmp_path: Path) -> None:
+def test_hub_errors_are_one_line(tmp_path: Path) -> None:
     tiny_vqgan().save_pretrained(tmp_path / "model")
     share = (str(ROOT / "scripts" / "share.py"), "checkpoint=model", "repo=me/name", "license=mit")
     nowhere = "http://127.0.0.1:9"
     for token, message in (
-        (None, "there is no token of the Hugging Face hub here. Log in"),
+        (None, "because no Hugging Face token was found. Log in"),
         (TOKEN, f"hub: {nowhere} cannot be reached. Check the network"),
     ):
         done = program(tmp_path, nowhere, *share, token=token)
@@ -90,7 +90,7 @@ def test_what_goes_wrong_is_one_sentence(tmp_path: Path) -> None:
         assert message in done.stderr
 
 
-def test_sharing_a_run_writes_its_card(tmp_path: Path, hub: Hub) -> None:
+def test_sharing_a_run_writes_a_model_card(tmp_path: Path, hub: Hub) -> None:
     run = tmp_path / "run"
     tiny_vqgan().save_pretrained(run / "model")
     (run / "grids").mkdir()
@@ -134,7 +134,7 @@ def test_sharing_a_run_writes_its_card(tmp_path: Path, hub: Hub) -> None:
     assert "/home/me" not in card
 
 
-def test_numbers_of_a_run_are_those_of_its_model_alone(tmp_path: Path) -> None:
+def test_only_the_final_model_has_the_numbers_of_its_run(tmp_path: Path) -> None:
     tiny_vqgan().save_pretrained(tmp_path / "model")
     last = tmp_path / "checkpoints" / "last.ckpt"
     last.parent.mkdir()

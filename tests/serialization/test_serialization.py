@@ -47,7 +47,7 @@ def equal(first: SavedModel, second: SavedModel) -> bool:
 # --- model directories --------------------------------------------------------------------------
 
 
-def test_a_directory_gives_back_what_was_saved(tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     path = save_model_directory(saved(), tmp_path / "deep" / "model")
     files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
     names = {"config.json", "model.safetensors"}
@@ -57,20 +57,24 @@ def test_a_directory_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert equal(load_model_directory(path), saved())  # though `a` and `b` shared their storage
 
 
-def test_saving_again_replaces_the_model_and_leaves_the_rest(tmp_path: Path) -> None:
+def test_saving_again_replaces_the_model_only(tmp_path: Path) -> None:
     path = save_model_directory(saved(1.0), tmp_path / "model")
     (path / "README.md").write_text("mine")
     (path / ".git").mkdir()
+    (tmp_path / "link").symlink_to(path)
     smaller = saved(2.0)
     smaller.parts = {}
-    save_model_directory(smaller, path)
+    assert save_model_directory(smaller, tmp_path / "link") == tmp_path / "link"
+    assert (tmp_path / "link").is_symlink()
     assert equal(load_model_directory(path), smaller)
-    found = {child.name for child in path.iterdir()}
-    assert found == {"README.md", ".git", "config.json", "model.safetensors"}
-    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+    files = {child.name: child for child in path.iterdir()}
+    assert files.keys() == {"README.md", ".git", "config.json", "model.safetensors"}
+    assert {child.name for child in tmp_path.iterdir()} == {"model", "link"}
+    modes = {files[name].stat().st_mode for name in ("config.json", "model.safetensors")}
+    assert len(modes) == 1  # who may read the config may read the weights
 
 
-def test_a_failed_write_leaves_the_earlier_model(
+def test_a_failed_write_keeps_the_earlier_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_model_directory(saved(1.0), tmp_path / "model")
@@ -85,48 +89,38 @@ def test_a_failed_write_leaves_the_earlier_model(
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
-def test_other_peoples_files_are_not_overwritten(tmp_path: Path) -> None:
+def test_files_that_are_not_a_model_stay(tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(b"precious")
     for path in (tmp_path, tmp_path / "photo.png"):
-        with pytest.raises(UserError, match="exists and is not a model"):
+        with pytest.raises(UserError, match="exists and is not a model directory"):
             save_model_directory(saved(), path)
     assert (tmp_path / "photo.png").read_bytes() == b"precious"
     (tmp_path / "empty").mkdir()
     assert equal(load_model_directory(save_model_directory(saved(), tmp_path / "empty")), saved())
 
 
-def test_a_link_leads_to_what_is_replaced(tmp_path: Path) -> None:
-    path = save_model_directory(saved(1.0), tmp_path / "model")
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    assert save_model_directory(saved(2.0), link) == link
-    assert equal(load_model_directory(path), saved(2.0))
-    assert link.is_symlink()
-
-
-def test_a_model_is_no_part_of_itself(tmp_path: Path) -> None:
+def test_a_model_cannot_contain_itself(tmp_path: Path) -> None:
     path = save_model_directory(saved(), tmp_path / "model")
     (path / "part").symlink_to(path)
-    with pytest.raises(UserError, match=r"part is a link to the model that it is a part of"):
+    with pytest.raises(UserError, match=r"part is a link to a model that contains it"):
         load_model_directory(path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not the config.json of a"),
-        ('{"model_type": "gpt2"}', "is not the config.json of a"),
-        ('{"kind": "vqgan", "format_version": 9}', "format version 9.*newer version"),
+        ("{", "does not describe a model"),
+        ('{"model_type": "gpt2"}', "does not describe a model"),
+        ('{"kind": "vqgan", "format_version": 1}', "format version 1, but .* reads version 2"),
     ],
 )
-def test_foreign_configs_are_named(tmp_path: Path, text: str, message: str) -> None:
+def test_other_configs_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=rf"{tmp_path}/config\.json .*{message}"):
         load_model_directory(tmp_path)
-    assert str(tmp_path / "config.json") in str(caught.value)
 
 
-def test_fingerprints_tell_models_apart() -> None:
+def test_different_models_have_different_fingerprints() -> None:
     reference = saved().fingerprint()
     assert saved().fingerprint() == reference
     changes: list[SavedModel] = [saved(1.0001), saved(), saved(), saved(), saved()]
@@ -146,11 +140,11 @@ def checkpoint(path: Path, value: float = 1.0) -> Path:
     return path
 
 
-def test_a_checkpoint_gives_back_its_model(tmp_path: Path) -> None:
+def test_a_checkpoint_contains_its_model(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "last.ckpt")
     assert equal(load_training_checkpoint(path), saved())
     torch.save({"model": {**checkpoint_entry(saved()), "format_version": 3}}, path)
-    with pytest.raises(UserError, match=r"last\.ckpt is of format version 3"):
+    with pytest.raises(UserError, match=r"last\.ckpt has format version 3"):
         load_saved_model(path)
 
 
@@ -164,7 +158,7 @@ def test_a_checkpoint_gives_back_its_model(tmp_path: Path) -> None:
         (pickle.UnpicklingError("odd"), True),
     ],
 )
-def test_a_faulty_disk_is_no_damaged_checkpoint(
+def test_disk_errors_are_not_damaged_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, damaged: bool
 ) -> None:
     def fails(*args: Any, **settings: Any) -> None:
@@ -173,9 +167,9 @@ def test_a_faulty_disk_is_no_damaged_checkpoint(
     path = checkpoint(tmp_path / "last.ckpt")
     monkeypatch.setattr(torch, "load", fails)
     for read in (read_training_checkpoint, partial(read_training_checkpoint, check=True)):
-        with pytest.raises(UserError, match=r"last\.ckpt cannot be read") as found:
+        with pytest.raises(UserError, match=r"last\.ckpt cannot be read") as raised:
             read(path)
-        assert isinstance(found.value, DamagedCheckpointError) == damaged
+        assert isinstance(raised.value, DamagedCheckpointError) == damaged
 
 
 class Dangerous:
@@ -190,8 +184,8 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
     proof, path = tmp_path / "executed", tmp_path / "evil.ckpt"
     content = {"model": checkpoint_entry(saved()), "step": 1, "callbacks": Dangerous(proof)}
     torch.save(content, path)
-    for written in (path.read_bytes(), pickle.dumps(content["callbacks"])):
-        path.write_bytes(written)
+    for data in (path.read_bytes(), pickle.dumps(content["callbacks"])):
+        path.write_bytes(data)
         with pytest.raises(UserError, match=r"evil\.ckpt cannot be read"):
             load_saved_model(path)
     assert not proof.exists()
@@ -204,30 +198,24 @@ def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
         {"state_dict": {"weight": torch.ones(2)}, "callbacks": {Path: Dangerous(Path("x"))}},
     ],
 )
-def test_how_checkpoints_of_other_programs_are_used_is_said(tmp_path: Path, content: Any) -> None:
+def test_checkpoints_of_other_programs_need_an_import(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "foreign.ckpt"
     torch.save(content, path)
     with pytest.raises(UserError, match=r"foreign\.ckpt .* of another program") as caught:
         load_saved_model(path)
-    assert "are imported by scripts/import_checkpoint.py first" in str(caught.value)
-    assert "trust" not in str(caught.value)  # torch's message says how to run what is in the file
+    assert "with scripts/import_checkpoint.py first" in str(caught.value)
+    assert "trust" not in str(caught.value)  # torch's message explains how to run code in the file
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
 @pytest.mark.parametrize("name", ["cut.ckpt", "model/model.safetensors"])
-def test_truncated_files_are_named(tmp_path: Path, name: str, fraction: float) -> None:
+def test_truncated_files_are_refused(tmp_path: Path, name: str, fraction: float) -> None:
     save_model_directory(saved(), tmp_path / "model")
     checkpoint(tmp_path / "cut.ckpt")
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(fraction * len(content))])
     with pytest.raises(UserError, match=rf"{name} .*incomplete"):
         load_saved_model(tmp_path / name.partition("/")[0])
-
-
-def test_whoever_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
-    directory = save_model_directory(saved(), tmp_path / "model")
-    modes = {path.stat().st_mode for path in directory.glob("*.*")}
-    assert len(modes) == 1
 
 
 # --- from a path to a model ---------------------------------------------------------------------
@@ -238,16 +226,25 @@ def test_a_run_directory_means_its_model_then_its_last_checkpoint(tmp_path: Path
     best = checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
     assert find_model(run) == best
     last = checkpoint(run / "checkpoints" / "last.ckpt", 1.0)
-    assert find_model(run) == last
+    assert find_model(run) == find_model(last) == last
     assert load_saved_model(run).state["a"][0, 0] == 1.0
     model = save_model_directory(saved(3.0), run / "model")
-    assert find_model(run) == model
-    assert find_model(str(model)) == model
-    assert find_model(last) == last
+    assert find_model(run) == find_model(str(model)) == model
     assert load_saved_model(run).state["a"][0, 0] == 3.0
 
 
-def test_a_path_that_does_not_exist_is_no_hub_name(tmp_path: Path) -> None:
+def test_a_file_of_a_model_directory_means_the_directory(tmp_path: Path) -> None:
+    model = save_model_directory(saved(), tmp_path / "run" / "model")
+    for name in ("model.safetensors", "config.json"):
+        assert find_model(model / name) == model
+    assert equal(load_saved_model(model / "model.safetensors"), saved())
+    assert find_model(model / "transformer" / "model.safetensors") == model / "transformer"
+    (model / "config.json").unlink()
+    with pytest.raises(UserError, match="model is neither a model directory"):
+        find_model(model / "model.safetensors")
+
+
+def test_a_missing_path_is_not_a_hub_name(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", Path("owner/name"), tmp_path / "last.ckpt"):
         with pytest.raises(MissingPathError, match=f"{path.name} does not exist") as caught:
             find_model(path)
@@ -257,16 +254,14 @@ def test_a_path_that_does_not_exist_is_no_hub_name(tmp_path: Path) -> None:
         find_model(tmp_path)
 
 
-def test_the_hub_is_asked_for_its_names_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_names_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     path = save_model_directory(saved(), tmp_path / "snapshot")
-    asked = []
+    downloads = []
 
     def download(name: str, **kwargs: Any) -> str:
-        asked.append((name, kwargs["revision"]))
+        downloads.append((name, kwargs["revision"]))
         if name == "owner/missing":
             raise ConnectionError("no route to host\nand more")
         return str(path)
@@ -276,7 +271,7 @@ def test_the_hub_is_asked_for_its_names_only(
     load_saved_model("hf:owner/name@c0ffee")
     with pytest.raises(UserError, match=r"hf:owner/missing could not .* cannot be reached"):
         load_saved_model("hf:owner/missing")
-    assert asked == [("owner/name", None), ("owner/name", "c0ffee"), ("owner/missing", None)]
+    assert downloads == [("owner/name", None), ("owner/name", "c0ffee"), ("owner/missing", None)]
 
 
 # --- models that save themselves ----------------------------------------------------------------
@@ -295,7 +290,7 @@ class Scale(PretrainedModel):
         self.weight = nn.Parameter(torch.randn(width))
 
 
-def test_a_model_saves_itself_and_comes_back_in_eval_mode(tmp_path: Path) -> None:
+def test_a_model_is_loaded_in_eval_mode(tmp_path: Path) -> None:
     model = Scale(3)
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -308,11 +303,11 @@ def test_a_model_saves_itself_and_comes_back_in_eval_mode(tmp_path: Path) -> Non
         assert not loaded.training
 
 
-def test_what_is_no_such_model_is_named(tmp_path: Path) -> None:
+def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
     save_model_directory(saved(), tmp_path / "vqgan")
     save_model_directory(SavedModel("generator", {}), tmp_path / "generator")
     for name in ("vqgan", "generator"):
-        with pytest.raises(UserError, match=f"{name} holds a {name}, where a scale is needed"):
+        with pytest.raises(UserError, match=f"{name} holds a {name}, but a scale is needed"):
             Scale.from_pretrained(tmp_path / name)
 
 
@@ -324,7 +319,7 @@ def test_what_is_no_such_model_is_named(tmp_path: Path) -> None:
         ({"widht": 2}, {"weight": torch.ones(2)}, "widht"),
     ],
 )
-def test_config_and_weights_that_do_not_fit_are_named(
+def test_config_and_weights_must_match(
     tmp_path: Path, config: dict[str, Any], state: dict[str, torch.Tensor], message: str
 ) -> None:
     save_model_directory(SavedModel("scale", config, state), tmp_path / "model")

@@ -3,11 +3,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import as_older, changed, weights
+from tiny_models import changed, weights
 
 import taming
 from taming.runtime.errors import UserError
-from taming.serialization import save_model_directory
 from taming.tokenizer import VQGAN
 
 
@@ -106,17 +105,6 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     images = pictures(2, 3, 16, 16)
     assert torch.equal(loaded(images).reconstructions, vqgan.eval()(images).reconstructions)
     assert loaded.to_saved().fingerprint() == vqgan.to_saved().fingerprint()
-
-
-def test_a_model_that_an_older_version_saved(tmp_path: Path) -> None:
-    vqgan = make().eval()
-    save_model_directory(as_older(vqgan.to_saved()), tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    config.write_text(config.read_text().replace('"format_version": 2', '"format_version": 1'))
-    loaded = taming.VQGAN.from_pretrained(tmp_path / "model")
-    images = pictures(2, 3, 16, 16)
-    assert torch.equal(loaded(images).reconstructions, vqgan(images).reconstructions)
-    assert loaded.to_saved().fingerprint() == vqgan.to_saved().fingerprint()  # for token caches
 
 
 def test_models_of_label_maps_say_so(tmp_path: Path) -> None:
