@@ -1,20 +1,25 @@
-"""The image generator: tokenizer, transformer and conditioning together."""
+"""The image generator: transformer, condition and tokenizer together."""
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ParamSpec, Self, TypeVar
 
 import torch
 from annotated_types import Ge
 from pydantic import TypeAdapter
 from torch import Tensor
+from tqdm import tqdm
 
-from taming.conditioning import Condition, conditioning_from_config
+from taming.conditioning import Condition, Conditioning, conditioning_from_config
+from taming.generation.choice import TokenChoice
+from taming.generation.conditional import ConditionalTransformer
+from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
 from taming.generation.options import SamplingOptions
 from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
-from taming.generation.tokens import TokenGenerator
+from taming.generation.window import plan_windows
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.errors import UserError
 from taming.runtime.hardware import device_name
@@ -25,18 +30,31 @@ from taming.transformer.orders import to_indices, to_tokens
 
 __all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer", "load_model"]
 
-GRID_SIZE = TypeAdapter(tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)]])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger("taming")
 
+GRID_SIZE = TypeAdapter(tuple[Annotated[int, Ge(1)], Annotated[int, Ge(1)]])
 PIXELS_AT_ONCE = 2**19  # 8 images of 256×256; a feature map of 128 channels then has 256 MiB
 
 
-class ImageGenerator(TokenGenerator):
-    """Draws tokens with the transformer and shows them as images with the tokenizer.
+def same_arguments(method: Callable[P, object]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function another one's signature, which `help()` and type checkers then show."""
+
+    def decorate(function: Callable[..., T]) -> Callable[P, T]:
+        setattr(function, "__signature__", inspect.signature(method))  # noqa: B010
+        return function
+
+    return decorate
+
+
+class ImageGenerator(ConditionalTransformer):
+    """Draws tokens with the transformer and decodes them into images with the tokenizer.
 
     Args:
-        tokenizer: the VQGAN whose codes the tokens are; without one there are tokens, not images.
+        tokenizer: the VQGAN whose codes the tokens are. Without a tokenizer the generator draws
+            tokens but no images.
         transformer: the GPT.
         conditioning: the kind of condition.
         grid_size: (height, width) of the code grid; a single number means square.
@@ -48,13 +66,31 @@ class ImageGenerator(TokenGenerator):
 
     kind = "generator"
 
+    def __init__(
+        self,
+        tokenizer: VQGAN | None,
+        transformer: GPT,
+        conditioning: Conditioning,
+        grid_size: int | Sequence[int],
+        condition_tokenizer: Tokenizer | None = None,
+    ) -> None:
+        super().__init__(transformer, conditioning, grid_size, condition_tokenizer)
+        codebook_size = transformer.config.codebook_size
+        if tokenizer is not None and tokenizer.codebook_size != codebook_size:
+            raise UserError(
+                f"the tokenizer has {tokenizer.codebook_size} codes and the transformer "
+                f"{codebook_size}: they belong to different models."
+            )
+        self.tokenizer = tokenizer
+        self._compiled: CompiledSteps | None = None
+
     @property
     def resolution(self) -> tuple[int, int]:
-        """(height, width) of an image in pixels; its tokenizer's may have been another."""
+        """(height, width) of an image in pixels; the tokenizer may have trained on another size."""
         factor = self.require_tokenizer().downsample_factor
         return self.grid_size[0] * factor, self.grid_size[1] * factor
 
-    def sample(
+    def sample_tokens(
         self,
         num_images: int,
         condition: Condition = None,
@@ -70,27 +106,169 @@ class ImageGenerator(TokenGenerator):
         progress: bool = False,
         first_image: int = 0,
     ) -> Tensor:
-        """Draws images; the arguments are those of `sample_tokens`.
+        """Draws the tokens of images. The model is in evaluation mode meanwhile.
+
+        Each image has its own random numbers, which depend only on the seed and the image's
+        number. In float32 the batch an image is drawn in makes no difference; in bfloat16 it
+        changes rounding.
+
+        Args:
+            num_images: b.
+            condition: `(b,)` int64 class labels, class names, or one name for all; or `(b c H W)`
+                condition images or their codes `(b h w)` int64. None: no condition.
+            temperature: see `SamplingOptions`, as for the arguments up to `seed`.
+            top_k: see `SamplingOptions`.
+            top_p: see `SamplingOptions`.
+            guidance_scale: the `scale` of a constant `Guidance`.
+            greedy: see `SamplingOptions`.
+            seed: see `SamplingOptions`.
+            given_tokens: `(b m)` integers, fixed first tokens, which the result includes.
+            options: all settings of sampling, in place of the six arguments from `temperature` to
+                `seed`.
+            progress: whether to show a progress bar.
+            first_image: number of the first image, to draw a long series in several calls.
 
         Returns:
-            `(num_images c H W)` on the model's device, in [-1, 1]; with a tokenizer of label maps
-            logits of the classes.
+            `(b n)` int64 on the model's device.
+
+        Raises:
+            UserError: if an argument is out of range or the model was not trained for it.
+        """
+        options = SamplingOptions.of(
+            options, temperature=temperature, top_k=top_k, top_p=top_p,
+            guidance_scale=guidance_scale, greedy=greedy, seed=seed,
+        )  # fmt: skip
+        options, condition, given_tokens = self._resolve(
+            options, num_images, condition, given_tokens
+        )
+        batch_size = options.batch_size or min(num_images, options.images_at_once)
+        num_drawn = num_images
+        if options.compile:
+            num_drawn += -num_images % batch_size  # whole batches
+            given_tokens = _pad(given_tokens, num_drawn)
+            condition = None if condition is None else _pad(condition, num_drawn)
+        numbers = range(first_image, first_image + num_drawn)
+        height, width = options.grid_size or self.grid_size
+        total = num_drawn * (height * width - given_tokens.shape[1])
+        bar = tqdm(None, "sampling", total, unit=" tokens", unit_scale=True, disable=not progress)
+        batches = []
+        with bar, evaluation_mode(self.transformer):
+            for start in range(0, num_drawn, batch_size):
+                rows = slice(start, start + batch_size)
+                part = None if condition is None else condition[rows]
+                batches.append(given_tokens[rows])
+                for tokens in self._draw(part, given_tokens[rows], numbers[rows], options):
+                    batches[-1] = tokens
+                    bar.update(len(tokens))
+        return torch.cat(batches)[:num_images]
+
+    def sample_rows(
+        self,
+        num_images: int,
+        condition: Condition = None,
+        given_tokens: Tensor | None = None,
+        *,
+        options: SamplingOptions,
+    ) -> Iterator[Tensor]:
+        """Draws the tokens that `sample_tokens` draws, in one batch, and yields each row of codes.
+
+        Yields:
+            `(b m)` int64 on the model's device: the tokens so far, as whole rows. The rows within
+            `given_tokens` come first.
+        """
+        options, condition, given_tokens = self._resolve(
+            options, num_images, condition, given_tokens
+        )
+        _, width = options.grid_size or self.grid_size
+        if num_given := given_tokens.shape[1] // width * width:
+            yield given_tokens[:, :num_given]
+        with evaluation_mode(self.transformer):
+            for tokens in self._draw(condition, given_tokens, range(num_images), options):
+                if tokens.shape[1] % width == 0:
+                    yield tokens
+
+    def _resolve(
+        self,
+        options: SamplingOptions,
+        num_images: int,
+        condition: Condition,
+        given_tokens: Tensor | None,
+    ) -> tuple[SamplingOptions, Tensor | None, Tensor]:
+        """Checks the arguments; returns options with a seed, and tensors.
+
+        Raises:
+            UserError: see `sample_tokens`.
+        """
+        if num_images < 1:
+            raise UserError(f"num_images is {num_images} and must be at least 1.")
+        condition = self.conditioning.check(condition, num_images)
+        if not options.guidance.is_off and condition is None:
+            raise UserError(
+                "guidance strengthens a condition, and no condition is given: leave guidance out."
+            )
+        if not options.guidance.is_off and not self.conditioning.can_do_without:
+            raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
+        if given_tokens is None:
+            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
+        given_tokens = self.check_tokens(given_tokens, options.grid_size or self.grid_size)
+        if len(given_tokens) != num_images:
+            raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
+        if options.seed is None:
+            options = replace(options, seed=int(torch.randint(2**62, ())))
+        options = decide_compilation(options, self.device, self.grid_size, num_images)
+        return options, condition, given_tokens
+
+    def _draw(
+        self,
+        condition: Tensor | None,
+        given_tokens: Tensor,
+        image_numbers: range,
+        options: SamplingOptions,
+    ) -> Iterator[Tensor]:
+        """Draws a batch, window after window; yields the tokens so far after each new token."""
+        grid_size = options.grid_size or self.grid_size
+        batch_size, done = given_tokens.shape
+        runs = plan_windows(
+            grid_size, self.grid_size, options.stride, num_given=done, step=self.window_step
+        )
+        condition = self.encode_condition(condition, grid_size)
+        tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
+        tokens[:, :done] = given_tokens
+        choose = TokenChoice.of(options, image_numbers, tokens.shape[1], self.device)
+        for run in runs:
+            rows = slice(run.row, run.row + self.grid_size[0])
+            columns = slice(run.column, run.column + self.grid_size[1])
+            before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
+            prompt = self.prompt(condition, batch_size, run.row, run.column)
+            if choose.scales is not None:
+                prompt = prompt.concatenate(self.conditioning.prompt(None, batch_size, self.device))
+            # the window's token number `start` is the image's token number `done`
+            choice = choose.narrow(done - run.start, self.num_tokens)
+            arguments = self.transformer, choice, prompt, self.num_tokens
+            if not options.compile:
+                steps = Steps(*arguments)
+            elif self._compiled is not None and self._compiled.fits(*arguments):
+                steps = self._compiled
+                self._compiled.choose.copy_(choice)
+            else:
+                steps = self._compiled = CompiledSteps(*arguments)
+            end = run.start + run.count
+            for latest in decode_tokens(steps, prompt, before, end, choice.guided):
+                tokens[:, done] = latest
+                done += 1
+                yield tokens[:, :done]
+
+    @same_arguments(sample_tokens)
+    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Draws images. The arguments are the arguments of `sample_tokens`.
+
+        Returns:
+            `(b c H W)` on the model's device, in [-1, 1]; with a tokenizer of label maps, logits of
+            the classes.
         """
         self.require_tokenizer()
-        tokens = self.sample_tokens(
-            num_images,
-            condition,
-            temperature,
-            top_k,
-            top_p,
-            guidance_scale,
-            greedy,
-            seed,
-            given_tokens,
-            options=options,
-            progress=progress,
-            first_image=first_image,
-        )
+        options: SamplingOptions | None = kwargs.get("options")
+        tokens = self.sample_tokens(*args, **kwargs)
         return self.decode(tokens, None if options is None else options.grid_size)
 
     def complete(
@@ -98,28 +276,27 @@ class ImageGenerator(TokenGenerator):
         images: Tensor,
         keep_rows: int,
         condition: Condition = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        guidance_scale: float = 1.0,
-        greedy: bool = False,
-        seed: int | None = None,
         *,
-        options: SamplingOptions | None = None,
         progress: bool = False,
         first_image: int = 0,
+        **settings: Any,
     ) -> Tensor:
         """Keeps the first rows of codes of images and generates the rest.
 
-        Images, `(b c H W)` in [-1, 1], may be larger than the trained size, and are then completed
-        through the sliding window. The other arguments are those of `sample_tokens`.
+        Args:
+            images: `(b c H W)` in [-1, 1]. Images larger than the trained size are completed
+                through the sliding window.
+            keep_rows: number of rows of codes to keep, at least 1 and less than all.
+            condition: see `sample_tokens`.
+            progress: see `sample_tokens`.
+            first_image: see `sample_tokens`.
+            **settings: `options`, or `temperature`, `top_k`, `top_p`, `guidance_scale`, `greedy`
+                and `seed`; see `sample_tokens`.
 
         Returns:
-            `(b c H W)`, the kept rows as the tokenizer shows them.
+            `(b c H W)`, with the kept rows as the tokenizer reconstructs them.
         """
-        options = SamplingOptions.of(
-            options, temperature, top_k, top_p, guidance_scale, greedy, seed
-        )
+        options = SamplingOptions.of(**settings)
         batches = images.split(options.images_at_once)
         given_tokens = torch.cat([self.first_tokens(batch, keep_rows) for batch in batches])
         grid_size = self.require_tokenizer().grid_size_for(images.shape[2:])
@@ -155,7 +332,7 @@ class ImageGenerator(TokenGenerator):
         """
         tokenizer = self.require_tokenizer()
         height, width = self.grid_size if grid_size is None else height_and_width(grid_size)
-        tokens = self._check_tokens(tokens, (height, width))
+        tokens = self.check_tokens(tokens, (height, width))
         if tokens.shape[1] < height * width:
             raise UserError(f"{height} × {width} codes are not {tokens.shape[1]} tokens.")
         pixels = height * width * tokenizer.downsample_factor**2
@@ -265,3 +442,8 @@ def load_condition_tokenizer(saved: SavedModel) -> Tokenizer | None:
     if part is None:
         return None
     return (CellClasses if part.kind == CellClasses.kind else VQGAN).from_saved(part)
+
+
+def _pad(rows: Tensor, count: int) -> Tensor:
+    """Pads to `count` rows by repeating the last one."""
+    return torch.cat([rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])])

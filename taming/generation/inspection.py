@@ -14,7 +14,7 @@ from torch import Tensor
 
 from taming.attention import attention_weights
 from taming.conditioning import Condition
-from taming.generation.tokens import TokenGenerator
+from taming.generation.conditional import ConditionalTransformer
 from taming.runtime.contexts import evaluation_mode
 from taming.tokenizer import VQGAN
 from taming.transformer import GPT
@@ -27,7 +27,7 @@ ALONE_SIDE = 3  # codes a side of the grid that shows one code; its middle is cu
 
 @torch.no_grad()
 def attention_maps(
-    generator: TokenGenerator,
+    generator: ConditionalTransformer,
     tokens: Tensor,
     condition: Condition = None,
     positions: Sequence[int] | None = None,
@@ -63,7 +63,7 @@ def attention_maps(
 
 @torch.no_grad()
 def token_surprise(
-    generator: TokenGenerator, tokens: Tensor, condition: Condition = None
+    generator: ConditionalTransformer, tokens: Tensor, condition: Condition = None
 ) -> Tensor:
     """Returns −log₂ p of each token given those before it, `(b n)`: bits; see `attention_maps`."""
     with evaluation_mode(generator.transformer):
@@ -72,7 +72,7 @@ def token_surprise(
 
 @torch.no_grad()
 def candidates(
-    generator: TokenGenerator,
+    generator: ConditionalTransformer,
     tokens: Tensor,
     position: int,
     condition: Condition = None,

@@ -123,19 +123,21 @@ class SamplingOptions:
         return self.batch_size or 64
 
     @classmethod
-    def of(cls, options: Self | None, *arguments: Any) -> Self:
-        """Returns the options, or those that the six arguments of `ImageGenerator.sample` make.
+    def of(
+        cls, options: Self | None = None, *, guidance_scale: float = 1.0, **settings: Any
+    ) -> Self:
+        """Returns `options`, or new ones from the arguments of `ImageGenerator.sample_tokens`.
 
         Raises:
-            UserError: if there are both, or an argument is out of range.
+            UserError: if both are given, or an argument is out of range.
         """
-        temperature, top_k, top_p, guidance_scale, greedy, seed = arguments
         try:
-            made = cls(temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed,
-                       guidance=Guidance(scale=guidance_scale))  # fmt: skip
+            new_options = cls(guidance=Guidance(scale=guidance_scale), **settings)
         except ValidationError as error:
-            wrong = error.errors()[0]
-            raise UserError(f"{wrong['loc'][0]} is {wrong['input']!r}: {wrong['msg']}.") from error
-        if options is not None and made != cls():
-            raise UserError("give temperature, seed and so on in the options, not beside them.")
-        return options or made
+            problem = error.errors()[0]
+            raise UserError(
+                f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}."
+            ) from error
+        if options is not None and new_options != cls():
+            raise UserError("pass temperature, seed and so on inside `options`, not next to it.")
+        return options or new_options

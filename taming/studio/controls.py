@@ -67,9 +67,14 @@ class SamplingControls:
         num_images, temperature, top_k, top_p, guidance, seed = values
         if num_images is None or seed is None:
             raise UserError("give the number of images and the seed as whole numbers.")
-        return num_images, SamplingOptions.of(
-            None, temperature, top_k or None, top_p, guidance, False, seed
+        options = SamplingOptions.of(
+            temperature=temperature,
+            top_k=top_k or None,
+            top_p=top_p,
+            guidance_scale=guidance,
+            seed=seed,
         )
+        return num_images, options
 
 
 class ConditionControls:

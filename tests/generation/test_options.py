@@ -52,7 +52,7 @@ def test_arguments_and_options_are_the_same(generator: ImageGenerator) -> None:
     drawn = generator.sample_tokens(2, LABELS, options=options)
     same = generator.sample_tokens(2, LABELS, 0.9, 5, 0.9, 2.0, False, 3)
     assert torch.equal(drawn, same)
-    with pytest.raises(UserError, match="in the options"):
+    with pytest.raises(UserError, match="inside `options`"):
         generator.sample_tokens(2, LABELS, temperature=0.9, options=options)
 
 
@@ -65,10 +65,10 @@ def test_arguments_and_options_are_the_same(generator: ImageGenerator) -> None:
         ({"guidance_scale": -1.0}, "scale is -1.0: Input should be greater than or equal to 0"),
         ({"given_tokens": torch.tensor([[0.9], [1.0]])}, "float32.* whole numbers"),
         ({"given_tokens": torch.tensor([[0], [8]])}, "0 to 8, .* 0 to 7"),
-        ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\), .* at most 4"),
+        ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\)\. .* at most 4"),
         ({"given_tokens": torch.zeros(3, 1).long()}, "given_tokens are of 3 images, not 2"),
         ({"options": SamplingOptions(stride=3, grid_size=4)}, "stride is 3 .* 1 to 2"),
-        ({"condition": None, "guidance_scale": 2}, "there is none"),
+        ({"condition": None, "guidance_scale": 2}, "no condition is given"),
     ],
 )
 def test_arguments_that_cannot_be(
