@@ -14,7 +14,7 @@ from taming.data.module import ImageDataModule
 from taming.data.readers import Channels
 from taming.evaluation import ClassifierTraining, ImageClassifier, train_classifier
 from taming.pictures import to_uint8
-from taming.runtime.process_group import gather_dealt, on_first_rank
+from taming.runtime.process_group import gather_shares, on_first_rank
 
 __all__ = ["SampleSet", "train_on_real", "train_on_samples"]
 
@@ -46,7 +46,7 @@ class SampleSet:
 
     def gather(self) -> None:
         """Collects all processes' samples on the first one."""
-        self._batches = gather_dealt(self._batches)
+        self._batches = gather_shares(self._batches)
 
     def dataset(self, data: ImageDataModule, seed: int) -> ImageDataset:
         """Returns the samples, augmented as the data are."""

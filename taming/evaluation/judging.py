@@ -19,7 +19,7 @@ from taming.evaluation.frechet import feature_statistics, frechet_distance
 from taming.evaluation.kernel import kernel_distance, probability_score
 from taming.evaluation.neighbours import fidelity_and_diversity
 from taming.runtime.errors import replacing, writing
-from taming.runtime.process_group import gather_dealt
+from taming.runtime.process_group import gather_shares
 
 __all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "in_proportion"]
 
@@ -38,8 +38,8 @@ class Judges:
 class JudgedImages:
     """What the judges see in one set of images, a row an image.
 
-    Several processes each update with the batches `dealt` to them. After `gather` the first one has
-    all, in order, and only it may read them.
+    Each process updates it with its `rank_share` of the batches. After `gather` the first process
+    has all of them, in order, and only it may read them.
 
     Attributes:
         features: `(n f)`; None where they are not known, as are labels and logits.
@@ -71,7 +71,7 @@ class JudgedImages:
 
     def gather(self) -> "JudgedImages":
         """Collects all processes' images on the first one."""
-        batches = gather_dealt(self._batches)
+        batches = gather_shares(self._batches)
         self._batches = []
         names = batches[0] if batches else ()
         self._keep({name: torch.cat([batch[name] for batch in batches]) for name in names})

@@ -15,7 +15,7 @@ from taming.data.module import ImageDataModule
 from taming.evaluation import FeatureNetwork, ImageClassifier, JudgedImages, Judges, in_proportion
 from taming.generation import ImageGenerator
 from taming.runtime.errors import UserError
-from taming.runtime.process_group import dealt, largest_share, on_first_rank, rank
+from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
 from taming.tokenizer import VQGAN
 
 __all__ = [
@@ -131,7 +131,7 @@ class RealImages:
         They are counted by a progress bar of this name.
         """
         size = min(self._batch_size, largest_share(len(numbers)))
-        starts = list(dealt(range(0, len(numbers), size)))
+        starts = list(rank_share(range(0, len(numbers), size)))
         batches = [numbers[start : start + size] for start in starts]
         loader = make_loader(dataset, self.data.num_workers_for(dataset), batch_sampler=batches)
         bar = tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)

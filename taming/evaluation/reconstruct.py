@@ -27,11 +27,11 @@ from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
 from taming.runtime.errors import UserError, join_names, writing
 from taming.runtime.process_group import (
-    dealt,
     gather,
     largest_share,
     on_first_rank,
     rank,
+    rank_share,
     sum_over_ranks,
 )
 from taming.tokenizer import VQGAN, height_and_width
@@ -104,7 +104,7 @@ def reconstruct_images(
             max_images=max_images,
         )
     )
-    batches = list(dealt(images.batches(min(batch_size, largest_share(len(images))))))
+    batches = list(rank_share(images.batches(min(batch_size, largest_share(len(images))))))
     device = vqgan.device
     device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     codebook = CodebookUsage(vqgan.codebook_size)

@@ -14,7 +14,7 @@ from taming.evaluation.judging import JudgedImages, Judges
 from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_quality
 from taming.losses import LPIPSLoss
 from taming.runtime.contexts import full_precision
-from taming.runtime.process_group import gather_dealt, sum_over_ranks
+from taming.runtime.process_group import gather_shares, sum_over_ranks
 from taming.tokenizer import VQGAN
 from taming.transformer.orders import to_tokens
 
@@ -97,7 +97,7 @@ def measure_validation(
         counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
         codebook.update(counts.to(judges.device))
     found.reconstructed.gather()
-    gathered = gather_dealt(qualities)
+    gathered = gather_shares(qualities)
     for name in gathered[0] if gathered else ():
         found.quality[name] = torch.cat([quality[name] for quality in gathered])
     found.codebook = _plain(codebook)

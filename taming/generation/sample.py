@@ -23,7 +23,7 @@ from taming.generation.inputs import (
 )
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.runtime.errors import UserError, writing
-from taming.runtime.process_group import dealt, gather_in_turn, largest_share, rank
+from taming.runtime.process_group import gather_in_order, largest_share, rank, rank_share
 
 __all__ = ["sample_images"]
 
@@ -171,7 +171,7 @@ def _draw(
 
     all_samples, all_shown, all_shares = [], [], []
     with tqdm(total=total, unit="image", desc="sampling", disable=single or rank() > 0) as bar:
-        for samples, shown, shares in gather_in_turn(map(draw, dealt(batches)), len(batches)):
+        for samples, shown, shares in gather_in_order(map(draw, rank_share(batches)), len(batches)):
             all_samples.append(samples)
             all_shown += shown
             all_shares += shares

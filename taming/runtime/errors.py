@@ -1,6 +1,6 @@
-"""Exceptions that a user can fix, and how messages and files are written.
+"""Errors that the user can fix, their wording, and safe writing of files.
 
-The commands print such an exception as one line, no traceback.
+The commands print a `UserError` as one line without a traceback.
 """
 
 import os
@@ -18,7 +18,7 @@ class UserError(ValueError):
 
 
 class MissingPathError(UserError, FileNotFoundError):
-    """A path the user gave does not exist."""
+    """A path in the settings does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -26,7 +26,7 @@ class MissingPathError(UserError, FileNotFoundError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raises a `UserError` where writing to `path` fails: no permission, no space."""
+    """Raises a `UserError` if writing to `path` fails, such as on a full disk."""
     try:
         yield
     except UserError:
@@ -37,9 +37,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, mode: str = "w", **settings: Any) -> Iterator[IO[Any]]:
-    """Opens a file that takes the place of `path` once it is whole.
+    """Opens a temporary file that replaces `path` at the end of the block.
 
-    A full disk or a kill costs the new file, never the old one. `settings` are those of `open`.
+    A full disk or a kill loses the new file, never the old one. `settings` go to `open`.
     """
     unfinished = path.with_suffix(".unfinished")
     try:
@@ -54,13 +54,13 @@ def replacing(path: Path, mode: str = "w", **settings: Any) -> Iterator[IO[Any]]
 
 
 def join_names(names: Sequence[str], at_most: int = 10, separator: str = ", ") -> str:
-    """Joins the first names for a message, and says how many more there are."""
+    """Joins the first names for a message, and counts the rest."""
     more = [f"and {len(names) - at_most} more"] if len(names) > at_most else []
     return separator.join([*names[:at_most], *more])
 
 
 def printable(text: str) -> str:
-    """Escapes what would steer a terminal, or cannot be written: names may hold anything."""
+    """Escapes control characters, and characters that cannot be encoded."""
     return "".join(
         c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else repr(c)[1:-1] for c in text
     )

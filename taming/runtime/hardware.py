@@ -1,4 +1,4 @@
-"""What the machine at hand can do."""
+"""Capabilities of the processor and the GPU."""
 
 import os
 import shutil
@@ -11,12 +11,12 @@ __all__ = ["can_compile", "device_name", "has_bf16", "multiplies_faster_in_bf16"
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Returns whether the device multiplies bfloat16 in hardware; others emulate it, slowly."""
+    """Returns whether the hardware multiplies bfloat16; other devices emulate it slowly."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    found = torch.cpu.get_capabilities()  # bf16 by itself is ARM's
+    capabilities = torch.cpu.get_capabilities()  # "bf16" is the name on ARM
     return device.type == "cpu" and any(
-        found.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16")
+        capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16")
     )
 
 
@@ -24,8 +24,8 @@ def has_bf16(device: torch.device) -> bool:
 def multiplies_faster_in_bf16() -> bool:
     """Returns whether the processor multiplies matrices far faster in bfloat16 than in float32.
 
-    Those that have it differ too much to go by their names, so products are timed, for half a
-    second: they were 2.8 times as fast on an AMD EPYC with AVX-512's bfloat16.
+    Processors with bfloat16 differ too much to tell from their names, so this times products for
+    half a second. Bfloat16 was 2.8 times as fast on an AMD EPYC with AVX-512.
     """
     if not has_bf16(torch.device("cpu")):
         return False
@@ -36,15 +36,17 @@ def multiplies_faster_in_bf16() -> bool:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Returns whether `torch.compile` finds what it needs: a compiler, and for GPUs Triton."""
-    if device.type == "cuda":  # Triton has the code that starts its kernels compiled, in C
+    """Returns whether `torch.compile` finds a compiler and, for GPUs, Triton."""
+    if (
+        device.type == "cuda"
+    ):  # Triton compiles the code that launches its kernels with a C compiler
         compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
         return find_spec("triton") is not None and any(map(shutil.which, compilers))
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the name of the GPU, or of the processor with the number of threads in use."""
+    """Returns the name of the GPU, or of the processor with its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = torch.cpu.get_capabilities().get("cpu_name", "CPU")
@@ -56,7 +58,7 @@ def product_seconds(
 ) -> float:
     """Returns the median seconds of a product of two square matrices on the CPU.
 
-    A duration in this unit can be compared between machines, and between their busy hours.
+    Durations in this unit are comparable between machines, and between busy and quiet hours.
     """
     from torch.utils.benchmark import Timer  # slow to import
 

@@ -1,4 +1,4 @@
-"""What lies within dictionaries, such as those of config.yaml and metrics.json."""
+"""Values within nested dictionaries, such as config.yaml and metrics.json."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,9 +7,9 @@ __all__ = ["leaves"]
 
 
 def leaves(value: Any, name: str = "", lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yields every value within dictionaries, and within lists if `lists`, with its full name.
+    """Yields every value within dictionaries and, if `lists`, within lists, with its full name.
 
-    A full name joins the keys by dots: `trainer.max_steps`.
+    The full name joins the keys with dots: `trainer.max_steps`.
     """
     if isinstance(value, dict) or (lists and isinstance(value, list)):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

@@ -1,7 +1,7 @@
-"""What the processes of one training, or of one command under `torchrun`, share.
+"""Collectives of the processes of one training, or of one command under `torchrun`.
 
-Collectives must be called equally often on every rank, or all wait for ever; a single process keeps
-its own values.
+Every rank must call a collective equally often, or all wait for ever. A single process keeps its
+own values.
 """
 
 import math
@@ -15,17 +15,17 @@ import torch.distributed as dist
 from taming.runtime.errors import UserError
 
 __all__ = [
-    "dealt",
     "from_first_rank",
     "gather",
-    "gather_dealt",
-    "gather_in_turn",
+    "gather_in_order",
+    "gather_shares",
     "largest_share",
     "mean_over_ranks",
     "means_over_ranks",
     "num_ranks",
     "on_first_rank",
     "rank",
+    "rank_share",
     "sum_over_ranks",
 ]
 
@@ -33,27 +33,27 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """Returns the number of this process among all that share the work, from 0 on."""
+    """Returns the number of this process, from 0; 0 without a process group."""
     return 0 if _alone() else dist.get_rank()
 
 
 def num_ranks() -> int:
-    """Returns the number of processes that share the work."""
+    """Returns the number of processes; 1 without a process group."""
     return 1 if _alone() else dist.get_world_size()
 
 
-def dealt(items: Iterable[T]) -> Iterator[T]:
-    """Yields this rank's items: of W ranks, rank r has the r-th and every W-th after it."""
+def rank_share(items: Iterable[T]) -> Iterator[T]:
+    """Yields every W-th item from item r, on rank r of W."""
     return islice(items, rank(), None, num_ranks())
 
 
 def largest_share(total: int) -> int:
-    """Returns how many of `total` items the first rank is dealt, and no other more."""
+    """Returns how many of `total` items `rank_share` gives the first rank, the largest share."""
     return math.ceil(total / num_ranks())
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of all ranks' tensors, on every rank; without gradient."""
+    """Returns the sum of all ranks' tensors on every rank, without gradient."""
     if _alone():
         return values.detach()
     total = _own_copy(values)
@@ -62,10 +62,9 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Returns the mean of all ranks' tensors, with the gradient of this rank's part.
+    """Returns the mean of all ranks' tensors, with the gradient of this rank's tensor.
 
-    Data-parallel training averages gradients over the ranks, and the average of the parts'
-    gradients is the mean's.
+    Data-parallel training averages gradients over the ranks, which gives the gradient of the mean.
     """
     if _alone():
         return values
@@ -74,7 +73,7 @@ def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def means_over_ranks(*values: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the mean of each tensor over all ranks, in one exchange; without gradient."""
+    """Returns the mean of each tensor over all ranks, without gradient, in one exchange."""
     if _alone():
         return [value.detach() for value in values]
     joined = mean_over_ranks(torch.cat([value.detach().flatten() for value in values]))
@@ -83,7 +82,10 @@ def means_over_ranks(*values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def from_first_rank(values: torch.Tensor) -> torch.Tensor:
-    """Returns the first rank's tensor on every rank, all of one shape; without gradient."""
+    """Returns the first rank's tensor on every rank, without gradient.
+
+    The tensors of all ranks must have the same shape.
+    """
     if _alone():
         return values.detach()
     copy = _own_copy(values)
@@ -92,29 +94,29 @@ def from_first_rank(values: torch.Tensor) -> torch.Tensor:
 
 
 def on_first_rank(function: Callable[[], T]) -> T:
-    """Calls a function on the first rank alone; returns its result, or raises its error, on all.
+    """Calls a function on the first rank; returns its result or raises its error on all ranks.
 
-    The other ranks get a `UserError` as it is, and the text of any other as a `RuntimeError`.
+    Errors other than `UserError` become a `RuntimeError` with the same text.
     """
     if _alone():
         return function()
-    found: list[Any] = [None, None]  # result and error
+    outcome: list[Any] = [None, None]  # result and error
     if rank() == 0:
         try:
-            found[0] = function()
+            outcome[0] = function()
         except UserError as error:
-            found[1] = error
-        except Exception as error:  # not all can be pickled
-            found[1] = RuntimeError(f"{type(error).__name__}: {error}")
-            found[1].__cause__ = error
-    dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
+            outcome[1] = error
+        except Exception as error:  # some cannot be pickled
+            outcome[1] = RuntimeError(f"{type(error).__name__}: {error}")
+            outcome[1].__cause__ = error
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 def gather(value: T) -> list[T]:
-    """Returns all ranks' objects on the first one, in order of the ranks; none on the others."""
+    """Returns all ranks' objects on the first rank, in rank order; an empty list on the others."""
     if _alone():
         return [value]
     received: list[Any] | None = [None] * num_ranks() if rank() == 0 else None
@@ -122,22 +124,21 @@ def gather(value: T) -> list[T]:
     return received or []
 
 
-def gather_dealt(results: Sequence[T]) -> list[T]:
-    """Returns on the first rank what all made of the items `dealt` to them, in the items' order."""
+def gather_shares(results: Sequence[T]) -> list[T]:
+    """Collects on the first rank the results of all `rank_share`s, in the order of the items."""
     ranks = gather([(result,) for result in results])
     turns = zip_longest(*ranks, fillvalue=())
     return list(chain.from_iterable(chain.from_iterable(turns)))
 
 
-def gather_in_turn(results: Iterable[T], total: int) -> Iterator[T]:
-    """Yields what the ranks make of the items `dealt` to them: all `total` results on the first.
+def gather_in_order(results: Iterable[T], total: int) -> Iterator[T]:
+    """Yields on the first rank the `total` results of all `rank_share`s, in order of the items.
 
-    They come in order there; on the others there are none. Results are drawn from `results` one by
-    one, so that no rank is further ahead than its neighbours by more than one.
+    The other ranks yield nothing. All ranks advance together, one result each.
     """
-    mine = iter(results)
+    own_results = iter(results)
     for start in range(0, total, num_ranks()):
-        yield from gather(next(mine, None))[: total - start]  # type: ignore[misc]
+        yield from gather(next(own_results, None))[: total - start]  # type: ignore[misc]
 
 
 def _alone() -> bool:
@@ -145,5 +146,5 @@ def _alone() -> bool:
 
 
 def _own_copy(values: torch.Tensor) -> torch.Tensor:
-    # laid out alike on all ranks: elements are exchanged by their place in memory
+    # ranks exchange elements in memory order, which must be the same on all of them
     return values.detach().clone(memory_format=torch.contiguous_format)

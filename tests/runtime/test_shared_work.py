@@ -33,12 +33,12 @@ from taming.evaluation.reconstruct import reconstruct_images
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.generation.sample import sample_images
 from taming.runtime.process_group import (
-    dealt,
     gather,
-    gather_in_turn,
+    gather_in_order,
     largest_share,
     on_first_rank,
     rank,
+    rank_share,
 )
 from taming.tokenizer import VQGAN
 from taming.training.encode_dataset import encode_dataset
@@ -179,9 +179,9 @@ def do_all(folder: Path, name: str = "two") -> dict[str, Any]:
         ImageFolder.__init__ = init  # type: ignore[method-assign]
     return {
         "folders": folders,
-        "dealt": list(dealt(range(5))),
+        "rank_share": list(rank_share(range(5))),
         "largest_share": largest_share(5),
-        "in_turn": list(gather_in_turn((10 * item for item in dealt(range(5))), 5)),
+        "in_turn": list(gather_in_order((10 * item for item in rank_share(range(5))), 5)),
         "gathered": gather(rank()),
         "from_first": on_first_rank(rank),
     }
@@ -273,9 +273,9 @@ def test_the_first_process_looks_for_images_for_both(ranks: list[dict[str, Any]]
     assert ranks[0]["folders"] == 4 and ranks[1]["folders"] == 0
 
 
-def test_what_is_dealt_comes_back_in_turn(ranks: list[dict[str, Any]]) -> None:
+def test_shares_are_gathered_in_order(ranks: list[dict[str, Any]]) -> None:
     one, other = ranks
-    assert (one["dealt"], other["dealt"]) == ([0, 2, 4], [1, 3])
+    assert (one["rank_share"], other["rank_share"]) == ([0, 2, 4], [1, 3])
     assert one["largest_share"] == other["largest_share"] == 3
     assert (one["in_turn"], other["in_turn"]) == ([0, 10, 20, 30, 40], [])
     assert (one["gathered"], other["gathered"]) == ([0, 1], [])
