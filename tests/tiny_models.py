@@ -1,7 +1,6 @@
 """Models of a few weights that nobody trained."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 from taming.conditioning import Conditioning
 from taming.generation import ImageGenerator
-from taming.serialization import SavedModel
 from taming.tokenizer import VQGAN, Tokenizer
 from taming.transformer import GPT, GPTConfig
 
@@ -67,18 +65,3 @@ def changed(module: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
     now = module.state_dict()
     assert now.keys() == before.keys()
     return {name for name, tensor in now.items() if not torch.equal(tensor, before[name])}
-
-
-def as_older(saved: SavedModel) -> SavedModel:
-    """The model as older versions saved it: what one layer does today, several did."""
-    several = {"query_key_value": ("query", "key", "value"), "gate_expand": ("gate", "expand")}
-    state = dict(saved.state)
-    for name in saved.state:
-        parent, _, leaf = name.rpartition(".")
-        parent, _, layer = parent.rpartition(".")
-        if layer in several:
-            parts = state.pop(name).chunk(len(several[layer]))
-            names = [f"{parent}.{part}.{leaf}" for part in several[layer]]
-            state.update(zip(names, parts, strict=True))
-    assert len(state) > len(saved.state)
-    return replace(saved, state=state)

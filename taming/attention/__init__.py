@@ -1,6 +1,6 @@
 """Attention: the equation, its fast path, masks, several heads, and the cache for decoding."""
 
-from taming.attention.cache import KeyValueCache, LayerCache
+from taming.attention.cache import CacheView, KeyValueCache
 from taming.attention.equation import attention, attention_weights
 from taming.attention.fused import fused_attention
 from taming.attention.masks import causal_mask, prefix_causal_mask
@@ -8,8 +8,8 @@ from taming.attention.multihead import CacheUpdate, MultiHeadAttention, Rotation
 
 __all__ = [
     "CacheUpdate",
+    "CacheView",
     "KeyValueCache",
-    "LayerCache",
     "MultiHeadAttention",
     "Rotation",
     "attention",

@@ -16,7 +16,7 @@ Rotation = Callable[[Tensor], Tensor]
 """Turns queries or keys `(b heads n d_k)` by angles that depend on their positions."""
 
 CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Adds keys and values to those of earlier tokens, and returns them all; see `LayerCache`."""
+"""Caches keys and values, and returns them with those of earlier tokens; see `CacheView`."""
 
 
 class HeadNorm(nn.RMSNorm):

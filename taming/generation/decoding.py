@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taming.attention import KeyValueCache
+from taming.attention import CacheView, KeyValueCache
 from taming.conditioning import Prompt
 from taming.generation.choice import TokenChoice
 from taming.runtime.contexts import without_cudnn_attention
@@ -22,19 +22,15 @@ Step = Callable[[Tensor, Tensor], Tensor]  # see `next_tokens`
 
 
 def next_logits(
-    transformer: GPT,
-    cache: KeyValueCache,
-    tokens: Tensor,
-    positions: Tensor,
-    prompt: Prompt | None = None,
+    transformer: GPT, cache: CacheView, tokens: Tensor, prompt: Prompt | None = None
 ) -> Tensor:
-    """Returns the logits `(b v)` of what follows tokens `(b n)`, whose predecessors the cache has.
+    """Returns the logits `(b v)` of what follows tokens `(b n)`.
 
-    A prompt comes first where the sequence begins; `positions` `(p+n,)` then cover prefix and
-    tokens.
+    The first call for a sequence has a prompt. The positions in the cache's view then cover prefix
+    and tokens.
     """
     prefix, context = (None, None) if prompt is None else prompt
-    features = transformer.features(prefix, tokens, context, positions=positions, cache=cache)
+    features = transformer.features(prefix, tokens, context, cache=cache)
     return transformer.head(features[:, -1])
 
 
@@ -45,10 +41,15 @@ def next_tokens(
     num_prefix: int,
     latest: Tensor,
     position: Tensor,
+    visible: int | Tensor,
 ) -> Tensor:
-    """Returns the tokens `(b,)` that follow the latest `(b 1)`, which are at a position `(1,)`."""
+    """Returns the tokens `(b,)` that follow the latest `(b 1)`.
+
+    The latest are at a position `(1,)`; for `visible` see `CacheView`.
+    """
     tokens = latest if choose.num_sequences == 1 else torch.cat([latest, latest])
-    return choose(next_logits(transformer, cache, tokens, position), position - num_prefix + 1)
+    view = CacheView(cache, position, visible, slice(len(tokens)))
+    return choose(next_logits(transformer, view, tokens), position - num_prefix + 1)
 
 
 class Steps:
@@ -72,38 +73,39 @@ class Steps:
         self.choose = choose
         self.choices = {True: choose, False: choose.unguided}  # by whether a token is guided
         num_sequences, self.num_prefix = prompt.prefix.shape
-        self.with_condition = self.without = None  # rows of the sequences; None: all
-        if choose.num_sequences == 2:
-            half = num_sequences // 2
-            self.with_condition, self.without = slice(half), slice(half, None)
+        num_images = num_sequences // choose.num_sequences
+        self.with_condition, self.without = slice(num_images), slice(num_images, None)  # rows
         # more than the longest span: the compiler takes a view of everything for a case of its own
         max_length = _span(self.num_prefix + num_tokens) + 1
-        self.cache = KeyValueCache(len(transformer.blocks), max_length, num_sequences)
+        self.cache = KeyValueCache(len(transformer.blocks), num_sequences, max_length)
         self.positions = torch.arange(max_length, device=prompt.prefix.device)
 
     @without_cudnn_attention()
-    def prefill(self, prompt: Prompt, tokens: Tensor, rows: slice | None = None) -> Tensor:
-        """Returns the logits of what follows prompts and tokens `(b n)`; of some rows, or all."""
-        self.cache.clear()
-        self.cache.decode_rows(rows)
-        prompt = prompt if rows is None else prompt.rows(rows)
+    def prefill(self, prompt: Prompt, tokens: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Returns the logits of what follows the prompts in these rows and tokens `(b n)`."""
+        prompt = prompt.rows(rows)
         tokens = tokens.repeat(len(prompt.prefix) // len(tokens), 1)
         positions = self.positions[: self.num_prefix + tokens.shape[1]]
-        return next_logits(self.transformer, self.cache, tokens, positions, prompt)
+        view = CacheView(self.cache, positions, len(positions), rows)
+        return next_logits(self.transformer, view, tokens, prompt)
 
     @without_cudnn_attention()
     def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
         """Returns token `number` (at least 1) of each image, `(b,)`, given the one before it."""
         end = self.num_prefix + number
-        self.cache.decode_rows(None if guided else self.with_condition)
-        return self.run(next_tokens, guided, latest, self.positions[end - 1 : end])
+        return self.run(next_tokens, guided, latest, self.positions[end - 1 : end], end)
 
     def run(
-        self, function: Callable[..., Tensor], guided: bool, latest: Tensor, position: Tensor
+        self,
+        function: Callable[..., Tensor],
+        guided: bool,
+        latest: Tensor,
+        position: Tensor,
+        visible: int | Tensor,
     ) -> Tensor:
         """Calls `next_tokens`, or its compiled form."""
-        choose = self.choices[guided]
-        return function(self.transformer, self.cache, choose, self.num_prefix, latest, position)
+        shared = self.transformer, self.cache, self.choices[guided], self.num_prefix
+        return function(*shared, latest, position, visible)
 
 
 class CompiledSteps(Steps):
@@ -132,14 +134,12 @@ class CompiledSteps(Steps):
         """See `Steps`."""
         end = self.num_prefix + number
         position = self.positions[end - 1 : end]
-        self.cache.decode_rows(None if guided else self.with_condition)
         span = _span(end)
-        if self.cache.shown is None or len(self.cache.shown) != span:
-            self.cache.shown = self.positions[:span]
-            torch._dynamo.mark_dynamic(self.cache.shown, 0)  # or each span would be compiled
+        visible = self.positions[:span]
+        torch._dynamo.mark_dynamic(visible, 0)  # or each span would be compiled
         if guided not in self._compiled:
             self._compiled[guided] = self._compile()
-        step = partial(self.run, self._compiled[guided], guided)
+        step = partial(self.run, self._compiled[guided], guided, visible=visible)
         if not self._captures(latest.device):
             return step(latest, position)
         if (guided, span) not in self._captured:
@@ -225,7 +225,8 @@ def decode_tokens(
     tokens = given_tokens.new_empty(batch_size, num_tokens)
     tokens[:, :num_given] = given_tokens
     is_guided = num_given in guided
-    logits = steps.prefill(prompt, given_tokens, None if is_guided else steps.with_condition)
+    rows = slice(None) if is_guided else steps.with_condition
+    logits = steps.prefill(prompt, given_tokens, rows)
     if logits.isnan().any():
         raise UserError(
             "the transformer's logits are not numbers (NaN): its training diverged or its weights "

@@ -152,12 +152,8 @@ class VectorQuantizer(Quantizer):
         # a function of the step, so that a resumed run does it in the same batches
         return self.revive_after is not None and self._step % max(1, self.revive_after // 10) == 0
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        unused = state.get(f"{prefix}batches_unused")
-        if unused is not None and f"{prefix}started" not in state:  # of an earlier version
-            state[f"{prefix}started"] = unused < 2**62
-            state[f"{prefix}batches_unused"] = unused.where(unused < 2**62, 0)
-        super()._load_from_state_dict(state, prefix, *args)
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
         self._all_started = False  # perhaps
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from taming.attention import KeyValueCache, Rotation, prefix_causal_mask
+from taming.attention import CacheView, Rotation, prefix_causal_mask
 from taming.positions import (
     LearnedPositions,
     RotaryPositions2D,
@@ -104,18 +104,9 @@ class GPT(PretrainedModel):
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
 
-    def forward(
-        self,
-        prefix: Tensor | None,
-        tokens: Tensor,
-        context: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> Tensor:
+    def forward(self, prefix: Tensor, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Returns the logits `(b p+n codebook_size)` of what follows each token; see `features`."""
-        features = self.features(prefix, tokens, context, positions=positions, cache=cache)
-        return self.head(features)
+        return self.head(self.features(prefix, tokens, context))
 
     def features(
         self,
@@ -123,40 +114,38 @@ class GPT(PretrainedModel):
         tokens: Tensor,
         context: Tensor | None = None,
         *,
-        positions: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        cache: CacheView | None = None,
     ) -> Tensor:
         """Returns the features before the head.
 
         Args:
             prefix: `(b p)` int64 prefix ids; None where the cache has them.
             tokens: `(b n)` int64 image tokens; n may be 0.
-            context: `(b c)` int64 context ids, for a model that has them; the cache keeps them, so
-                that only the first call needs them.
-            positions: `(p+n,)` int64; None for those that follow what is in the cache.
-            cache: keys and values of earlier positions, to which these are added.
+            context: `(b c)` int64 context ids, for a model that has them; None where the cache has
+                their keys and values.
+            cache: the positions of prefix and tokens, and the keys and values of earlier ones.
+                None: the positions are 0, 1, 2, ….
 
         Returns:
             `(b p+n d)`.
         """
         num_prefix = 0 if prefix is None else prefix.shape[1]
         length = num_prefix + tokens.shape[1]
-        if positions is None:
-            start = 0 if cache is None else cache.length
-            positions = torch.arange(start, start + length, device=tokens.device)
         assert length <= self.config.context_length, "longer than the context"
-        mask = None if cache is None else cache.mask(positions)
-        span = 0 if cache is None else cache.advance(length)
+        if cache is None:
+            positions, mask = torch.arange(length, device=tokens.device), None  # (p+n)
+        else:
+            positions, mask = cache.positions, cache.mask
         if self.config.bidirectional_prefix and num_prefix > 1:
             mask = prefix_causal_mask(length, num_prefix, device=tokens.device)
-        x = self.token_embedding(tokens)
+        x = self.token_embedding(tokens)  # (b n d)
         if prefix is not None:
             x = torch.cat([self.prefix_embedding(prefix), x], dim=1)  # (b p+n d)
         x, rotate = apply_positions(x, self.positions, positions)
         x = self.embedding_dropout(x)
         contexts = self._contexts(context, cache)
         for layer, block in enumerate(self.blocks):
-            update = None if cache is None else partial(cache.layers[layer].update, positions, span)
+            update = None if cache is None else partial(cache.update, layer)
             run = partial(block, mask=mask, update_cache=update, rotate=rotate)
             if self.checkpointing and self.training:
                 x = checkpoint(run, x, contexts[layer], use_reentrant=False)
@@ -204,13 +193,13 @@ class GPT(PretrainedModel):
         features = self.features(prefix, tokens[:, :-1], context)  # (b p+n-1 d)
         return features[:, num_prefix - 1 : num_prefix - 1 + tokens.shape[1]]
 
-    def _contexts(self, context: Tensor | None, cache: KeyValueCache | None) -> Contexts:
+    def _contexts(self, context: Tensor | None, cache: CacheView | None) -> Contexts:
         """Returns each layer's keys and values of the context; a cache remembers them."""
         if self.config.num_context_ids == 0:
             return [None] * len(self.blocks)
         if context is None:
             assert cache is not None, "this model attends to a context, and there is none"
-            return [layer.context for layer in cache.layers]
+            return [cache.context(layer) for layer in range(len(self.blocks))]
         positions = torch.arange(context.shape[1], device=context.device)
         embeddings = self.context_embedding(context)  # (b c d)
         embeddings, rotate = apply_positions(embeddings, self.context_positions, positions)
@@ -219,7 +208,7 @@ class GPT(PretrainedModel):
             assert isinstance(block, TransformerBlock) and block.context_attention is not None
             contexts.append(block.context_attention.keys_and_values(embeddings, rotate))
             if cache is not None:
-                cache.layers[layer].keep_context(*contexts[-1])
+                cache.write_context(layer, *contexts[-1])
         return contexts
 
     def to_saved(self) -> SavedModel:

@@ -35,7 +35,7 @@ def weights_of(module: MultiHeadAttention, x: Tensor, *source: Tensor, **how: An
 
 
 def separate(module: MultiHeadAttention) -> dict[str, nn.Linear]:
-    """W_Q, W_K and W_V as layers of their own, as older versions had them."""
+    """Returns W_Q, W_K and W_V as separate layers."""
     stacked = (
         {"key_value": ("key", "value"), "query": ("query",)}
         if module.query_key_value is None
@@ -203,28 +203,6 @@ def test_keys_and_values_can_be_computed_in_advance(fused: bool) -> None:
     output = module.attend(x, keys, values, mask=mask, rotate_queries=torch.sin)
     expected = module(x, source, mask=mask, rotate_queries=torch.sin, rotate_keys=torch.neg)
     assert torch.equal(output, expected)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("source_dim", [None, 5])
-def test_weights_of_separate_maps_load(source_dim: int | None, bias: bool) -> None:
-    """Older versions had W_Q, W_K and W_V in layers of their own, also within other modules."""
-    shape = {"source_dim": source_dim, "key_dim": 6, "value_dim": 4, "bias": bias, "qk_norm": True}
-    module, loaded = (nn.Sequential(MultiHeadAttention(8, 2, **shape)) for _ in range(2))
-    older = {
-        f"0.{layer}.{leaf}": tensor
-        for layer, linear in separate(module[0]).items()
-        for leaf, tensor in linear.state_dict().items()
-    }
-    older |= {n: t for n, t in module.state_dict().items() if "output" in n or "norm" in n}
-    kept = dict(older)
-    loaded.load_state_dict(older)
-    assert older.keys() == kept.keys()  # the caller's own dictionary
-    x, source = torch.randn(2, 3, 8), None if source_dim is None else torch.randn(2, 4, 5)
-    assert torch.equal(loaded[0](x, source), module[0](x, source))
-    del older["0.key.weight"]
-    with pytest.raises(RuntimeError, match=r'Missing key.*"0\.\w*key_value\.weight"'):
-        loaded.load_state_dict(older)
 
 
 def test_x_as_its_own_source_is_projected_as_any_source() -> None:

@@ -99,8 +99,9 @@ def test_module_with_the_same_maps(example: Example, fused: bool) -> None:
         embed_dim, 1, key_dim=key_dim, value_dim=value_dim, bias=False, fused=fused
     ).double()
     output_map = torch.eye(value_dim, embed_dim, dtype=torch.float64)  # W_O appends zeros
-    maps = {"query": query_map, "key": key_map, "value": value_map, "output": output_map}
-    module.load_state_dict({f"{name}.weight": map_.T for name, map_ in maps.items()})
+    stacked = torch.cat([query_map, key_map, value_map], dim=1)
+    weights = {"query_key_value.weight": stacked.T, "output.weight": output_map.T}
+    module.load_state_dict(weights)
     output = module(x[None])[0, rows, :value_dim]
     check(f"{example.name}, the module", output, expected, tolerance)
 

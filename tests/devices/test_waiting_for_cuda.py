@@ -99,11 +99,11 @@ def test_a_step_has_nothing_that_a_graph_could_not_record(
         prompt = conditioning.prompt(None, 4, "cuda")
         steps = CompiledSteps(transformer, choose, prompt, 4)
         steps.prefill(prompt, torch.zeros(2, 0, dtype=torch.int64, device="cuda"))
-        steps.cache.shown = torch.arange(5, device="cuda")
+        visible = torch.arange(5, device="cuda")
         latest = torch.zeros(2, 1, dtype=torch.int64, device="cuda")
         position = torch.ones(1, dtype=torch.int64, device="cuda")
         watch.forget()
-        tokens = steps.run(next_tokens, True, latest, position)
+        tokens = steps.run(next_tokens, True, latest, position, visible)
         assert tokens.shape == (2,) and everywhere_cuda(tokens)
         assert not watch.waits and not watch.uploads and not watch.scalars
 

@@ -113,17 +113,3 @@ def test_which_codes_wait_to_start_at_a_latent(settings: dict[str, Any], waits: 
     before = quantizer.codebook.detach().clone()
     quantizer(as_grid(rows()))
     assert torch.equal(quantizer.codebook, before) != waits
-
-
-def test_a_checkpoint_from_before_the_buffer_loads() -> None:
-    """A code that waited to start had been unused for 2^62 batches."""
-    unused = torch.tensor([3, 0, 2**62, 2**62 + 7])
-    state = {"codebook": rows(4), "batches_unused": unused}
-    quantizer = VectorQuantizer(codebook_size=4, codebook_dim=3, revive_after=100)
-    quantizer.load_state_dict(state)
-    assert quantizer.batches_unused.tolist() == [3, 0, 0, 0]
-    assert quantizer.started.tolist() == [True, True, False, False]
-    assert list(state) == ["codebook", "batches_unused"]
-    quantizer.train()(as_grid(rows(seed=1)))
-    moved = (quantizer.codebook != state["codebook"]).any(1)
-    assert moved.tolist() == [False, False, True, True]
