@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from taming.cli.app import config_of_run
 from taming.cli.mistakes import config_directory, settings_in
-from taming.generation.inputs import GivenImages
+from taming.generation.inputs import InputImages
 from taming.runtime.nested import leaves
 from taming.tokenizer import height_and_width
 
@@ -43,7 +43,7 @@ def _hydra(value: Any) -> str:
     return '"' + re.sub(r"(\\+)$", r"\1\1", escaped) + '"'
 
 
-def given_settings(given: GivenImages) -> list[str]:
+def given_settings(given: InputImages) -> list[str]:
     """Returns the settings of `sample` for condition images that are not defaults."""
     return [
         setting(f"conditions.{field.name}", getattr(given, field.name))
@@ -88,6 +88,6 @@ def data_of_run(checkpoint: str, resolution: tuple[int, int]) -> list[str]:
 def condition_settings(data: DictConfig) -> list[str]:
     """Returns the settings of `sample` for the condition images of paired data."""
     if OmegaConf.select(data, "source.condition_folder") is None:  # a set of the user's own
-        return given_settings(GivenImages("MY_CONDITIONS"))
+        return given_settings(InputImages("MY_CONDITIONS"))
     path = data.path if data.val_path is None else data.val_path
-    return given_settings(GivenImages(path, data.source.condition_folder))
+    return given_settings(InputImages(path, data.source.condition_folder))

@@ -11,7 +11,7 @@ from taming.cli.app import build, find_device, join_processes, program, resolved
 from taming.cli.hints import data_of_run, given_settings, setting
 from taming.cli.setting_types import check_types
 from taming.generation import ImageGenerator, SamplingDtype
-from taming.generation.inputs import GivenImages
+from taming.generation.inputs import InputImages
 
 __all__ = ["main"]
 
@@ -46,7 +46,7 @@ def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | No
     return classifier
 
 
-def next_steps(plain: dict[str, Any], given: GivenImages, generator: ImageGenerator) -> str:
+def next_steps(plain: dict[str, Any], given: InputImages, generator: ImageGenerator) -> str:
     """Returns the command that can follow."""
     checkpoint = setting("checkpoint", plain["checkpoint"])
     takes_images = generator.conditioning.takes_images

@@ -19,39 +19,43 @@ from taming.data import (
     PictureReader,
     Reader,
 )
-from taming.generation import ImageGenerator, check_keep_rows
+from taming.generation.generator import ImageGenerator, check_keep_rows
 from taming.runtime.errors import UserError, join_names
 from taming.tokenizer import Tokenizer
 
-__all__ = ["GivenImages", "ImagesToComplete", "SampleInputs", "find_inputs"]
+__all__ = ["ImagesToComplete", "InputImages", "SampleInputs", "find_inputs"]
 
 log = logging.getLogger("taming")
 
 NO_CLASS = "none"  # requests no class, unless a class has this name
-NUM_IMAGES = 16  # where nothing says how many
+NUM_IMAGES = 16  # if there are neither images nor `num_images`
 
 
 @dataclass(frozen=True)
-class GivenImages:
-    """The place of condition images, and how label maps among them are read."""
+class InputImages:
+    """Where input images are, and how to read label maps among them.
 
-    path: str | Path | None = None  # a folder, a .zip file or one image; None: there are none
-    subfolder: str | None = None  # only the images below this folder of it
-    # see `taming.data.LabelMapReader`; auto: as in training; of images to complete 255 and None
+    If there are more images than `num_images`, they are spread evenly over the sorted file names,
+    so that each class folder contributes its share.
+    """
+
+    path: str | Path | None = None  # a folder, a .zip file or one image; None: no images
+    subfolder: str | None = None  # read only this folder inside `path`
+    # see `taming.data.LabelMapReader`; auto: as in training, for images to complete 255 and None
     unlabelled: int | Literal["auto"] | None = "auto"
     unlabelled_class: int | Literal["auto"] | None = "auto"
 
 
 @dataclass(frozen=True)
-class ImagesToComplete(GivenImages):
-    """The place of images whose first rows of codes are kept."""
+class ImagesToComplete(InputImages):
+    """Where images to complete are, and how many rows of their codes to keep."""
 
-    keep_rows: int | None = None  # None: half of them
+    keep_rows: int | None = None  # None: half of the rows
 
 
 @dataclass
 class SampleInputs:
-    """The inputs of each image; conditions and images to complete are taken in turn."""
+    """The inputs of each sample. Samples take the images in turn."""
 
     num_images: int
     labels: Tensor | None = None  # (num_images,) int64; None: no class is requested
@@ -67,7 +71,7 @@ class SampleInputs:
         return None if self.labels is None else self.labels[numbers.start : numbers.stop]
 
     def to_complete(self, numbers: range) -> Tensor | None:
-        """Returns `(b c H W)`, None where nothing is completed."""
+        """Returns `(b c H W)`; None without images to complete."""
         return None if self.complete is None else _batch(self.complete, numbers)
 
     def name(self, number: int) -> str | None:
@@ -85,110 +89,121 @@ def find_inputs(
     grid_size: tuple[int, int],
     num_images: int | None,
     classes: Sequence[int | str] | None,
-    conditions: GivenImages,
+    conditions: InputImages,
     complete: ImagesToComplete,
 ) -> SampleInputs:
-    """Finds the inputs of images of `grid_size` codes, and reads all of them once.
+    """Finds the inputs of images of `grid_size` codes, and checks every file.
 
-    The arguments are those of `sample_images`.
+    See `sample_images` for the arguments.
 
     Raises:
         MissingPathError: if there is nothing at a path.
         UserError: for what the model does not support, or images that it cannot use.
     """
-    for group, given in (("conditions", conditions), ("complete", complete)):
-        if given.path is None and given != type(given)():
+    for group, images in (("conditions", conditions), ("complete", complete)):
+        if images.path is None and images != type(images)():
             raise UserError(f"settings of {group} have no effect without {group}.path: give it.")
     tokenizer = generator.require_tokenizer()
-    inputs = SampleInputs(0, conditions=_conditions(generator, conditions, grid_size, num_images))
+    inputs = SampleInputs(
+        0, conditions=_open_conditions(generator, conditions, grid_size, num_images)
+    )
     if complete.path is not None:
         height = grid_size[0]
         inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
         check_keep_rows(inputs.keep_rows, height)
         inputs.complete = _open(complete, tokenizer, grid_size, num_images)
     if inputs.conditions is not None and inputs.complete is not None:
-        inputs.conditions, inputs.complete = _paired(inputs.conditions, inputs.complete)
-    found = [images for images in (inputs.conditions, inputs.complete) if images is not None]
-    inputs.num_images = num_images or max(map(len, found), default=NUM_IMAGES)
+        inputs.conditions, inputs.complete = _pair(inputs.conditions, inputs.complete)
+    datasets = [images for images in (inputs.conditions, inputs.complete) if images is not None]
+    inputs.num_images = num_images or max(map(len, datasets), default=NUM_IMAGES)
     _add_labels(inputs, generator, classes, complete.path)
     return inputs
 
 
 def _open(
-    given: GivenImages,
+    images: InputImages,
     tokenizer: Tokenizer,
     grid_size: tuple[int, int],
-    most: int | None,
+    num_images: int | None,
     unlabelled: int | None = 255,
     unlabelled_class: int | None = None,
 ) -> ImageDataset:
-    """Opens images, resized and cropped in the middle; label maps are read as `given` says."""
-    assert given.path is not None
+    """Opens images, resized and cropped in the middle; at most `num_images`, evenly spread."""
+    assert images.path is not None
     tokenizer.require_pictures(or_label_maps=True)
     factor, channels = tokenizer.downsample_factor, tokenizer.image_channels
     reader: Reader = PictureReader(1 if channels == 1 else 3)
     if tokenizer.label_maps:
-        if given.unlabelled != "auto":
-            unlabelled = given.unlabelled
-        if given.unlabelled_class != "auto":
-            unlabelled_class = given.unlabelled_class
+        if images.unlabelled != "auto":
+            unlabelled = images.unlabelled
+        if images.unlabelled_class != "auto":
+            unlabelled_class = images.unlabelled_class
         reader = LabelMapReader(channels, unlabelled, unlabelled_class)
-    source = ImageFolder(given.path, reader, subfolder=given.subfolder)
-    source.drop_broken("full", most)
+    source = ImageFolder(images.path, reader, subfolder=images.subfolder)
+    if num_images is not None and num_images < len(source):
+        source.keep([number * len(source) // num_images for number in range(num_images)])
+    source.drop_broken("full")
     size = grid_size[0] * factor, grid_size[1] * factor
     transform = ImageTransform(resolution=size, resize="shorter_side", crop="center")
     return ImageDataset(Part(source), transform, seed=0)
 
 
-def _conditions(
-    generator: ImageGenerator, given: GivenImages, grid_size: tuple[int, int], most: int | None
+def _open_conditions(
+    generator: ImageGenerator,
+    images: InputImages,
+    grid_size: tuple[int, int],
+    num_images: int | None,
 ) -> ImageDataset | None:
     conditioning = generator.conditioning
     if not isinstance(conditioning, ImageCondition):
-        if given.path is not None:
+        if images.path is not None:
             raise UserError(
-                "conditions.path: this model was not trained on condition images; images to "
-                "continue are given as complete.path."
+                "conditions.path: this model was not trained on condition images. To continue "
+                "images, give them as complete.path."
             )
         return None
-    if given.path is None:
+    if images.path is None:
         if not conditioning.can_do_without:
             raise UserError(
-                "this model was trained without condition_dropout and needs condition images: give "
-                "conditions.path, a folder, a .zip file or an image of them."
+                "this model was trained without condition_dropout and needs condition images. Give "
+                "conditions.path: a folder, a .zip file or an image."
             )
         return None
     return _open(
-        given,
+        images,
         generator.require_condition_tokenizer(),
         generator.condition_grid_size(grid_size),
-        most,
+        num_images,
         conditioning.unlabelled,
         conditioning.unlabelled_class,
     )
 
 
-def _paired(conditions: ImageDataset, complete: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
-    """Returns both without the partners of broken files.
+def _pair(conditions: ImageDataset, complete: ImageDataset) -> tuple[ImageDataset, ImageDataset]:
+    """Pairs both in their order, without the partners of broken files.
 
-    Refuses images and conditions that belong together by name, and not by number.
+    Raises:
+        UserError: if some files have a partner of the same name and others have no partner.
     """
     both = conditions, complete
     stems = [[PurePosixPath(images.name(i)).stem for i in range(len(images))] for images in both]
     if 1 in map(len, stems) or stems[0] == stems[1] or not {*stems[0]} & {*stems[1]}:
-        return both  # one for all, pairs, or names that have nothing to do with each other
-    alone = {*stems[0]} ^ {*stems[1]}
+        return both  # one for all, pairs, or unrelated names
+    unpaired = {*stems[0]} ^ {*stems[1]}
     if not any(images.images.broken for images in both):
         raise UserError(
             "conditions and images to complete are paired in their order, and some have no partner "
-            f"of their name: remove {join_names(sorted(alone))}."
+            f"of the same name: remove {join_names(sorted(unpaired))}."
         )
-    log.warning("left out, because the partner is broken or missing: %s", join_names(sorted(alone)))
-    kept = [[i for i, stem in enumerate(names) if stem not in alone] for names in stems]
-    return tuple(  # type: ignore[return-value]
-        ImageDataset(Part(images.images, indices=indices), images.transform, seed=0)
-        for images, indices in zip(both, kept, strict=True)
+    log.warning(
+        "left out, because the partner is broken or missing: %s", join_names(sorted(unpaired))
     )
+    indices = [[i for i, stem in enumerate(names) if stem not in unpaired] for names in stems]
+    first, second = (
+        ImageDataset(Part(images.images, indices=rest), images.transform, seed=0)
+        for images, rest in zip(both, indices, strict=True)
+    )
+    return first, second
 
 
 def _add_labels(
@@ -197,24 +212,26 @@ def _add_labels(
     classes: Sequence[int | str] | None,
     folder: str | Path | None,
 ) -> None:
-    """Sets the labels; without `classes` those of the folders of images to complete."""
+    """Sets the labels; without `classes`, from the folders of the images to complete."""
     conditioning = generator.conditioning
     if not isinstance(conditioning, ClassLabel):
         if classes is not None:
             raise UserError("this model was trained without classes: leave `classes` out.")
         return
-    names = conditioning.class_names or ()
-    if classes == [NO_CLASS] and NO_CLASS not in names:
+    class_names = conditioning.class_names or ()
+    if classes == [NO_CLASS] and NO_CLASS not in class_names:
         conditioning.check(None, inputs.num_images)
         return
     if classes is None and inputs.complete is not None and folder is not None:
         files = [inputs.complete.name(number) for number in range(len(inputs.complete))]
-        classes = _folder_classes(files, folder, names)
+        classes = _folder_classes(files, folder, class_names)
         if classes is None:
-            none = conditioning.can_do_without
-            taken = "no class is requested" if none else "all classes are taken in turn"
-            inputs.note = f"no folder is named like a class: {taken}; `classes` can name others."
-            if none:
+            unconditional = conditioning.can_do_without
+            default = (
+                "no class is requested" if unconditional else "samples use all classes in turn"
+            )
+            inputs.note = f"no folder has the name of a class: {default}. Set `classes` to choose."
+            if unconditional:
                 return
     labels = conditioning.labels(range(conditioning.num_classes) if classes is None else classes)
     if not len(labels):
@@ -225,9 +242,9 @@ def _add_labels(
 def _folder_classes(
     files: Sequence[str], path: str | Path, class_names: Sequence[str]
 ) -> list[str] | None:
-    """Returns for each image the class that its folder is named after; None if none is.
+    """Returns the class that each image's folder is named after; None without such folders.
 
-    The outermost such folder below `path` counts, as in training, and `path` itself after those.
+    As in training, the outermost such folder below `path` counts; `path` itself comes last.
 
     Raises:
         UserError: if only some images have such a folder.
@@ -235,14 +252,17 @@ def _folder_classes(
     root = Path(path).expanduser().absolute()  # a link counts by its own name
     if root.is_file():
         root = root.parent
-    found = []
+    classes, unclassified = [], []
     for file in files:
         folders = [*PurePosixPath(file).parts[:-1], root.name]
-        found.append(next((name for name in folders if name in class_names), None))
-    without = [file for file, name in zip(files, found, strict=True) if name is None]
-    if without and len(without) < len(files):
+        name = next((name for name in folders if name in class_names), None)
+        if name is None:
+            unclassified.append(file)
+        else:
+            classes.append(name)
+    if classes and unclassified:
         raise UserError(
-            f"{path}: {len(without)} of {len(files)} images lie in no folder that is named like a "
-            f"class, such as {without[0]}: move them, or name what the images show by `classes`."
+            f"{path}: {len(unclassified)} of {len(files)} images are in no folder with a class's "
+            f"name, such as {unclassified[0]}. Move them, or set `classes`."
         )
-    return [name for name in found if name is not None] or None
+    return classes or None

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from annotated_types import Ge
@@ -14,13 +14,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from taming.conditioning import class_difference
-from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, sample_best
-from taming.generation.inputs import (
-    GivenImages,
-    ImagesToComplete,
-    SampleInputs,
-    find_inputs,
-)
+from taming.generation.generator import ImageGenerator
+from taming.generation.inputs import ImagesToComplete, InputImages, SampleInputs, find_inputs
+from taming.generation.options import SamplingOptions
+from taming.generation.rejection import sample_best
+from taming.generation.speed import SamplingDtype
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.runtime.errors import UserError, writing
 from taming.runtime.process_group import gather_in_order, largest_share, rank, rank_share
@@ -33,6 +31,14 @@ Classifier = Callable[[Tensor], Tensor]
 MAX_GRID_IMAGES = 100
 
 
+class Samples(NamedTuple):
+    """Drawn images, and what the user sees of them."""
+
+    arrays: np.ndarray  # uint8 (n H W 3); with other channels than 1 or 3 float32 (n H W c)
+    pictures: np.ndarray  # uint8 (m k H W 3), the first m images: their inputs, then the sample
+    probabilities: np.ndarray  # (n,) of the requested class; (0,) without a classifier
+
+
 def sample_images(
     generator: ImageGenerator,
     output_dir: str | Path,
@@ -40,7 +46,7 @@ def sample_images(
     options: SamplingOptions | None = None,
     num_images: Annotated[int, Ge(1)] | None = None,
     classes: int | str | Sequence[int | str] | None = None,
-    conditions: GivenImages | None = None,
+    conditions: InputImages | None = None,
     complete: ImagesToComplete | None = None,
     classifier: Classifier | None = None,
     candidates: Annotated[int, Ge(1)] = 10,
@@ -49,44 +55,47 @@ def sample_images(
 ) -> tuple[list[str], list[Path]]:
     """Draws images and writes them into `output_dir`.
 
-    `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and `arr_1`, int64 labels, where there are
-    classes. `samples.png` shows the first images, each below its class, and beside its condition
-    and the image that it completes. Label maps are shown in colours.
+    `samples.npz` holds `arr_0`, uint8 `(n h w 3)`, and, for a model of classes, `arr_1`, int64
+    labels. `samples.png` shows the first images with their classes, condition images and images to
+    complete. Label maps appear in colours.
 
-    Without `num_images` there are as many as conditions or images to complete, the larger of both
-    numbers, or 16. Conditions, images to complete and `classes` are taken in turn; conditions and
-    images to complete that share names must all be pairs. `classes` are labels or names; "none"
-    requests no class, unless a class has this name. Without `classes` an image to complete takes
-    the class that its folder is named after; where no folder is, no class is requested if the model
-    can do without. All other images take all classes in turn. With a `classifier` the best of
-    `candidates` is kept for each image, see `sample_best`. For `dtype` the generator is converted,
-    see `prepare_sampling`.
+    Args:
+        generator: the model; this function converts its weights to `dtype`.
+        output_dir: where to write. It must not contain `images/`.
+        options: how to draw.
+        num_images: None: as many as conditions or images to complete, the larger number of both;
+            16 without either.
+        classes: labels or names, which the images take in turn. "none" requests no class, unless a
+            class has this name. None: all classes in turn. An image to complete then has the class
+            whose name its folder has; if no folder has a class's name and the model can do without
+            a class, no class is requested.
+        conditions: condition images, taken in turn.
+        complete: images to complete, taken in turn. If some have the same names as conditions, all
+            must.
+        classifier: selects the best of several candidates for each image; see `sample_best`.
+        candidates: number of candidates.
+        write_images: whether to write each image to its own file in `images/`.
+        dtype: precision of the weights; see `ImageGenerator.prepare_sampling`.
 
     Returns:
-        Notes for the user, a sentence each, and the files and folders written.
+        Notes for the user, and the files and folders it wrote.
 
     Raises:
         MissingPathError: if there are no images at a path.
         UserError: for what the model does not support, or if the files cannot be written.
     """
     output_dir = Path(output_dir).expanduser()
-    if (output_dir / "images").exists():  # they would be taken for those of samples.npz
-        raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
+    if (output_dir / "images").exists():  # older images would look like those in samples.npz
+        raise UserError(f"{output_dir / 'images'} exists already: set another output_dir.")
     options = options or SamplingOptions(seed=0)
     grid_size = options.grid_size or generator.grid_size
     classes = [classes] if isinstance(classes, int | str) else classes
-    given = conditions or GivenImages(), complete or ImagesToComplete()
-    inputs = find_inputs(generator, grid_size, num_images, classes, *given)
+    inputs = find_inputs(
+        generator, grid_size, num_images, classes,
+        conditions or InputImages(), complete or ImagesToComplete(),
+    )  # fmt: skip
     if classifier is not None:
-        if inputs.labels is None:
-            raise UserError(
-                "rejection.classifier needs a requested class: use a model of classes, and name "
-                "some with `classes`."
-            )
-        if hasattr(classifier, "num_classes") and hasattr(classifier, "class_names"):
-            difference = class_difference(classifier, generator.conditioning)
-            if difference is not None:
-                raise UserError(f"rejection.classifier does not fit the model: {difference}.")
+        _check_classifier(classifier, generator, inputs)
     rows, columns = grid_size
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
     notes += [] if inputs.note is None else [inputs.note]
@@ -97,26 +106,30 @@ def sample_images(
     options = generator.prepare_sampling(options, dtype, num_drawn)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        samples, shown, shares = _draw(generator, options, inputs, classifier, candidates)
-        if rank() > 0:
+        samples = _draw(generator, options, inputs, classifier, candidates)
+        if samples is None:
             return notes, []
-        if shares:
+        if len(samples.probabilities):
             notes.append(
-                f"the classifier gives the images that were kept {np.mean(shares):.0%} for their "
-                "class, on average."
+                f"the classifier gives the selected images {samples.probabilities.mean():.0%} "
+                "for their class, on average."
             )
-        labels = [] if inputs.labels is None else inputs.labels.tolist()
-        arrays = [samples] if inputs.labels is None else [samples, np.array(labels)]
-        written = [output_dir / "samples.npz", output_dir / "samples.png"]
-        np.savez(written[0], *arrays)  # compressing gigabytes takes a single core minutes
-        num_classes = generator.conditioning.num_classes or 0
-        known = generator.class_names or range(num_classes)
-        names = [str(known[label]) for label in labels]
-        _grid(shown, names, num_classes if classes is None else len(classes)).save(written[1])
-        if write_images:
-            written.append(output_dir / "images")
-            _write_images(samples, names, inputs, written[-1])
-    return notes, written
+        num_classes = len(classes or range(generator.conditioning.num_classes or 0))
+        return notes, _write(samples, generator, inputs, num_classes, output_dir, write_images)
+
+
+def _check_classifier(
+    classifier: Classifier, generator: ImageGenerator, inputs: SampleInputs
+) -> None:
+    if inputs.labels is None:
+        raise UserError(
+            "rejection.classifier needs a requested class: use a model of classes, and name "
+            "some with `classes`."
+        )
+    if hasattr(classifier, "num_classes") and hasattr(classifier, "class_names"):
+        difference = class_difference(classifier, generator.conditioning)
+        if difference is not None:
+            raise UserError(f"rejection.classifier does not fit the model: {difference}.")
 
 
 def _draw(
@@ -125,86 +138,102 @@ def _draw(
     inputs: SampleInputs,
     classifier: Classifier | None,
     candidates: int,
-) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Draws batch after batch, each process its share, for the first one.
-
-    Returns samples as bytes `(n H W 3)`, those of other channels than 1 or 3 as float32
-    `(n H W c)` in [-1, 1], and the first images' pictures `(m k H W 3)`, what each was
-    made from and last the sample; and each class's probability, where a classifier chose. In the
-    other processes they are empty.
-    """
+) -> Samples | None:
+    """Draws batch after batch, each process its share. Only the first process gets the samples."""
     if options.compile:
-        log.info("compiling first: the progress bar stands still for half a minute or so")
+        log.info("compiling first: the progress bar stops for about half a minute")
     total, size = inputs.num_images, options.images_at_once
     batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
-    single = len(batches) == 1  # its tokens or candidates have a progress bar
+    single = len(batches) == 1  # the bar then counts its tokens or candidates
     palette = palette_of(generator.tokenizer)
-    as_numbers = palette is None and not generator.require_tokenizer().takes_pictures
+    has_pictures = palette is not None or generator.require_tokenizer().takes_pictures
     colors = getattr(generator.conditioning, "palette", None)
     condition_palette = palette_of(generator.condition_tokenizer, colors)
 
-    def draw(numbers: range) -> tuple[np.ndarray, list[np.ndarray], list[float]]:
+    def draw(numbers: range) -> Samples:
         condition, images = inputs.condition(numbers), inputs.to_complete(numbers)
-        how: dict[str, Any] = {
-            "options": options,
-            "progress": single,
-            "first_image": numbers.start,
-        }
-        columns, shares = [], []
+        settings: dict[str, Any] = {
+            "options": options, "progress": single, "first_image": numbers.start,
+        }  # fmt: skip
+        columns, probabilities = [], np.empty(0)
         if images is not None:
-            how["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
+            settings["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
             columns.append(to_uint8(images, palette))
         if classifier is None:
-            samples = generator.sample(len(numbers), condition, **how)
+            samples = generator.sample(len(numbers), condition, **settings)
         else:
             assert condition is not None
-            best = sample_best(generator, classifier, len(numbers), condition, candidates, **how)
-            samples, shares = best.images, best.probabilities.tolist()
-        columns.append(to_uint8(samples, palette))
-        pixels = columns[-1]
-        if as_numbers:
+            best = sample_best(
+                generator, classifier, len(numbers), condition, candidates, **settings
+            )
+            samples, probabilities = best.images, best.probabilities.cpu().numpy()
+        pixels = to_uint8(samples, palette)
+        columns.append(pixels)
+        if not has_pictures:
             pixels = samples.permute(0, 2, 3, 1).float().cpu().numpy()
-        if numbers.start >= MAX_GRID_IMAGES:
-            return pixels, [], shares
-        images_shown = condition if inputs.conditions is not None else None
-        return pixels, list(side_by_side(columns, images_shown, condition_palette)), shares
+        condition_images = condition if inputs.conditions is not None else None
+        pictures = side_by_side(columns, condition_images, condition_palette)
+        first_pictures = pictures[
+            : max(0, MAX_GRID_IMAGES - numbers.start)
+        ].copy()  # frees the rest
+        return Samples(pixels, first_pictures, probabilities)
 
-    all_samples, all_shown, all_shares = [], [], []
+    parts = []
     with tqdm(total=total, unit="image", desc="sampling", disable=single or rank() > 0) as bar:
-        for samples, shown, shares in gather_in_order(map(draw, rank_share(batches)), len(batches)):
-            all_samples.append(samples)
-            all_shown += shown
-            all_shares += shares
-            bar.update(len(samples))
+        for part in gather_in_order(map(draw, rank_share(batches)), len(batches)):
+            parts.append(part)
+            bar.update(len(part.arrays))
     if rank() > 0:
-        return np.empty(0), np.empty(0), []
-    return np.concatenate(all_samples), np.stack(all_shown), all_shares
+        return None
+    return Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _grid(shown: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:
+def _write(
+    samples: Samples,
+    generator: ImageGenerator,
+    inputs: SampleInputs,
+    num_classes: int,
+    output_dir: Path,
+    write_images: bool,
+) -> list[Path]:
+    """Writes the files of `sample_images`; returns their paths."""
+    labels = [] if inputs.labels is None else inputs.labels.tolist()
+    arrays = [samples.arrays] if inputs.labels is None else [samples.arrays, np.array(labels)]
+    paths = [output_dir / "samples.npz", output_dir / "samples.png"]
+    np.savez(paths[0], *arrays)  # compressing gigabytes takes a single core minutes
+    class_names = generator.class_names or range(generator.conditioning.num_classes or 0)
+    names = [str(class_names[label]) for label in labels]
+    _grid(samples.pictures, names, num_classes).save(paths[1])
+    if write_images:
+        paths.append(output_dir / "images")
+        _write_images(samples.arrays, names, inputs, paths[-1])
+    return paths
+
+
+def _grid(pictures: np.ndarray, class_names: list[str], num_classes: int) -> Image.Image:
     """Lays out the first images, `(n k H W 3)`: k pictures side by side for each."""
-    width = shown.shape[1]
-    shown = shown[: MAX_GRID_IMAGES // width]
-    num_columns = width * math.ceil(math.sqrt(len(shown) / width))
+    width = pictures.shape[1]
+    pictures = pictures[: MAX_GRID_IMAGES // width]
+    num_columns = width * math.ceil(math.sqrt(len(pictures) / width))
     if width == 1 and class_names and 4 <= num_classes <= 16:
-        num_columns = num_classes  # a column a class
+        num_columns = num_classes  # a column for each class
     captions = [text for name in class_names for text in [""] * (width - 1) + [name]]
-    return pixel_grid(shown.reshape(-1, *shown.shape[2:]), num_columns, captions)
+    return pixel_grid(pictures.reshape(-1, *pictures.shape[2:]), num_columns, captions)
 
 
 def _write_images(
-    pixels: np.ndarray, class_names: list[str], inputs: SampleInputs, directory: Path
+    arrays: np.ndarray, class_names: list[str], inputs: SampleInputs, directory: Path
 ) -> None:
-    """Writes each image as a PNG, or an array, named after its file or its class."""
+    """Writes each image as a PNG or an array, with the name of its input file or class."""
     directory.mkdir()
-    for number, image in enumerate(pixels):
+    for number, image in enumerate(arrays):
         name, source = f"{number:06d}", inputs.name(number)
         if source is not None:
             name += f"_{PurePosixPath(source).stem}"
         elif class_names:
             name += f"_{class_names[number]}"
-        safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+        safe_name = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
         if image.dtype == np.uint8:
-            Image.fromarray(image).save(directory / f"{safe}.png")
+            Image.fromarray(image).save(directory / f"{safe_name}.png")
         else:
-            np.save(directory / f"{safe}.npy", image)
+            np.save(directory / f"{safe_name}.npy", image)

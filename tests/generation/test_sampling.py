@@ -19,7 +19,7 @@ from torch._dynamo.testing import CompileCounter
 from taming.conditioning import ClassLabel, ImageCondition, Unconditional
 from taming.data.readers import one_hot
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, sample_best
-from taming.generation.inputs import GivenImages, ImagesToComplete
+from taming.generation.inputs import ImagesToComplete, InputImages
 from taming.generation.sample import sample_images
 from taming.pictures import as_palette, to_uint8
 from taming.runtime.errors import MissingPathError, UserError
@@ -87,7 +87,7 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
 ) -> None:
     model = of_label_maps()
     settings = {"batch_size": 2, "seed": 3, "write_images": True}
-    sampled(model, tmp_path, num_images=5, conditions=GivenImages(maps), **settings)
+    sampled(model, tmp_path, num_images=5, conditions=InputImages(maps), **settings)
     conditions = one_hot_of(maps, [0, 1, 2, 0, 1])
     expected = to_uint8(model.sample(5, conditions, seed=3))
     assert len(np.unique(expected.reshape(5, -1), axis=0)) == 5
@@ -112,7 +112,7 @@ def test_label_maps_are_read_as_in_training(maps: Path, tmp_path: Path) -> None:
     model = of_label_maps(unlabelled=0, unlabelled_class=2)
     classes = torch.from_numpy(in_turn(maps, [0, 1, 2])[:, :, 1:4])
     for given, zeros_are in (({}, 2), ({"unlabelled": None}, 0), ({"unlabelled_class": 1}, 1)):
-        drawn = draw(model, tmp_path, conditions=GivenImages(maps, **given))
+        drawn = draw(model, tmp_path, conditions=InputImages(maps, **given))
         merged = one_hot(classes.where(classes != 0, zeros_are), 3)
         assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
 
@@ -122,7 +122,7 @@ def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
     Image.fromarray(values).save(tmp_path / "map.png")
     model = of_label_maps()
     drawn = draw(
-        model, tmp_path, conditions=GivenImages(tmp_path / "map.png"), grid_size=[4, 9], stride=1
+        model, tmp_path, conditions=InputImages(tmp_path / "map.png"), grid_size=[4, 9], stride=1
     )
     condition = one_hot(torch.from_numpy(values), 3)[None]
     options = SamplingOptions(seed=0, grid_size=(4, 9), stride=1)
@@ -137,7 +137,7 @@ def test_pictures_from_an_archive_and_a_colour_model_of_them(photos: Path, tmp_p
             archive.write(file, f"depth/{file.name}")
         archive.writestr("image/a.png", b"not looked at")
     model = generator(ImageCondition(8, GRID), GRID, vqgan(seed=5))
-    given = GivenImages(tmp_path / "pairs.zip", subfolder="depth")
+    given = InputImages(tmp_path / "pairs.zip", subfolder="depth")
     expected = model.sample(2, as_images(photos, [0, 1]), seed=0)
     assert np.array_equal(draw(model, tmp_path, conditions=given), to_uint8(expected))
 
@@ -147,7 +147,7 @@ def test_guidance_without_conditions_and_with(maps: Path, tmp_path: Path) -> Non
     guidance = Guidance(4.0, "power_cosine", power=2.0, interval=[0.2, 0.9])
     free = draw(model, tmp_path)
     assert np.array_equal(free, to_uint8(model.sample(16, seed=0)))
-    guided = draw(model, tmp_path, conditions=GivenImages(maps), guidance=guidance)
+    guided = draw(model, tmp_path, conditions=InputImages(maps), guidance=guidance)
     options = SamplingOptions(seed=0, guidance=guidance)
     expected = model.sample(3, one_hot_of(maps, [0, 1, 2]), options=options)
     assert np.array_equal(guided, to_uint8(expected))
@@ -164,6 +164,22 @@ def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
     grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
     assert np.array_equal(grid[2:50:12, 2:74:12], to_uint8(images)[0])
     assert np.array_equal(grid[2:50:12, 76:148:12], expected[0])
+
+
+def test_fewer_images_than_files_are_spread_evenly_over_the_folders(tmp_path: Path) -> None:
+    for number in range(9):
+        folder = tmp_path / "all" / ("cats" if number < 6 else "dogs")
+        write_picture(folder / f"{number}.png", 4, 6, seed=number)
+    model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
+    complete = ImagesToComplete(tmp_path / "all")
+    completed = draw(model, tmp_path, complete=complete, num_images=3)
+    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 0, 1]
+    images = [
+        as_images(tmp_path / "all" / "cats", [0, 3]),
+        as_images(tmp_path / "all" / "dogs", [0]),
+    ]
+    expected = model.complete(torch.cat(images), 1, torch.tensor([0, 0, 1]), seed=0)
+    assert np.array_equal(completed, to_uint8(expected))
 
 
 def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
@@ -248,19 +264,19 @@ def test_conditions_and_images_to_complete_that_belong_to_others(
     for number in (1, 0):
         (photos / f"{number}.png").rename(photos / f"00{2 * number}.png")
     given: dict[str, Any] = {
-        "conditions": GivenImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
+        "conditions": InputImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
     }  # fmt: skip
     with pytest.raises(UserError, match=r"no partner .* remove 001\.$"):
         draw(of_label_maps(), tmp_path, **given)
     assert len(draw(of_label_maps(), tmp_path, **given, num_images=1)) == 1
-    given["conditions"] = GivenImages(maps / "002.png")  # one for all
+    given["conditions"] = InputImages(maps / "002.png")  # one for all
     assert len(draw(of_label_maps(), tmp_path, **given)) == 2
 
 
 def test_a_broken_image_is_left_out(maps: Path, tmp_path: Path) -> None:
     (maps / "001.png").write_bytes((maps / "001.png").read_bytes()[:45])
     model = of_label_maps()
-    drawn = draw(model, tmp_path, conditions=GivenImages(maps))
+    drawn = draw(model, tmp_path, conditions=InputImages(maps))
     (maps / "001.png").unlink()
     expected = model.sample(2, one_hot_of(maps, [0, 1]), seed=0)
     assert np.array_equal(drawn, to_uint8(expected))
@@ -273,7 +289,7 @@ def test_the_partner_of_a_broken_image_is_left_out(
         (photos / f"{number}.png").rename(photos / f"00{2 * number}.png")
     (photos / "001.png").write_bytes((photos / "000.png").read_bytes()[:60])
     model = of_label_maps()
-    given = {"conditions": GivenImages(maps), "complete": ImagesToComplete(photos)}
+    given = {"conditions": InputImages(maps), "complete": ImagesToComplete(photos)}
     drawn = draw(model, tmp_path, **given)
     assert "left out, because the partner is broken or missing: 001" in caplog.text
     (photos / "001.png").unlink()
@@ -354,12 +370,12 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("maps", {}, "give conditions.path"),
-        ("maps", {"conditions": GivenImages("nowhere")}, "nowhere does not exist"),
-        ("maps", {"conditions": GivenImages("photos")}, "not a label map"),
-        ("maps", {"conditions": GivenImages("maps"), "classes": [0]}, "trained without classes"),
-        ("free", {"conditions": GivenImages("maps")}, "was not trained on condition images"),
-        ("free", {"conditions": GivenImages(subfolder="a")}, "no effect without conditions.path"),
+        ("maps", {}, "Give conditions.path"),
+        ("maps", {"conditions": InputImages("nowhere")}, "nowhere does not exist"),
+        ("maps", {"conditions": InputImages("photos")}, "not a label map"),
+        ("maps", {"conditions": InputImages("maps"), "classes": [0]}, "trained without classes"),
+        ("free", {"conditions": InputImages("maps")}, "was not trained on condition images"),
+        ("free", {"conditions": InputImages(subfolder="a")}, "no effect without conditions.path"),
         ("free", {"complete": ImagesToComplete("photos", keep_rows=2)}, "keep_rows is 2.* 1 to 1"),
         ("free", {"classifier": brightness}, "use a model of classes"),
         ("tokens", {}, "no tokenizer"),
