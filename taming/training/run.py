@@ -199,7 +199,7 @@ def _export(
         step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
         metrics_step = checkpoint.get("val_step")  # unknown in older ones
     else:  # the user's callbacks save none
-        saved = module.saved_from(module.state_dict())
+        saved = module.to_saved(module.state_dict())
     result = TrainingResult(
         step=trainer.global_step,
         interrupted=interrupted,

@@ -16,7 +16,7 @@ from taming.losses import FrozenNetwork
 from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
 from taming.tokenizer import Tokenizer
-from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
+from taming.training.module import Switch, TrainedNetwork, TrainingModule, submodule_state
 from taming.training.optimizer import OptimizerConfig
 from taming.transformer.orders import to_tokens
 
@@ -24,19 +24,19 @@ __all__ = ["TransformerTraining", "build_conditioning"]
 
 
 class TransformerTraining(TrainingModule):
-    """Trains the transformer to predict each token from those before it and the condition.
+    """Trains the transformer to predict each token from the previous tokens and the condition.
 
     The loss is the mean cross-entropy of a token, in nats.
 
     Args:
-        generator: the transformer to train, with its conditioning and its frozen tokenizers.
+        generator: the transformer to train, its conditioning and its frozen tokenizers.
         optimizer: settings of the transformer's optimizer.
-        pkeep: probability with which each input token is kept; the others are replaced by random
-            ones, as if sampling had gone wrong there (Esser et al. 2021's code).
-        compile: whether to compile the transformer with `torch.compile`: slow to start, then
-            faster; `"auto"` is for `choose_execution`.
-        checkpointing: whether to compute the transformer's activations again in the backward pass:
-            less memory, more time.
+        pkeep: probability of keeping each input token. Random tokens replace the others, as if
+            sampling had made mistakes there (the code of Esser et al. 2021).
+        compile: whether to compile the transformer with `torch.compile`, which starts more slowly
+            and then trains faster. `choose_execution` replaces `"auto"`.
+        checkpointing: whether to recompute the transformer's activations in the backward pass,
+            which saves memory and costs time.
     """
 
     IN_PROGRESS_BAR = ("loss",)
@@ -53,7 +53,7 @@ class TransformerTraining(TrainingModule):
         super().__init__()
         self.transformer = generator.transformer.train()
         self.conditioning = generator.conditioning
-        # they are needed for grids and exports only, and belong to no checkpoint's weights
+        # for grids and exports only; a FrozenNetwork keeps their weights out of the state
         self.tokenizers = FrozenNetwork(
             nn.ModuleList(
                 part
@@ -61,7 +61,7 @@ class TransformerTraining(TrainingModule):
                 if part is not None
             )
         )
-        self._generator = [generator]  # a list: its parts are registered above
+        self._generator = [generator]  # in a list, because its parts are registered above
         self.optimizer = optimizer
         self.pkeep = pkeep
         self.transformer.checkpointing = checkpointing
@@ -72,7 +72,7 @@ class TransformerTraining(TrainingModule):
         self.val_modes = dict.fromkeys(metrics, "min")
 
     def compile_networks(self) -> None:
-        """Compiles the transformer for training alone: sampling would compile every length."""
+        """Compiles the transformer for training only: sampling would compile every length."""
         self._token_losses = torch.compile(self.transformer.token_losses)
 
     @property
@@ -86,28 +86,28 @@ class TransformerTraining(TrainingModule):
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> dict[str, Any]:
         """Returns `{"loss": …}`.
 
-        A batch has `indices` `(b h w)` and, as the condition needs them, `labels` `(b,)` or
+        A batch has `indices` `(b h w)` and, if the condition needs them, `labels` `(b,)` or
         `condition_indices` `(b h' w')`.
         """
         tokens = to_tokens(batch["indices"])  # (b n)
         prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
         prompt = self.conditioning.drop(prompt)
-        inputs = self._disturbed(tokens)
+        inputs = self._replace_at_random(tokens)
         losses = self._token_losses(prompt.prefix, inputs, prompt.context, targets=tokens)  # (b n)
         loss = losses.mean()
         self.remember({"loss": loss})
         return {"loss": loss}
 
-    def _disturbed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the tokens, each replaced by a random one with probability 1 - `pkeep`."""
+    def _replace_at_random(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Replaces each token by a random one with probability 1 - `pkeep`."""
         if self.pkeep == 1:
             return tokens
-        kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
-        others = torch.randint_like(tokens, high=self.transformer.config.codebook_size)
-        return torch.where(kept, tokens, others)
+        is_kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
+        random_tokens = torch.randint_like(tokens, high=self.transformer.config.codebook_size)
+        return torch.where(is_kept, tokens, random_tokens)
 
     def _condition(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Returns what the model is conditioned on; the batch may have more."""
+        """Returns the condition that the model takes from a batch."""
         if self.conditioning.takes_images:
             return to_tokens(batch["condition_indices"])  # (b p)
         return None if self.conditioning.num_classes is None else batch["labels"]
@@ -123,16 +123,16 @@ class TransformerTraining(TrainingModule):
         self.likelihood.update(self.transformer.token_losses(prompt.prefix, tokens, prompt.context))
 
     def on_validation_epoch_end(self) -> None:
-        found = {name: float(value) for name, value in self.likelihood.compute().items()}
-        loss = found.pop("nats_per_token")
-        self.log_validation({"loss": loss, **found, "gap": loss - self.recent("loss")})
+        metrics = {name: float(value) for name, value in self.likelihood.compute().items()}
+        loss = metrics.pop("nats_per_token")
+        self.log_validation({"loss": loss, **metrics, "gap": loss - self.recent_mean("loss")})
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
-        """Returns the generator, with its tokenizers."""
+    def to_saved(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
+        """Returns the generator with its tokenizers."""
         saved = self.generator.to_saved()
-        weights = prefixed(state, "transformer")
+        weights = submodule_state(state, "transformer")
         saved.parts["transformer"] = replace(saved.parts["transformer"], state=weights)
         return saved
 
@@ -145,18 +145,17 @@ def build_conditioning(
     dropout: float,
     condition_as: Literal["prefix", "context"],
 ) -> Conditioning:
-    """Returns the conditioning that the images allow.
+    """Builds the conditioning for the training images.
 
     Args:
         images: the training data.
-        condition_tokenizer: tokenizer of their condition images, if there are any.
-        kind: with `"auto"` condition images, else classes, else nothing, whichever there is.
-        dropout: share of the conditions left out in training.
-        condition_as: whether a condition image is a prefix or a context.
+        condition_tokenizer: tokenizer of the condition images; None if there are none.
+        kind: `"auto"` prefers condition images to classes, and classes to no condition.
+        dropout: share of the conditions to leave out in training.
+        condition_as: whether a condition image becomes a prefix or a context.
 
     Raises:
-        UserError: for classes that the images do not have, or settings of a condition where there
-            is none.
+        UserError: if the images lack the condition that a setting needs.
     """
     if condition_tokenizer is not None:
         reader = images.condition_reader
@@ -171,19 +170,19 @@ def build_conditioning(
         )
     if condition_as == "context":
         raise UserError(
-            "condition_as=context is for condition images, and here are none: they need "
-            "data=paired and conditioning=image, or leave it out."
+            "condition_as=context needs condition images, but there are none. Use data=paired and "
+            "conditioning=image, or leave condition_as out."
         )
     if kind == "class" and images.num_classes is None:
         raise UserError(
-            "conditioning=class needs images with classes: one folder a class in "
-            "data=image_folder, or a set that has them."
+            "conditioning=class needs images with classes. With data=image_folder, use one folder "
+            "per class."
         )
     if kind != "none" and images.num_classes is not None:
         return ClassLabel(images.num_classes, dropout, images.class_names)
     if dropout > 0:
         raise UserError(
-            f"condition_dropout={dropout} leaves out the condition some of the time, and here is "
-            "none: set condition_dropout=0, or give images with classes or condition images."
+            f"condition_dropout={dropout} needs a condition to drop, but there is none. Set "
+            "condition_dropout=0, or use images with classes or condition images."
         )
     return Unconditional()

@@ -1,4 +1,4 @@
-"""What stage 1 measures in validation."""
+"""The metrics of stage 1 in validation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,16 +14,16 @@ __all__ = ["Validation"]
 
 
 class Validation(nn.Module):
-    """Metrics over a whole validation set, of all ranks: losses, image metrics, codebook usage.
+    """Losses, image metrics and codebook usage over the validation sets of all ranks.
 
     Args:
-        vqgan: the model that is validated.
-        losses: names of the loss terms, whose means over images are reported.
-        metrics: more metrics, with `update(reconstructions, images)` and a tuple `names` of what
-            their `compute` gives, and torchmetrics' `higher_is_better`.
+        vqgan: the model to validate.
+        losses: names of the loss terms, which are averaged over images.
+        metrics: additional metrics. Their `update` takes `reconstructions` and `images`, `names`
+            are the keys of their `compute`, and `higher_is_better` is as in torchmetrics.
 
     Attributes:
-        modes: whether `"min"` or `"max"` is best, by the logged name of each metric.
+        modes: `"min"` or `"max"`, whichever is best, by the logged name of each metric.
     """
 
     def __init__(self, vqgan: VQGAN, losses: Sequence[str], metrics: Sequence[Metric]) -> None:
@@ -32,11 +32,11 @@ class Validation(nn.Module):
             LabelMapMetrics(vqgan.image_channels) if vqgan.label_maps else ReconstructionMetrics()
         )
         means: dict[str, Any] = {name: ExactMean() for name in losses}
-        others: list[Any] = [quality, *metrics, CodebookUsage(vqgan.codebook_size)]
+        all_metrics: list[Any] = [quality, *metrics, CodebookUsage(vqgan.codebook_size)]
         self.losses: Any = MetricCollection(means, compute_groups=False)
-        self.metrics: Any = MetricCollection(others, compute_groups=False)
+        self.metrics: Any = MetricCollection(all_metrics, compute_groups=False)
         self.modes = dict.fromkeys((f"val/{name}" for name in losses), "min")
-        for metric in others:
+        for metric in all_metrics:
             mode = "max" if metric.higher_is_better else "min"
             self.modes |= dict.fromkeys((f"val/{name}" for name in metric.names), mode)
 
@@ -47,7 +47,7 @@ class Validation(nn.Module):
     def update(
         self, images: torch.Tensor, output: VQGANOutput, losses: Mapping[str, torch.Tensor]
     ) -> None:
-        """Adds a batch of images `(b c H W)`, what the model made of them, and its losses."""
+        """Adds a batch of images `(b c H W)`, the output of the model and its losses."""
         for name, value in losses.items():
             self.losses[name].update(value, len(images))
         self.metrics.update(
@@ -58,5 +58,5 @@ class Validation(nn.Module):
 
     def compute(self) -> dict[str, float]:
         """Returns the metrics by name; every rank must call it."""
-        found = {**self.losses.compute(), **self.metrics.compute()}
-        return {name: float(value) for name, value in found.items()}
+        metrics = {**self.losses.compute(), **self.metrics.compute()}
+        return {name: float(value) for name, value in metrics.items()}

@@ -17,39 +17,39 @@ from taming.runtime.process_group import means_over_ranks, num_ranks
 from taming.serialization import SavedModel
 from taming.tokenizer import VQGAN
 from taming.training.adversary import Adversary
-from taming.training.module import Switch, TrainedNetwork, TrainingModule, prefixed
+from taming.training.module import Switch, TrainedNetwork, TrainingModule, submodule_state
 from taming.training.optimizer import OptimizerConfig
 from taming.training.validation import Validation
 
 __all__ = ["VQGANTraining"]
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of reconstructions and images
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (reconstructions, images)
 
 
 class VQGANTraining(TrainingModule):
-    """Trains encoder, quantizer and decoder, and beside them the discriminator.
+    """Trains encoder, quantizer and decoder together with the discriminator.
 
     L = L_rec + λ_p L_perceptual + L_quantizer + λ L_GAN (eq. 5–7 of the paper). One forward pass of
-    the VQGAN serves both networks, and the perceptual network is differentiated once, not once for
-    the adaptive weight and once more for the step. Before its start the discriminator is not run.
+    the VQGAN serves both networks. The adaptive weight and the step share one backward pass of the
+    perceptual network. The discriminator does not run before its start.
 
     Args:
         vqgan: the model.
-        perceptual: `(reconstructions, images)` to a scalar, or None.
-        adversary: the discriminator and its schedule, or None.
+        perceptual: maps `(reconstructions, images)` to a scalar; None to leave it out.
+        adversary: the discriminator and its schedule; None to leave it out.
         optimizer: settings of the VQGAN's optimizer.
-        reconstruction: loss of the pixels; `"cross_entropy"` for one-hot label maps, whose
-            reconstructions are logits.
-        reconstruction_weight: weight of that loss.
+        reconstruction: pixel loss; `"cross_entropy"` for one-hot label maps, whose reconstructions
+            are logits.
+        reconstruction_weight: weight of the pixel loss.
         perceptual_weight: weight of the perceptual loss.
-        trained: with `"decoder"`, encoder and codebook stay as they are, and so do the tokens of
-            any image.
-        metrics: more numbers for validation, such as `FrechetDistance` and `LPIPSMetric`.
-        compile: whether to compile the networks with `torch.compile`: slow to start, then faster.
-        channels_last: whether to keep images and weights channel by channel in memory, which
-            convolutions on GPUs prefer; `"auto"`, here too, is for `choose_execution`.
-        checkpointing: whether to compute the autoencoder's activations again in the backward pass:
-            less memory, more time.
+        trained: `"decoder"` freezes encoder and codebook, so that images keep their tokens.
+        metrics: additional metrics for validation, such as `FrechetDistance` and `LPIPSMetric`.
+        compile: whether to compile the networks with `torch.compile`, which starts more slowly
+            and then trains faster.
+        channels_last: whether to use the channels-last memory format, which suits convolutions on
+            GPUs. `choose_execution` replaces `"auto"`, here and in `compile`.
+        checkpointing: whether to recompute the autoencoder's activations in the backward pass,
+            which saves memory and costs time.
     """
 
     IN_PROGRESS_BAR = ("pixel_loss", "perceptual_loss", "discriminator_loss")
@@ -73,13 +73,14 @@ class VQGANTraining(TrainingModule):
         super().__init__()
         if vqgan.label_maps and (perceptual is not None or adversary is not None or metrics):
             raise UserError(
-                "label maps are no pictures: training.reconstruction=cross_entropy needs "
-                "perceptual=none, adversary=none and no metrics."
+                "Label maps cannot use perceptual or adversarial losses or image metrics: "
+                "training.reconstruction=cross_entropy needs perceptual=none, adversary=none and "
+                "metrics=[]."
             )
         if not vqgan.takes_pictures and (perceptual is not None or metrics):
             raise UserError(
-                f"images of {vqgan.image_channels} channels are no pictures to other networks: "
-                "they need perceptual=none and no metrics."
+                f"Images with {vqgan.image_channels} channels cannot use networks that were "
+                "trained on pictures: set perceptual=none and metrics=[]."
             )
         self.perceptual = perceptual
         self.pixel_loss = RECONSTRUCTION_LOSSES[reconstruction]
@@ -88,18 +89,18 @@ class VQGANTraining(TrainingModule):
         losses = [*self.loss_terms(), "reconstruction_loss"]
         self.validation = Validation(vqgan, losses, metrics)
         self.val_modes = self.validation.modes
-        for judge in (*self.validation.metrics.values(), perceptual):
-            smallest = getattr(judge, "min_side", 0)
-            if min(vqgan.resolution) < smallest:
+        for network in (*self.validation.metrics.values(), perceptual):
+            min_side = getattr(network, "min_side", 0)
+            if min(vqgan.resolution) < min_side:
                 raise UserError(
-                    f"{type(judge).__name__} needs images of {smallest} pixels or more, and these "
-                    "are {}×{}: use larger images, or leave it out.".format(*vqgan.resolution)
+                    f"{type(network).__name__} needs images of {min_side} pixels or more. These "
+                    "are {}×{}. Use larger images, or leave it out.".format(*vqgan.resolution)
                 )
         if adversary is not None:
             adversary.discriminator.check_resolution(vqgan.resolution)
         self.vqgan = vqgan
-        frozen = [vqgan.encoder, vqgan.pre_quantizer, vqgan.quantizer]
-        self.frozen: list[nn.Module] = frozen if trained == "decoder" else []
+        parts_with_tokens = [vqgan.encoder, vqgan.pre_quantizer, vqgan.quantizer]
+        self.frozen: list[nn.Module] = parts_with_tokens if trained == "decoder" else []
         for part in self.frozen:
             part.requires_grad_(False)
         self.adversary = adversary
@@ -111,10 +112,10 @@ class VQGANTraining(TrainingModule):
         self.set_execution(channels_last=channels_last, compile=compile)
 
     def compile_networks(self) -> None:
-        """Compiles encoder, decoder, perceptual network and discriminator, each by itself.
+        """Compiles encoder, decoder, perceptual network and discriminator separately.
 
-        The decoder's last convolution stays out: the adaptive weight differentiates it alone, and
-        a compiled network can only be differentiated whole.
+        The decoder's last convolution stays eager because the adaptive weight differentiates it
+        alone, and a compiled network can only be differentiated as a whole.
         """
         self.vqgan.encoder.compile()
         self.vqgan.decoder.features = torch.compile(  # type: ignore[method-assign]
@@ -123,11 +124,11 @@ class VQGANTraining(TrainingModule):
         if self.perceptual is not None:
             self.perceptual.compile()
         if self.adversary is not None:
-            # the generator's batch and the discriminator's of twice that size, each for itself
+            # the generator's batch, and the discriminator's of twice that size
             self.adversary.discriminator.compile(dynamic=False)
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the mode; frozen parts stay in evaluation mode, without codebook statistics."""
+        """Sets the mode; frozen parts stay in evaluation mode and collect no statistics."""
         super().train(mode)
         for part in self.frozen:
             part.eval()
@@ -152,8 +153,8 @@ class VQGANTraining(TrainingModule):
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> dict[str, Any]:
         """Returns one scalar whose gradient is right for both networks: `{"loss": …}`.
 
-        The losses see a leaf in place of the reconstructions. What they send back is a gradient at
-        the pixels, and nothing of it can reach the discriminator's weights.
+        The losses see a leaf instead of the reconstructions. They send back a gradient at the
+        pixels, which cannot reach the discriminator's weights.
         """
         images = batch["images"]
         if self.channels_last is True:
@@ -172,38 +173,33 @@ class VQGANTraining(TrainingModule):
             adversarial_gradient = self._gradient(losses["generator_loss"], leaf)
             if adversary.adaptive:
                 if adversary.adapts_at(self.global_step):
-                    at_last_layer = means_over_ranks(
-                        self._at_last_layer(reconstructions, gradient),
-                        self._at_last_layer(reconstructions, adversarial_gradient),
-                    )
-                    measured = adaptive_weight(*at_last_layer, maximum=adversary.adaptive_max)
-                    # float16 overflows now and then: the scaler skips that step, not the next ones
-                    self.adaptive_weight = measured.where(measured.isfinite(), self.adaptive_weight)
+                    self._adapt(reconstructions, gradient, adversarial_gradient)
                 losses["adaptive_weight"] = self.adaptive_weight
                 adversarial_gradient = self.adaptive_weight * adversarial_gradient
             gradient = gradient + factor * adversarial_gradient
-        # this sum's derivative with respect to the reconstructions is `gradient`
+        # the derivative of this sum with respect to the reconstructions is `gradient`
         loss = (reconstructions * gradient).sum() + output.quantizer.loss
         if adversary is not None and adversary.trains_at(self.global_step):
             metrics = adversary.discriminator_loss(images, reconstructions.detach())
             loss = loss + metrics["discriminator_loss"]
             losses |= metrics
         elif adversary is not None and num_ranks() > 1:
-            # plain DDP waits for a gradient of every weight: here it is 0
+            # DDP waits for a gradient of every weight, so give it zeros
             for weight in adversary.discriminator.parameters():
                 loss = loss + 0.0 * weight.sum()
         self.remember({**losses, **output.quantizer.losses})
         return {"loss": loss}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Drops the zeros that the discriminator got before its start: AdamW would count them."""
+        """Removes the zero gradients before the discriminator's start: AdamW would count them."""
         if self.adversary is not None and not self.adversary.trains_at(self.global_step):
             self.adversary.discriminator.zero_grad()
+        super().on_before_optimizer_step(optimizer)
 
     def loss_terms(self) -> dict[str, tuple[float, Loss]]:
-        """Returns weight and function of each term of the reconstruction loss, by name.
+        """Returns the weight and the function of each term of the reconstruction loss.
 
-        A term added here is trained, validated and logged.
+        Training, validation and logging include every term. Add yours here.
         """
         terms: dict[str, tuple[float, Loss]] = {
             "pixel_loss": (self.reconstruction_weight, self.pixel_loss)
@@ -215,12 +211,28 @@ class VQGANTraining(TrainingModule):
     def reconstruction_losses(
         self, reconstructions: torch.Tensor, images: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Returns the loss terms by name, and their weighted sum as `reconstruction_loss`."""
+        """Returns the loss terms, and their weighted sum as `reconstruction_loss`."""
         losses, weighted_sum = {}, torch.zeros((), device=images.device)
         for name, (weight, term) in self.loss_terms().items():
             losses[name] = term(reconstructions, images)
             weighted_sum = weighted_sum + weight * losses[name]
         return {**losses, "reconstruction_loss": weighted_sum}
+
+    def _adapt(
+        self,
+        reconstructions: torch.Tensor,
+        gradient: torch.Tensor,
+        adversarial_gradient: torch.Tensor,
+    ) -> None:
+        """Measures the adaptive weight at the decoder's last layer, over all ranks (eq. 7)."""
+        assert self.adversary is not None
+        at_last_layer = means_over_ranks(
+            self._at_last_layer(reconstructions, gradient),
+            self._at_last_layer(reconstructions, adversarial_gradient),
+        )
+        weight = adaptive_weight(*at_last_layer, maximum=self.adversary.adaptive_max)
+        # a float16 overflow costs one step, which the scaler skips, and not the following ones
+        self.adaptive_weight = weight.where(weight.isfinite(), self.adaptive_weight)
 
     def _gradient(self, loss: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         """Returns the derivative of the loss with respect to the leaf, `(b c H W)`."""
@@ -228,7 +240,7 @@ class VQGANTraining(TrainingModule):
         return torch.autograd.grad(loss * scale, leaf)[0] / scale
 
     def _at_last_layer(self, reconstructions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Carries a gradient back to the decoder's last layer."""
+        """Propagates a gradient from the pixels to the weights of the decoder's last layer."""
         scale = self._scale(gradient)
         (at_last_layer,) = torch.autograd.grad(
             reconstructions, self.vqgan.last_layer, grad_outputs=gradient * scale, retain_graph=True
@@ -236,14 +248,14 @@ class VQGANTraining(TrainingModule):
         return at_last_layer / scale
 
     def _scale(self, like: torch.Tensor) -> torch.Tensor | float:
-        """Returns the factor that keeps float16 gradients from becoming 0; 1 otherwise."""
+        """Returns the factor that keeps float16 gradients from vanishing; 1 otherwise."""
         return 1.0 if self.scaler is None else self.scaler.scale(torch.ones((), device=like.device))
 
     def training_metrics(self) -> dict[str, float]:
-        """Returns codebook usage and perplexity whenever enough latents have been seen.
+        """Returns codebook usage and perplexity once there are eight latents per code.
 
-        Were all codes equally likely, 1 − e⁻⁸ = 99.97 % of them would be among eight latents a
-        code. Usage over a single batch would be small for any codebook.
+        If all codes were equally likely, 1 − e⁻⁸ = 99.97 % of them would appear. The usage of a
+        single batch would be small for any codebook.
         """
         window = self.codebook_window
         if window.counts.sum() < 8 * self.vqgan.codebook_size:
@@ -260,7 +272,7 @@ class VQGANTraining(TrainingModule):
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         """Adds a batch to the metrics; returns the reconstructions `(b c H W)`."""
         images = batch["images"]
-        compiled = self.compiled is True  # for training: here each size of batch would be anew
+        compiled = self.compiled is True  # validation would compile each size of batch
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             output = self.vqgan(images)
             reconstructions = output.reconstructions.to(images.dtype)
@@ -273,24 +285,24 @@ class VQGANTraining(TrainingModule):
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def saved_from(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
-        """Returns the VQGAN, with the discriminator for a later fine-tuning."""
-        saved = replace(self.vqgan.to_saved(), state=prefixed(state, "vqgan"))
+    def to_saved(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
+        """Returns the VQGAN, and the discriminator for a later fine-tuning."""
+        saved = replace(self.vqgan.to_saved(), state=submodule_state(state, "vqgan"))
         if self.adversary is not None:
+            discriminator_state = submodule_state(state, "adversary.discriminator")
             saved.parts["discriminator"] = replace(
-                self.adversary.discriminator.to_saved(),
-                state=prefixed(state, "adversary.discriminator"),
+                self.adversary.discriminator.to_saved(), state=discriminator_state
             )
         return saved
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the discriminator's start, and the codes counted for the next report."""
+        """Adds the start of the discriminator, and the codes counted since the latest report."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["codebook_window"] = {"counts": self.codebook_window.counts}
         checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores both; a discriminator that has started stays on, even if `start` is changed."""
+        """Restores both; a discriminator that has started stays on even if `start` changes."""
         super().on_load_checkpoint(checkpoint)
         self.codebook_window.counts = checkpoint["codebook_window"]["counts"].clone()
         start = checkpoint["adversary_start"]

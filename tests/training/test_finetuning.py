@@ -75,7 +75,7 @@ def test_only_the_decoder_learns() -> None:
 
 def test_the_discriminator_goes_on_with_its_weights(caplog: pytest.LogCaptureFixture) -> None:
     module = vqgan_training(tiny_adversary())
-    saved = module.saved_from(module.state_dict())
+    saved = module.to_saved(module.state_dict())
     fresh = tiny_adversary()
     finetuned_adversary(saved, fresh)
     assert module.adversary is not None

@@ -31,7 +31,7 @@ Finished = Callable[..., Run]
 def test_fast_dev_run_writes_nothing_and_breaks_nothing(
     finished: Finished, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrainingModule, "saved_from", None)  # split weights need all processes
+    monkeypatch.setattr(TrainingModule, "to_saved", None)  # split weights need all processes
     directory = finished(kind).directory
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     run = run_training(directory, *stage(kind), fast_dev_run=True)

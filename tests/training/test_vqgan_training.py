@@ -137,12 +137,13 @@ def test_two_half_batches_have_the_gradient_of_the_whole() -> None:
 
 @pytest.mark.parametrize("limit", [0.5, 100.0, None])
 def test_each_network_is_clipped_to_the_norm_by_itself(limit: float | None) -> None:
-    module = alone(vqgan_training(tiny_adversary()))
+    module = alone(vqgan_training(tiny_adversary()), 4)
     networks = {"": module.vqgan, "discriminator_": module.adversary.discriminator}
     for norm, network in zip((5.0, 7.0), networks.values(), strict=True):
         for parameter in network.parameters():
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad.view(-1)[0] = norm
+    module.on_before_optimizer_step(None)
     module.configure_gradient_clipping(None, limit, None if limit is None else "norm")
     for norm, (prefix, network) in zip((5.0, 7.0), networks.items(), strict=True):
         clipped = get_total_norm([p.grad for p in network.parameters()]).item()
@@ -150,6 +151,7 @@ def test_each_network_is_clipped_to_the_norm_by_itself(limit: float | None) -> N
         assert module._sums[f"{prefix}gradient_norm"] == norm  # reported as before clipping
     module.adversary.zero_grad()  # as before its start
     module._sums = {}
+    module.on_before_optimizer_step(None)
     module.configure_gradient_clipping(None, limit, None if limit is None else "norm")
     assert module._sums.keys() == {"gradient_norm"}
 
