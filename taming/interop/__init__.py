@@ -1,4 +1,4 @@
-"""Checkpoints of other programs to this project's models; one system a file, one registry."""
+"""Importers: checkpoints of other programs become models of this one. One file per kind."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,22 +16,28 @@ __all__ = ["SOURCES", "Imported", "Source", "import_checkpoint"]
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of checkpoint of another program."""
+    """One kind of foreign checkpoint.
 
-    converter: Callable[..., Imported]  # takes the content and the other program's arguments
-    published: Mapping[str, Mapping[str, Any]]  # arguments of models by their authors' names
-    settings: tuple[str, ...] = ()  # what else `converter` takes, by keyword, all optional
+    Attributes:
+        converter: converts the content of a checkpoint and the other program's arguments.
+        published: arguments of published models, by their authors' names.
+        settings: optional keyword arguments of `converter`.
+    """
+
+    converter: Callable[..., Imported]
+    published: Mapping[str, Mapping[str, Any]]
+    settings: tuple[str, ...] = ()
 
     def convert(self, content: Any, config: Mapping[str, Any], **settings: Any) -> Imported:
-        """Converts the content of a checkpoint, whatever its config may hold."""
+        """Converts the content of a checkpoint; a wrong config raises a `UserError`."""
         try:
             return self.converter(content, config, **settings)
         except UserError:
             raise
-        except Exception as error:  # whatever arguments of other types or sizes lead to
-            what = f"lacks {error}" if isinstance(error, KeyError) else f"is wrong ({error})"
+        except Exception as error:  # arguments of wrong types or sizes can raise anything
+            fault = f"lacks {error}" if isinstance(error, KeyError) else f"is wrong ({error})"
             raise UserError(
-                f"the config {what}: give the one the checkpoint was trained with."
+                f"the config {fault}. Give the config that the checkpoint was trained with."
             ) from error
 
 
@@ -48,38 +54,38 @@ SOURCES: dict[str, Source] = {
 def import_checkpoint(
     source: str, checkpoint: str | Path, config: Mapping[str, Any] | str, **settings: Any
 ) -> Imported:
-    """Converts a checkpoint of another program to a model of this one; runs nothing in the file.
+    """Converts a foreign checkpoint to a model of this program without running code in the file.
 
     Args:
         source: a name in `SOURCES`.
-        checkpoint: the file, as `torch.save` wrote it.
+        checkpoint: a file that `torch.save` wrote.
         config: the other program's arguments, as in its own configuration file, or the name of a
-            published size. What is missing takes the other program's default.
-        **settings: what the source takes besides (see `Source.settings`).
+            published model. Missing arguments take the other program's defaults.
+        **settings: see `Source.settings`.
 
     Raises:
         MissingPathError: if the checkpoint does not exist.
-        UserError: if source, size or setting are unknown, the file is damaged, or it and the
-            configuration do not fit each other.
+        UserError: if the source, the published name or a setting is unknown, if the file is
+            damaged, or if its weights do not match the config.
     """
     if source not in SOURCES:
-        raise UserError(f"source {source!r} is unknown; known: {', '.join(SOURCES)}.")
-    found = SOURCES[source]
-    for name in set(settings) - set(found.settings):
-        takers = [other for other, it in SOURCES.items() if name in it.settings]
-        raise UserError(f"{source} takes no {name}; it is for {', '.join(takers)}: leave it out.")
+        raise UserError(f"source={source!r} is unknown. Choose one of {', '.join(SOURCES)}.")
+    importer = SOURCES[source]
+    for name in set(settings) - set(importer.settings):
+        users = [other for other, entry in SOURCES.items() if name in entry.settings]
+        raise UserError(f"{name} is a setting of {', '.join(users)}, not of {source}. Remove it.")
     if isinstance(config, str):
-        if config not in found.published:
+        if config not in importer.published:
             raise UserError(
-                f"config={config} is neither a file nor a published size of {source}; the sizes: "
-                f"{', '.join(found.published)}."
+                f"config={config} is neither a file nor a published model of {source}. Published "
+                f"models: {', '.join(importer.published)}."
             )
-        config = found.published[config]
-    content, not_built = read_foreign_checkpoint(checkpoint)
+        config = importer.published[config]
+    content, replaced_names = read_foreign_checkpoint(checkpoint)
     try:
-        imported = found.convert(content, config, **settings)
+        imported = importer.convert(content, config, **settings)
     except UserError as error:
-        raise UserError(f"{checkpoint} is not imported: {error}") from error
-    if not_built:
-        imported.notes.append(f"objects in the file, not built: {printable_names(not_built)}")
+        raise UserError(f"{checkpoint} was not imported: {error}") from error
+    if replaced_names:
+        imported.notes.append(f"ignored objects: {printable_names(replaced_names)}")
     return imported

@@ -1,22 +1,22 @@
-"""CompVis/taming-transformers, first stage: `VQModel` and `GumbelVQ`, with their discriminator."""
+"""CompVis/taming-transformers, stage 1: `VQModel` and `GumbelVQ`, with their discriminator."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from taming.interop.layouts import NameScheme, autoencoder_names, patch_discriminator
+from taming.interop.layouts import AutoencoderLayout, autoencoder_names, patch_discriminator
 from taming.interop.weights import ForeignWeights, Imported, note_ignored
 from taming.runtime.errors import UserError
 from taming.tokenizer import VQGAN
 
-__all__ = ["PUBLISHED", "TARGETS", "convert", "model_and_params", "target_of"]
+__all__ = ["LAYOUT", "PUBLISHED", "TARGETS", "convert", "model_and_params", "target_of"]
 
-SCHEME = NameScheme(
+LAYOUT = AutoencoderLayout(
     levels=("down", "up"),
     residual="block",
     middle=("mid.block_1", "mid.attn_1", "mid.block_2"),
-    decoder_from_largest=True,
+    decoder_counts_from_largest=True,
 )
 QUANTIZER_NAMES = {
     "vector": {"quantizer.codebook": "quantize.embedding.weight"},
@@ -26,12 +26,12 @@ QUANTIZER_NAMES = {
         "quantizer.codebook": "quantize.embed.weight",
     },
 }
-# quantizers by the class that has them
+# kind of quantizer by class
 TARGETS = {"VQModel": "vector", "VQNoDiscModel": "vector", "VQSegmentationModel": "vector",
     "GumbelVQ": "gumbel"}  # fmt: skip
-# arguments that change what a model computes without changing its weights, and our values
+# arguments that change the computation but not the weights, with the only supported values
 FIXED = {"give_pre_end": False, "tanh_out": False}
-KNOWN = {"ch", "ch_mult", "out_ch", "in_channels", "num_res_blocks", "attn_resolutions",
+ARGUMENTS = {"ch", "ch_mult", "out_ch", "in_channels", "num_res_blocks", "attn_resolutions",
     "resolution", "z_channels", "dropout", "double_z", "resamp_with_conv", "attn_type",
     *FIXED}  # fmt: skip
 
@@ -53,73 +53,72 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def convert(content: Any, config: Mapping[str, Any]) -> Imported:
-    """Converts a checkpoint of `VQModel` or `GumbelVQ` to a VQGAN with its discriminator as a part.
+    """Converts a checkpoint of `VQModel` or `GumbelVQ` to a VQGAN, with its discriminator.
 
-    Where the file has `quantize.used` (their `remap`), the codebook is cut to these codes in their
-    order: our index i is code `used[i]` there, as in the remapped indices. There, a latent whose
-    nearest code is not among them gets a random or an extra index; here it gets the nearest of the
-    used ones.
+    If the file has `quantize.used` (their `remap`), the codebook keeps only those codes, in that
+    order: index i here is code `used[i]` there, as in their remapped indices. A latent whose
+    nearest code is unused gets a random or an extra index there, and the nearest used code here.
 
-    Their `legacy` placement of β does not matter for a finished model; in training, here β = 0.25
-    is on the commitment term, as in the paper. A Gumbel quantizer's temperature schedule belongs to
-    the training too, and is not taken over.
+    Two settings of their training have no effect on a finished model and are not converted: the
+    `legacy` placement of β, and the temperature schedule of the Gumbel quantizer.
 
     Args:
-        content: the checkpoint: a dictionary with `state_dict`.
-        config: their project.yaml, its `model`, or that one's `params`.
+        content: the checkpoint, a dictionary with `state_dict`.
+        config: their project.yaml, its `model`, or the `params` of the model.
     """
     weights = ForeignWeights.find(content, "state_dict")
     params = model_and_params(config)[1]
-    arguments = _arguments(config, weights.peek("quantize.proj.weight") is not None)
+    arguments = _vqgan_arguments(config, weights.peek("quantize.proj.weight") is not None)
     quantizer = arguments["quantizer"]
     size = quantizer["codebook_size"]
     names = QUANTIZER_NAMES[quantizer["kind"]]
-    used, notes = weights.peek("quantize.used"), []
-    if used is not None or params.get("remap") is not None:
-        used = weights.take("quantize.used", (size,) if used is None else used.shape).long()
-        quantizer["codebook_size"] = len(used)
+    used_codes, notes = weights.peek("quantize.used"), []
+    if used_codes is not None or params.get("remap") is not None:
+        shape = (size,) if used_codes is None else used_codes.shape
+        used_codes = weights.take("quantize.used", shape).long()
+        quantizer["codebook_size"] = len(used_codes)
         notes.append(
-            f"kept the {len(used)} codes of {size} that `quantize.used` lists, in its order: "
-            "indices are the remapped ones"
+            f"kept the {len(used_codes)} codes of {size} in `quantize.used`, in that order"
         )
     vqgan = VQGAN(**arguments)
-    made: dict[str, torch.Tensor] = {}
-    if used is not None:
+    computed: dict[str, torch.Tensor] = {}
+    if used_codes is not None:
         for name, foreign in names.items():
             rows = vqgan.get_parameter(name).shape[1:]
-            made[name] = weights.take(foreign, (size, *rows))[used]
-    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names}, made)
+            computed[name] = weights.take(foreign, (size, *rows))[used_codes]
+    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, LAYOUT), **names}, computed)
     discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
     if discriminator is not None:
         saved.parts["discriminator"] = discriminator
-    weights.drop("loss.perceptual_loss.", "LPIPS brings its own network")
-    weights.drop("colorize", "random colours for showing label maps")
-    notes = [*weights.finish(), *notes, *note_ignored(params["ddconfig"], KNOWN)]
+    weights.drop("loss.perceptual_loss.", "LPIPS has its own weights file")
+    weights.drop("colorize", "random colours that display label maps")
+    notes = [*weights.finish(), *notes, *note_ignored(params["ddconfig"], ARGUMENTS)]
     return Imported(saved, notes)
 
 
 def model_and_params(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns `model` (target and params), and the params, from any level of a project.yaml."""
+    """Returns the model's entry (target and params) and its params, from any level of a config."""
     model = config.get("model", config)
     return model, model.get("params", model)
 
 
 def target_of(config: Any) -> str:
-    """Returns the class that a part of the config names, without its module; "" if none."""
+    """Returns the name of the class that an entry builds, without its module, or ""."""
     target = config.get("target", "") if isinstance(config, Mapping) else ""
     return str(target).rsplit(".", 1)[-1]
 
 
-def _arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any]:
-    """Returns the arguments of the VQGAN."""
+def _vqgan_arguments(config: Mapping[str, Any], has_projection: bool) -> dict[str, Any]:
     model, params = model_and_params(config)
     target = target_of(model) or ("GumbelVQ" if has_projection else "VQModel")
     if target not in TARGETS:
-        raise UserError(f"the config is of {target}, and this source imports {', '.join(TARGETS)}.")
+        raise UserError(
+            f"the config describes {target}, but this source imports {', '.join(TARGETS)}."
+        )
     shape = params["ddconfig"]
     for name, value in FIXED.items():
         if shape.get(name, value) != value:
-            raise UserError(f"the config's {name} is {shape[name]}: there is no such model here.")
+            raise UserError(f"{name}={shape[name]} in the config is not supported.")
     quantizer = {
         "kind": TARGETS[target],
         "codebook_size": params["n_embed"],

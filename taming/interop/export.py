@@ -1,4 +1,4 @@
-"""A tokenizer's encoder and decoder for other programs: `torch.export`, and ONNX.
+"""Exports a tokenizer's encoder and decoder with `torch.export` and to ONNX.
 
 from taming.interop.export import export_tokenizer
 export_tokenizer(taming.VQGAN.from_pretrained("outputs/my_vqgan"), "outputs/exported")
@@ -19,7 +19,7 @@ __all__ = ["export_tokenizer"]
 
 
 class _Encoder(nn.Module):
-    """Images `(b c H W)` in [-1, 1] to codes `(b h w)`."""
+    """Images `(b c H W)` in [-1, 1] to codebook indices `(b h w)`."""
 
     def __init__(self, vqgan: VQGAN) -> None:
         super().__init__()
@@ -30,7 +30,10 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Codes `(b h w)` to images `(b c H W)`: the decoder's raw output, codes are not checked."""
+    """Codebook indices `(b h w)` to images `(b c H W)`, the decoder's raw output.
+
+    Indices are not checked.
+    """
 
     def __init__(self, vqgan: VQGAN) -> None:
         super().__init__()
@@ -41,28 +44,28 @@ class _Decoder(nn.Module):
 
 
 def export_tokenizer(vqgan: VQGAN, directory: str | Path, *, onnx: bool = False) -> list[Path]:
-    """Writes `encoder.pt2` and `decoder.pt2`, and `.onnx` beside them, for any number of images.
+    """Writes `encoder.pt2` and `decoder.pt2`, and optionally `.onnx` files.
 
-    The images are of the model's own resolution. Each file is loaded again and has to compute, for
-    another number of images than it was traced with, what the model does.
+    The files take any number of images of the model's resolution. Each file is loaded again and
+    compared with the model on another number of images.
 
     Args:
-        vqgan: the model; it is exported as in evaluation mode, on its device, in its dtype.
+        vqgan: the model. It is exported in evaluation mode, on its device and in its dtype.
         directory: where to write.
         onnx: whether to write ONNX files too (`pip install 'taming[onnx]'`).
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        UserError: if the directory cannot be written, ONNX is not installed, or a file computes
-            something else.
+        UserError: if the directory cannot be written, ONNX is not installed, or a file does not
+            reproduce the model.
     """
     directory, weight = Path(directory).expanduser(), vqgan.last_layer
     size = (vqgan.image_channels, *vqgan.resolution)
     images = torch.rand(3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
     images = images.to(weight)
-    written = []
+    paths = []
     with evaluation_mode(vqgan), torch.no_grad(), writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         indices = vqgan.encode(images)
@@ -75,17 +78,17 @@ def export_tokenizer(vqgan: VQGAN, directory: str | Path, *, onnx: bool = False)
             program = torch.export.export(module, (inputs[:2],), dynamic_shapes=(batch,))
             path = directory / f"{name}.pt2"
             torch.export.save(program, path)
-            _check(path, torch.export.load(path).module(), inputs, expected)
-            written.append(path)
+            _compare(path, torch.export.load(path).module(), inputs, expected)
+            paths.append(path)
             if onnx:
-                written.append(_write_onnx(program, path.with_suffix(".onnx"), inputs, expected))
-    return written
+                paths.append(_export_onnx(program, path.with_suffix(".onnx"), inputs, expected))
+    return paths
 
 
-def _write_onnx(program: Any, path: Path, inputs: torch.Tensor, expected: torch.Tensor) -> Path:
+def _export_onnx(program: Any, path: Path, inputs: torch.Tensor, expected: torch.Tensor) -> Path:
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401  (PyTorch needs it)
+        import onnxscript  # noqa: F401  (torch.onnx needs it)
     except ImportError as error:
         raise UserError(f"onnx=True needs {error.name}: pip install 'taming[onnx]'.") from error
 
@@ -96,21 +99,21 @@ def _write_onnx(program: Any, path: Path, inputs: torch.Tensor, expected: torch.
     def run(inputs: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(session.run(None, {argument.name: inputs.cpu().numpy()})[0])
 
-    _check(path, run, inputs, expected.cpu())
+    _compare(path, run, inputs, expected.cpu())
     return path
 
 
-def _check(
+def _compare(
     path: Path,
     function: Callable[[torch.Tensor], torch.Tensor],
     inputs: torch.Tensor,
     expected: torch.Tensor,
 ) -> None:
-    """Compares a file with the model: of codes 1 in 1,000 may differ, where two are as near."""
-    found = function(inputs)
+    """Compares a file with the model. Near ties may change 1 index in 1,000."""
+    output = function(inputs)
     if expected.is_floating_point():
-        same = torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
+        matches = torch.allclose(output, expected, rtol=1e-3, atol=1e-4)
     else:
-        same = bool((found == expected).float().mean() >= 0.999)
-    if not same:
-        raise UserError(f"{path} does not compute what the model does: do not use it.")
+        matches = bool((output == expected).float().mean() >= 0.999)
+    if not matches:
+        raise UserError(f"{path} does not reproduce the model. Do not use it.")

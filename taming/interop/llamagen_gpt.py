@@ -1,4 +1,4 @@
-"""LlamaGen's class-conditional transformer (Sun et al. 2024, §2.2), the generator of its tokens."""
+"""LlamaGen's class-conditional transformer (Sun et al. 2024, §2.2)."""
 
 import math
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from taming.transformer import GPT, GPTConfig
 
 __all__ = ["PUBLISHED", "convert"]
 
-# of their `ModelArgs`
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {  # of their `ModelArgs`
     "dim": 4096, "n_layer": 32, "n_head": 32, "n_kv_head": None, "multiple_of": 256,
     "ffn_dim_multiplier": None, "rope_base": 10000, "norm_eps": 1e-5, "token_dropout_p": 0.1,
     "attn_dropout_p": 0.0, "resid_dropout_p": 0.1, "ffn_dropout_p": 0.1, "num_classes": 1000,
     "class_dropout_prob": 0.1, "model_type": "c2i", "vocab_size": 16384, "cls_token_num": 1,
     "block_size": 256,
 }  # fmt: skip
+FIXED = ("rope_base", "norm_eps", "cls_token_num")  # only their defaults are supported
 # arguments without effect on a trained model, and arguments of their scripts
-NOT_SHAPE = {"initializer_range", "drop_path_rate", "max_batch_size", "max_seq_len"}
-OF_SCRIPTS = {"gpt_model", "gpt_type", "image_size", "downsample_size"}
+OTHER_ARGUMENTS = {"initializer_range", "drop_path_rate", "max_batch_size", "max_seq_len",
+    "gpt_model", "gpt_type", "image_size", "downsample_size"}  # fmt: skip
 SIZES = {  # n_layer, n_head, dim
     "GPT-B": (12, 12, 768),
     "GPT-L": (24, 16, 1024),
@@ -40,7 +40,7 @@ SIZES = {  # n_layer, n_head, dim
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     f"{name}{suffix}": {"n_layer": layers, "n_head": heads, "dim": dim, "block_size": block_size}
-    for suffix, block_size in (("", 256), ("-384", 576))  # images of 256 and of 384 pixels
+    for suffix, block_size in (("", 256), ("-384", 576))  # resolutions 256 and 384
     for name, (layers, heads, dim) in SIZES.items()
 }
 NAMES = {
@@ -63,64 +63,63 @@ def convert(
 ) -> Imported:
     """Converts a checkpoint of LlamaGen's class-conditional GPT to a generator.
 
-    Their block is RMSNorm, attention with 2-D rotary positions, RMSNorm, SwiGLU, without biases;
-    the class token's queries and keys are multiplied by 0, its row in their table of rotations, so
-    that every token's score for it is 0. The last row of the class embedding is "no class".
+    Their block is RMSNorm, attention with 2-D rotary positions, RMSNorm and SwiGLU, without biases.
+    Their table of rotations multiplies the class token's queries and keys by 0, so every token's
+    attention score for it is 0. The last row of the class embedding is "no class".
 
-    The weights do not depend on the grid, so nothing in the file tells 16 × 16 codes from 24 × 24:
-    it is the square of `block_size` codes, or of `image_size` / `downsample_size`, by default of
+    The weights do not depend on the grid, so the file cannot tell 16 × 16 codes from 24 × 24. The
+    config gives the grid, as `block_size` or as `image_size` / `downsample_size`. The defaults are
     256 and 16.
 
     Args:
-        content: the checkpoint: a dictionary with `model`, `module` or `state_dict`, or weights.
+        content: the checkpoint, a dictionary with `model`, `module` or `state_dict`, or weights.
         config: arguments of their `ModelArgs`, or of their scripts with `gpt_model`, a size.
-        tokenizer: directory of the imported tokenizer; without one there are tokens, not images.
+        tokenizer: directory of the imported tokenizer. Without it, the generator gives tokens only.
     """
     weights = ForeignWeights.find(content, "model", "module", "state_dict")
     if weights.names("cls_embedding.cap_proj."):
         raise UserError(
-            "it is a text-conditional model (t2i): it reads features of a language model, which "
-            "this program does not have. The class-conditional ones (c2i) can be imported."
+            "the model is text-conditional (t2i) and needs features of a language model. Only "
+            "class-conditional models (c2i) can be imported."
         )
-    arguments = _arguments(config)
+    arguments = _model_arguments(config)
     side = math.isqrt(arguments["block_size"])
     conditioning = ClassLabel(arguments["num_classes"], dropout=arguments["class_dropout_prob"])
     gpt = _gpt(arguments, conditioning.num_prefix_ids, side)
     parts = {"transformer": _transformer(weights, gpt, arguments)}
-    weights.drop("freqs_cis", "the rotary positions, which are computed")
-    notes = [*weights.finish(), f"the grid is {side} × {side}, by block_size {side * side}"]
-    notes += note_ignored(config, {*DEFAULTS, *NOT_SHAPE, *OF_SCRIPTS})
+    weights.drop("freqs_cis", "the rotary positions, which this program computes")
+    notes = [*weights.finish(), f"the grid is {side} × {side} because block_size is {side * side}"]
+    notes += note_ignored(config, {*DEFAULTS, *OTHER_ARGUMENTS})
     if tokenizer is None:
-        notes.append("no tokenizer: it draws tokens; for images give tokenizer=DIR")
+        notes.append("the generator gives tokens only; give tokenizer=DIR for images")
     else:
         parts["tokenizer"] = _tokenizer(tokenizer, gpt.config.codebook_size)
-    saved = {"grid_size": [side, side], "conditioning": conditioning.config()}
-    return Imported(SavedModel("generator", saved, parts=parts), notes)
+    generator_config = {"grid_size": [side, side], "conditioning": conditioning.config()}
+    return Imported(SavedModel("generator", generator_config, parts=parts), notes)
 
 
-def _arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Completes the arguments by their defaults, and checks that we have such a model."""
+def _model_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of their model, completed by its defaults."""
     size = config.get("gpt_model")
     if size is not None and size not in SIZES:
-        raise UserError(f"gpt_model {size} is unknown; known: {', '.join(SIZES)}.")
+        raise UserError(f"gpt_model={size} is unknown. Choose one of {', '.join(SIZES)}.")
     arguments = {**DEFAULTS, **PUBLISHED.get(str(size), {})}
     if "image_size" in config or "downsample_size" in config:
         side = config.get("image_size", 256) // config.get("downsample_size", 16)
         arguments["block_size"] = side**2
     arguments |= config
-    for name in ("rope_base", "norm_eps", "cls_token_num"):
+    for name in FIXED:
         if arguments[name] != DEFAULTS[name]:
             raise UserError(
-                f"{name} is {arguments[name]!r}, and here it is always {DEFAULTS[name]}: such a "
-                "model cannot be imported."
+                f"{name}={arguments[name]!r} is not supported; it must be {DEFAULTS[name]}."
             )
     if math.isqrt(arguments["block_size"]) ** 2 != arguments["block_size"]:
-        raise UserError(f"block_size is {arguments['block_size']}, which is no square grid.")
+        raise UserError(f"block_size={arguments['block_size']} is not a square grid.")
     return arguments
 
 
 def _gpt(arguments: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
-    """Returns the GPT's shape, without memory for its weights."""
+    """Returns the GPT on the meta device."""
     hidden = int(2 * 4 * arguments["dim"] / 3)
     if arguments["ffn_dim_multiplier"] is not None:
         hidden = int(arguments["ffn_dim_multiplier"] * hidden)
@@ -149,13 +148,12 @@ def _gpt(arguments: Mapping[str, Any], num_prefix_ids: int, side: int) -> GPT:
 
 
 def _transformer(weights: ForeignWeights, gpt: GPT, arguments: Mapping[str, Any]) -> SavedModel:
-    """Returns the GPT with its weights."""
-    has_no_class = arguments["class_dropout_prob"] > 0  # only then is there a row for it
-    num_rows, width = arguments["num_classes"] + has_no_class, arguments["dim"]
+    has_no_class_row = arguments["class_dropout_prob"] > 0
+    num_rows, width = arguments["num_classes"] + has_no_class_row, arguments["dim"]
     classes = weights.take("cls_embedding.embedding_table.weight", (num_rows, width))
     zeros = classes.new_zeros(gpt.config.num_prefix_ids - num_rows, width)
-    made = {"prefix_embedding.weight": torch.cat([classes, zeros])}
-    return weights.fill(gpt, {**NAMES, **block_names(gpt, "layers", LAYERS)}, made)
+    computed = {"prefix_embedding.weight": torch.cat([classes, zeros])}
+    return weights.fill(gpt, {**NAMES, **block_names(gpt, "layers", LAYERS)}, computed)
 
 
 def _tokenizer(path: str | Path, vocab_size: int) -> SavedModel:
@@ -163,7 +161,7 @@ def _tokenizer(path: str | Path, vocab_size: int) -> SavedModel:
     codebook_size = saved.config["quantizer"].get("codebook_size")
     if codebook_size != vocab_size:
         raise UserError(
-            f"the tokenizer in {path} has {codebook_size} codes and the transformer {vocab_size}: "
-            "they are not of the same model."
+            f"the tokenizer in {path} has {codebook_size} codes, but the transformer has "
+            f"{vocab_size}. Give the tokenizer that the transformer was trained with."
         )
     return saved

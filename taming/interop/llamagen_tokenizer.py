@@ -3,20 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from taming.interop.layouts import NameScheme, autoencoder_names, patch_discriminator
+from taming.interop.layouts import AutoencoderLayout, autoencoder_names, patch_discriminator
 from taming.interop.weights import ForeignWeights, Imported, is_weights, note_ignored
 from taming.runtime.errors import UserError
 from taming.tokenizer import VQGAN
 
 __all__ = ["PUBLISHED", "convert"]
 
-SCHEME = NameScheme(
-    levels=("conv_blocks", "conv_blocks"),
-    residual="res",
-    middle=("mid.0", "mid.1", "mid.2"),
+LAYOUT = AutoencoderLayout(
+    levels=("conv_blocks", "conv_blocks"), residual="res", middle=("mid.0", "mid.1", "mid.2")
 )
-RESOLUTION = 256  # they train at; the model does not depend on it
-DEFAULTS: dict[str, Any] = {
+RESOLUTION = 256  # of their training; the weights do not depend on it
+DEFAULTS: dict[str, Any] = {  # of their `ModelArgs`
     "codebook_size": 16384, "codebook_embed_dim": 8, "codebook_l2_norm": True,
     "codebook_show_usage": True, "commit_loss_beta": 0.25, "entropy_loss_ratio": 0.0,
     "encoder_ch_mult": [1, 1, 2, 2, 4], "decoder_ch_mult": [1, 1, 2, 2, 4], "z_channels": 256,
@@ -31,24 +29,24 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def convert(content: Any, config: Mapping[str, Any]) -> Imported:
     """Converts a checkpoint of LlamaGen's tokenizer to a VQGAN with l2-normalised codes.
 
-    The model is that of CompVis with attention on the lowest level only, at any resolution. From a
-    training checkpoint it takes the averaged weights, as LlamaGen's scripts do, and the
-    discriminator as a part beside the model if it is a patch discriminator.
+    The architecture is CompVis' autoencoder with attention on the lowest level only. A training
+    checkpoint gives its EMA weights, as in LlamaGen's scripts. A patch discriminator becomes the
+    part `discriminator`.
 
     Args:
-        content: the checkpoint: a dictionary with `model` or `ema`.
-        config: arguments of their `ModelArgs`, or `vq_model` with a published size.
+        content: the checkpoint, a dictionary with `ema` or `model`.
+        config: arguments of their `ModelArgs`, or `vq_model`, a published size.
     """
     weights = ForeignWeights.find(content, "ema", "model", "state_dict")
     size = config.get("vq_model", "VQ-16")
     if size not in PUBLISHED:
-        raise UserError(f"vq_model {size} is unknown; known: {', '.join(PUBLISHED)}.")
+        raise UserError(f"vq_model={size} is unknown. Choose one of {', '.join(PUBLISHED)}.")
     arguments = {**DEFAULTS, **PUBLISHED[size], **config}
     multipliers = list(arguments["encoder_ch_mult"])
     if multipliers != list(arguments["decoder_ch_mult"]):
         raise UserError(
-            f"encoder_ch_mult {multipliers} is not decoder_ch_mult {arguments['decoder_ch_mult']}: "
-            "this program's decoder mirrors its encoder, and such a tokenizer cannot be imported."
+            f"encoder_ch_mult={multipliers} differs from decoder_ch_mult="
+            f"{arguments['decoder_ch_mult']}. Only a symmetric tokenizer can be imported."
         )
     vqgan = VQGAN(
         resolution=RESOLUTION,
@@ -66,18 +64,18 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
             "cosine": arguments["codebook_l2_norm"],
         },
     )
-    names = {"quantizer.codebook": "quantize.embedding.weight"}
-    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, SCHEME), **names})
+    codebook = {"quantizer.codebook": "quantize.embedding.weight"}
+    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, LAYOUT), **codebook})
     weights.drop("quantize.codebook_used", "a record of the last codes of their training")
     notes: list[str] = []
     if is_weights(content.get("discriminator")):
-        judge = ForeignWeights(content["discriminator"])
-        discriminator = patch_discriminator(judge, "", vqgan.image_channels)
+        scores = ForeignWeights(content["discriminator"])
+        discriminator = patch_discriminator(scores, "", vqgan.image_channels)
         if discriminator is None:
             notes.append("dropped the discriminator: it is not a patch discriminator")
         else:
             saved.parts["discriminator"] = discriminator
-            notes += [f"discriminator: {note}" for note in judge.finish()]
-        weights.beside.remove("discriminator")
+            notes += [f"discriminator: {note}" for note in scores.finish()]
+        weights.other_entries.remove("discriminator")
     notes = [*weights.finish(), *notes, *note_ignored(config, {*DEFAULTS, "vq_model"})]
     return Imported(saved, notes)

@@ -32,10 +32,10 @@ def test_a_checkpoint_becomes_a_model_directory(run: Run, tmp_path: Path) -> Non
     assert lines[:4] == [
         "read last.ckpt",
         f"  used {num_used} weights",
-        "  dropped loss.perceptual_loss.lin0.model.1.weight: LPIPS brings its own network",
-        "  left out beside the weights: callbacks, epoch",
+        "  dropped loss.perceptual_loss.lin0.model.1.weight: LPIPS has its own weights file",
+        "  ignored entries: callbacks, epoch",
     ]
-    assert lines[4].startswith("  objects in the file, not built: pathlib.")
+    assert lines[4].startswith("  ignored objects: pathlib.")
     assert lines[5:] == ["wrote imported"]
     imported = taming.VQGAN.from_pretrained(tmp_path / "imported")
     images = torch.rand(2, 3, 16, 16) * 2 - 1
@@ -90,27 +90,27 @@ def test_a_reference_of_llamagen_end_to_end(run: Run, shared: Path, tmp_path: Pa
     assert torch.equal(tokens, expected["greedy_tokens_cfg2"])
     assert generator.sample(1, expected["labels"][:1]).shape == (1, 3, 16, 16)
     outcome = call(run, **gpt, config="GPT-B", output="other")
-    fails(outcome, "c2i.pt is not imported", "is (128, 64) and not (16384, 768)")
+    fails(outcome, "c2i.pt was not imported", "is (128, 64) instead of (16384, 768)")
     fails(call(run, **gpt, config=config, output="other", tokenizer="none"), "none does not exist")
     assert not (tmp_path / "other").exists()
 
 
 def test_settings_are_for_their_source(run: Run, tmp_path: Path) -> None:
     write_compvis_checkpoint(tmp_path)
-    fails(call(run, tokenizer="vq"), "compvis_vqgan takes no tokenizer; it is for llamagen_gpt")
+    fails(call(run, tokenizer="vq"), "tokenizer is a setting of llamagen_gpt, not of compvis_vqgan")
     outcome = call(run, num_classes=3, source="llamagen_gpt")
-    fails(outcome, "llamagen_gpt takes no num_classes; it is for compvis_transformer")
+    fails(outcome, "num_classes is a setting of compvis_transformer, not of llamagen_gpt")
     outcome = call(run, source="compvis_transformer")
-    fails(outcome, "the config is of VQModel, and this source imports Net2NetTransformer")
+    fails(outcome, "the config describes VQModel, but this source imports Net2NetTransformer")
 
 
 def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
     write_compvis_checkpoint(tmp_path)
     fails(run("import_checkpoint"), "checkpoint, config, output, source")
-    fails(call(run, source="compvis"), "'compvis' is unknown", "compvis_vqgan, compvis_tr")
+    fails(call(run, source="compvis"), "source='compvis' is unknown", "compvis_vqgan, compvis_tr")
     fails(call(run, checkpoint="nowhere.ckpt"), "nowhere.ckpt does not exist")
     fails(call(run, config="nowhere.yaml"), "config=nowhere.yaml does not exist")
-    fails(call(run, config="f16-2048"), "neither a file nor a published size", "f16-1024")
+    fails(call(run, config="f16-2048"), "neither a file nor a published model", "f16-1024")
     (tmp_path / "list.yaml").write_text("- 1\n")
     fails(call(run, config="list.yaml"), "list.yaml holds no settings by name")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
@@ -125,7 +125,7 @@ def test_what_is_no_checkpoint(run: Run, tmp_path: Path) -> None:
     write_compvis_checkpoint(tmp_path)
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(64))
     fails(call(run, checkpoint="photo.png"), "photo.png cannot be read as a PyTorch checkpoint")
-    fails(call(run, source="llamagen_tokenizer", config="VQ-8"), "last.ckpt is not imported")
+    fails(call(run, source="llamagen_tokenizer", config="VQ-8"), "last.ckpt was not imported")
     assert not (tmp_path / "imported").exists()
     succeeds(call(run))  # the same command with the right file
     fails(call(run), "output=imported exists")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_models import tiny_vqgan
 
 from taming.cli import app
-from taming.interop.compvis_vqgan import SCHEME
+from taming.interop.compvis_vqgan import LAYOUT
 from taming.interop.layouts import autoencoder_names
 from taming.losses import LPIPSLoss
 from taming.tokenizer import VQGAN
@@ -128,10 +128,10 @@ model:
 def write_compvis_checkpoint(folder: Path) -> VQGAN:
     """`last.ckpt` and `project.yaml` of a tiny model in the layout of CompVis' code; the model."""
     vqgan = tiny_vqgan(resolution=16, attention_resolutions=[8])
-    names = {**autoencoder_names(vqgan, SCHEME), "quantizer.codebook": "quantize.embedding.weight"}
+    names = {**autoencoder_names(vqgan, LAYOUT), "quantizer.codebook": "quantize.embedding.weight"}
     weights = {}
     for ours, theirs in names.items():
-        parts = [theirs] if isinstance(theirs, str) else theirs  # stacked here, separate there
+        parts = [theirs] if isinstance(theirs, str) else theirs  # fused here, separate there
         weights |= zip(parts, vqgan.state_dict()[ours].chunk(len(parts)), strict=True)
     weights["loss.perceptual_loss.lin0.model.1.weight"] = torch.zeros(1)
     checkpoint = {"state_dict": weights, "callbacks": {Path: Path("x")}, "epoch": 3}

@@ -1,4 +1,4 @@
-"""The other programs' weights by name and shape, written down from their naming, not from ours."""
+"""Names and shapes of the other programs' weights, written down from their code."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -54,10 +54,10 @@ def autoencoder(
     mid: tuple[str, str, str],
     code_width: int,
 ) -> Shapes:
-    """Width 128, two residual blocks a level, latents of width 256.
+    """Width 128, two residual blocks per level, 256 latent channels.
 
-    `names` are those of the encoder's levels, the decoder's, and a level's residual blocks. A
-    decoder with the name `up` counts its levels from the largest resolution.
+    `names` are the names of the encoder's levels, of the decoder's levels, and of a level's
+    residual blocks. A decoder with the name `up` counts its levels from the largest resolution.
     """
     down, up, block = names
     widths = [128 * multiplier for multiplier in multipliers]

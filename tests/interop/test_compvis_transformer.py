@@ -1,6 +1,5 @@
-"""CompVis' second stage: our models compute what theirs do, and every key has its place."""
+"""CompVis' stage 2: our models reproduce theirs, and every weight is used or dropped."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +9,35 @@ import torch
 import torch.nn.functional as F
 from foreign_keys import Shapes
 from omegaconf import OmegaConf
-from reference_check import check, on_meta, read_config, reference
+from reference_check import check, compvis_content, on_meta, reference
 
 from taming.generation import ImageGenerator
 from taming.interop import SOURCES, Imported
 from taming.runtime.errors import UserError
-from taming.serialization import read_foreign_checkpoint
 from taming.tokenizer import VQGAN
 from taming.transformer import GPT
 from taming.transformer.orders import to_indices
 
 convert = SOURCES["compvis_transformer"].convert
 Weights = dict[str, torch.Tensor]
-LEFT_OUT = (
-    "left out beside the weights: epoch, global_step, pytorch-lightning_version, callbacks, "
-    "optimizer_states, lr_schedulers"
+ENTRIES = (
+    "ignored entries: epoch, global_step, pytorch-lightning_version, callbacks, optimizer_states, "
+    "lr_schedulers"
 )
-OBJECTS = (
-    "objects in the file, not built: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
+OBJECTS = "ignored objects: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
+MASKS = "dropped transformer.blocks.*.attn.mask ({}): the causal mask, which this program computes"
+CLASSES = (
+    "the config does not state the number of classes, so all 64 ids are classes; set num_classes=…"
 )
-MASKS = "dropped transformer.blocks.*.attn.mask ({}): the causal mask, which is computed"
 
 
-def of_compvis(shared: Path, name: str) -> tuple[Imported, Weights]:
+def import_reference(shared: Path, name: str) -> tuple[Imported, Weights]:
     folder = shared / "reference" / "compvis" / f"transformer_{name}"
     return reference("compvis_transformer", folder / "last.ckpt")
 
 
 def content_and_config(shared: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    folder = shared / "reference" / "compvis" / f"transformer_{name}"
-    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
-    params = read_config(folder / "project.yaml")["model"]["params"]
-    return {"state_dict": content["state_dict"]}, copy.deepcopy(params)
-
-
-CLASSES = (
-    "the config does not say how many classes there are: all 64 ids can be asked for; "
-    "num_classes=… says it"
-)
+    return compvis_content(shared, f"transformer_{name}")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +45,9 @@ CLASSES = (
     [("class", [CLASSES]), ("depth", ["condition stage: used 183 weights"]), ("unconditional", [])],
 )
 def test_reference_of_compvis_transformer(shared: Path, name: str, notes: list[str]) -> None:
-    imported, expected = of_compvis(shared, name)
+    imported, expected = import_reference(shared, name)
     stage = "first stage: used 183 weights"
-    assert imported.notes == ["used 37 weights", MASKS.format(2), LEFT_OUT, stage, *notes, OBJECTS]
+    assert imported.notes == ["used 37 weights", MASKS.format(2), ENTRIES, stage, *notes, OBJECTS]
     generator = ImageGenerator.from_saved(imported.model)
     tokens, prefix = expected["tokens"], expected["prefix"]
     condition = prefix[:, 0] if name == "class" else expected.get("condition_images")
@@ -91,20 +81,20 @@ def test_the_number_of_classes(shared: Path) -> None:
     prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
     table = content["state_dict"]["transformer.tok_emb.weight"]
     assert torch.equal(prefix[:10], table[:10])
-    assert prefix[10].abs().sum() == 0  # "no class", which it never learned
+    assert prefix[10].abs().sum() == 0  # "no class", which was never trained
     with pytest.raises(UserError, match="give a class label"):
         ImageGenerator.from_saved(imported.model).sample_tokens(1)
-    assert not any("how many classes" in note for note in imported.notes)
-    labelator = {"target": "taming.modules.util.Labelator", "params": {"n_classes": 12}}
-    params["cond_stage_config"] = labelator
-    imported = convert(content, params)
-    assert imported.model.config["conditioning"]["num_classes"] == 12
-    assert not any("how many classes" in note for note in imported.notes)
-    with pytest.raises(UserError, match="num_classes is 13, and the model has at most 12"):
+    params["cond_stage_config"] = {
+        "target": "taming.modules.util.Labelator", "params": {"n_classes": 12}
+    }  # fmt: skip
+    stated = convert(content, params)
+    assert stated.model.config["conditioning"]["num_classes"] == 12
+    for notes in (imported.notes, stated.notes):
+        assert not any("number of classes" in note for note in notes)
+    with pytest.raises(UserError, match="num_classes=13 is more than the model's 12 classes"):
         convert(content, params, num_classes=13)
-    content, params = content_and_config(shared, "unconditional")
-    with pytest.raises(UserError, match="for class-conditional models, and this is none"):
-        convert(content, params, num_classes=3)
+    with pytest.raises(UserError, match="num_classes is only for class-conditional models"):
+        convert(*content_and_config(shared, "unconditional"), num_classes=3)
 
 
 def test_the_start_token(shared: Path) -> None:
@@ -123,12 +113,12 @@ def test_the_first_stage_as_condition_stage(shared: Path) -> None:
     content, params = content_and_config(shared, "depth")
     state = content["state_dict"]
     first = {name: w for name, w in state.items() if name.startswith("first_stage_model.")}
-    again = {name.replace("first_stage", "cond_stage"): w for name, w in first.items()}
+    state |= {name.replace("first_stage", "cond_stage"): w for name, w in first.items()}
     params["cond_stage_config"] = "__is_first_stage__"
-    imported = convert({"state_dict": {**state, **again}}, params)
-    assert f"dropped cond_stage_model.* ({len(first)}): the first stage again" in imported.notes
-    tokenizer, condition = (imported.model.parts[f"{part}tokenizer"] for part in ("", "condition_"))
-    assert tokenizer.fingerprint() == condition.fingerprint()
+    imported = convert(content, params)
+    assert f"dropped cond_stage_model.* ({len(first)}): a copy of the first stage" in imported.notes
+    parts = imported.model.parts
+    assert parts["tokenizer"].fingerprint() == parts["condition_tokenizer"].fingerprint()
 
 
 @pytest.mark.parametrize("target", ["VQSegmentationModel", "VQModel"])
@@ -152,8 +142,7 @@ def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
     loaded = ImageGenerator.from_saved(imported.model)
     maps = F.one_hot(torch.randint(5, (2, 32, 32), generator=generator), 5).movedim(-1, 1).float()
     tokens = loaded.sample_tokens(2, maps, greedy=True)
-    as_tokens = VQGAN.from_saved(saved).encode(maps).flatten(1)
-    prefix = loaded.conditioning.prompt(as_tokens, 2).prefix
+    prefix = loaded.conditioning.prompt(VQGAN.from_saved(saved).encode(maps).flatten(1), 2).prefix
     first = loaded.transformer(prefix, tokens[:, :0])[:, -1].argmax(1)
     assert torch.equal(tokens[:, 0], first)
 
@@ -164,34 +153,32 @@ def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
 def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
     content, params = content_and_config(shared, "class")
     state = content["state_dict"]
-    for name in ("tok_emb", "head"):
-        weight = state[f"transformer.{name}.weight"]
-        state[f"transformer.{name}.weight"] = torch.cat([weight, torch.ones(16, 64)])
+    for name in ("transformer.tok_emb.weight", "transformer.head.weight"):
+        state[name] = torch.cat([state[name], torch.ones(16, 64)])
     params["transformer_config"]["params"]["vocab_size"] = 80
     imported = convert(content, params, num_classes=70)
-    rows = [note.partition(":")[0] for note in imported.notes if "rows" in note]
-    assert rows == [
+    assert [note.partition(":")[0] for note in imported.notes if "rows" in note] == [
         "dropped rows 64 to 79 of transformer.head.weight",
         "dropped 10 rows of transformer.tok_emb.weight",
     ]
     state = imported.model.parts["transformer"].state
     assert state["head.weight"].shape == state["token_embedding.weight"].shape == (64, 64)
     assert torch.equal(state["prefix_embedding.weight"][64:70], torch.ones(6, 64))  # classes
-    _, expected = of_compvis(shared, "class")
+    _, expected = import_reference(shared, "class")
     generator = ImageGenerator.from_saved(imported.model)
     logits = generator.logits(expected["tokens"], expected["prefix"][:, 0])
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-5)
     params["transformer_config"]["params"]["vocab_size"] = 32
-    with pytest.raises(UserError, match="vocabulary of 32, its first stage 64 codes"):
+    with pytest.raises(UserError, match="vocabulary of 32, but its first stage has 64 codes"):
         convert(content, params)
 
 
 def test_masks_and_unmasked_conditions(shared: Path) -> None:
     content, params = content_and_config(shared, "depth")
     transformer = params["transformer_config"]["params"]
-    for unmasked in (63, 65):
-        transformer["n_unmasked"] = unmasked
-        with pytest.raises(UserError, match=f"n_unmasked of the config is {unmasked} and .* 64"):
+    for num_unmasked in (63, 65):
+        transformer["n_unmasked"] = num_unmasked
+        with pytest.raises(UserError, match=f"n_unmasked={num_unmasked} in the config .* 64 ids"):
             convert(content, params)
     del transformer["n_unmasked"]
     with pytest.raises(UserError, match=r"blocks\.0\.attn\.mask is not the causal mask .* 128"):
@@ -208,83 +195,71 @@ def test_another_order_of_the_codes_is_refused(shared: Path) -> None:
     spiral = {"target": "taming.modules.transformer.permuter.SpiralOut", "params": {"H": 8, "W": 8}}
     with pytest.raises(UserError, match="order of the permuter SpiralOut"):
         convert(content, {**params, "permuter_config": spiral})
-    state = content["state_dict"]
-    for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
-        state[f"permuter.{name}"] = torch.arange(64).flip(0)
-    with pytest.raises(UserError, match="order is row by row"):
+    names = ("permuter.forward_shuffle_idx", "permuter.backward_shuffle_idx")
+    content["state_dict"] |= dict.fromkeys(names, torch.arange(64).flip(0))
+    with pytest.raises(UserError, match="Only row-by-row order"):
         convert(content, params)
-    for name in ("forward_shuffle_idx", "backward_shuffle_idx"):
-        state[f"permuter.{name}"] = torch.arange(64)
-    imported = convert(content, params)
-    assert "dropped permuter.* (2): codes are in their order" in imported.notes
+    content["state_dict"] |= dict.fromkeys(names, torch.arange(64))
+    assert "dropped permuter.* (2): the order is row by row" in convert(content, params).notes
 
 
 # --- published sizes, by name and shape ---------------------------------------------------------
 
-SIZES = {  # vocabulary, block, layers, width
-    "cin_transformer": (16384, 256, 48, 1536),
-    "drin_transformer": (1024, 512, 24, 1024),
-    "sflckr_transformer": (1024, 512, 24, 1024),
+# (vocabulary, block, layers, width), parameters of their transformer, rows of our condition table
+PUBLISHED: dict[str, tuple[tuple[int, int, int, int], int, int]] = {
+    "cin_transformer": ((16384, 256, 48, 1536), 1_410_640_896, 1001),
+    "drin_transformer": ((1024, 512, 24, 1024), 304_932_864, 1025),
+    "sflckr_transformer": ((1024, 512, 24, 1024), 304_932_864, 1025),
 }
-NUM_PARAMETERS = {  # of their transformer: 1410.6M and 304.9M
-    "cin_transformer": 1_410_640_896,
-    "drin_transformer": 304_932_864,
-    "sflckr_transformer": 304_932_864,
-}
-NUM_CONDITIONS = {"cin_transformer": 1001, "drin_transformer": 1025, "sflckr_transformer": 1025}
 
 
 def autoencoder(prefix: str, codes: int, channels: int = 3) -> Shapes:
     quantizer: Shapes = {"quantize.embedding.weight": (codes, 256)}
     shapes = foreign_keys.compvis_vqgan([1, 1, 2, 2, 4], [4], 3, quantizer)
-    shapes = {name: shape for name, shape in shapes.items() if not name.startswith("loss.")}
-    shapes["encoder.conv_in.weight"] = (128, channels, 3, 3)
-    shapes["decoder.conv_out.weight"] = (channels, 128, 3, 3)
-    shapes["decoder.conv_out.bias"] = (channels,)
-    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+    shapes |= {
+        "encoder.conv_in.weight": (128, channels, 3, 3),
+        "decoder.conv_out.weight": (channels, 128, 3, 3),
+        "decoder.conv_out.bias": (channels,),
+    }
+    return {f"{prefix}{n}": shape for n, shape in shapes.items() if not n.startswith("loss.")}
 
 
-def published_keys(size: str) -> Shapes:
-    shapes = foreign_keys.compvis_gpt(*SIZES[size])
-    shapes |= autoencoder("first_stage_model.", SIZES[size][0])
-    if size != "cin_transformer":
-        channels = 182 if size == "sflckr_transformer" else 3
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_transformers_fit_by_name_and_shape(name: str) -> None:
+    size, num_parameters, num_conditions = PUBLISHED[name]
+    codes, _, num_layers, width = size
+    shapes = foreign_keys.compvis_gpt(*size) | autoencoder("first_stage_model.", codes)
+    if name != "cin_transformer":
+        channels = 182 if name == "sflckr_transformer" else 3
         shapes |= autoencoder("cond_stage_model.", 1024, channels)
-    return shapes
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_published_transformers_fit_by_name_and_shape(size: str) -> None:
-    shapes = published_keys(size)
-    imported = on_meta("compvis_transformer", shapes, size)
-    with torch.device("meta"):  # strict: every weight of ours is there, in its shape
+    imported = on_meta("compvis_transformer", shapes, name)
+    with torch.device("meta"):  # strict: every weight of ours exists, in its shape
         gpt = GPT.from_saved(imported.model.parts["transformer"])
         parts = imported.model.parts.items()
-        stages = [VQGAN.from_saved(part) for name, part in parts if name != "transformer"]
-    num_layers, width = SIZES[size][2:]
-    theirs = {name for name in shapes if name.startswith("transformer.")}
-    used = f"used {len(theirs) - num_layers} weights"
+        stages = [VQGAN.from_saved(part) for part_name, part in parts if part_name != "transformer"]
+    transformer_names = {n for n in shapes if n.startswith("transformer.")}
+    used = f"used {len(transformer_names) - num_layers} weights"
     assert imported.notes[:2] == [used, MASKS.format(num_layers)]
-    assert sum(p.numel() for p in gpt.parameters()) == (
-        NUM_PARAMETERS[size] + NUM_CONDITIONS[size] * width  # conditions have their own table here
+    # conditions have their own table here
+    assert sum(p.numel() for p in gpt.parameters()) == num_parameters + num_conditions * width
+    assert sum(p.numel() for stage in stages for p in stage.parameters()) == sum(
+        torch.Size(shape).numel() for n, shape in shapes.items() if n not in transformer_names
     )
-    num_stage_weights = sum(torch.Size(s).numel() for n, s in shapes.items() if n not in theirs)
-    assert sum(p.numel() for stage in stages for p in stage.parameters()) == num_stage_weights
     assert imported.model.config["grid_size"] == [16, 16]
 
 
-# --- configs and weights that do not fit --------------------------------------------------------
+# --- configs and weights that do not match ------------------------------------------------------
 
 
-def test_a_weight_that_the_first_stage_lacks_is_named(shared: Path) -> None:
+def test_missing_weights_of_the_first_stage_are_named(shared: Path) -> None:
     content, params = content_and_config(shared, "class")
     weights: Weights = content["state_dict"]
     del weights["first_stage_model.encoder.conv_in.bias"]
     with pytest.raises(UserError, match=r"the first stage: .*: encoder\.conv_in\.bias"):
         convert(content, params)
-    alone = {n: weight for n, weight in weights.items() if n.startswith("transformer.")}
-    with pytest.raises(UserError, match="the first stage: it holds no weights"):
-        convert({"state_dict": alone}, params)
+    transformer = {n: weight for n, weight in weights.items() if n.startswith("transformer.")}
+    with pytest.raises(UserError, match="the first stage: the file has no weights"):
+        convert({"state_dict": transformer}, params)
 
 
 def gpt(**arguments: Any) -> dict[str, Any]:
@@ -296,17 +271,15 @@ def gpt(**arguments: Any) -> dict[str, Any]:
     [
         ({"transformer_config": None}, "config is wrong"),
         ({"downsample_cond_size": 8, "cond_stage_config": "__is_first_stage__"}, "downsample_cond"),
-        ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, a kind of condition"),
-        ({"cond_stage_config": None}, "is None, a kind of condition"),
-        (gpt(n_embd=32), "pos_emb is .* and not"),
+        ({"cond_stage_config": {"target": "x.CoordStage"}}, "is CoordStage, an unsupported"),
+        ({"cond_stage_config": None}, "is None, an unsupported condition"),
+        (gpt(n_embd=32), "pos_emb is .* instead of"),
         (gpt(n_heads=2), "their transformer has no arguments n_heads"),
         (gpt(vocab_size="64"), "config is wrong"),
         (gpt(block_size=66), r"attn\.mask is not the causal mask of block_size 66"),
     ],
 )
-def test_arguments_that_do_not_fit_are_named(
-    shared: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_are_named(shared: Path, changes: dict[str, Any], message: str) -> None:
     content, params = content_and_config(shared, "class")
     config = OmegaConf.to_container(OmegaConf.merge(params, changes))
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""CompVis' first stage: our model computes what theirs does, and every key has its place."""
+"""CompVis' stage 1: our model reproduces theirs, and every weight is used or dropped."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import foreign_keys
 import pytest
 import torch
 from foreign_keys import Shapes
-from reference_check import check, on_meta, read_config, reference
+from reference_check import check, compvis_content, on_meta, reference
 
 from taming.discriminators import PatchDiscriminator
 from taming.interop import SOURCES, Imported
@@ -18,26 +18,24 @@ from taming.losses import (
     vanilla_discriminator_loss,
 )
 from taming.runtime.errors import UserError
-from taming.serialization import read_foreign_checkpoint
 from taming.tokenizer import VQGAN
 
 convert = SOURCES["compvis_vqgan"].convert
 
 
-def of_compvis(shared: Path, name: str) -> tuple[Imported, dict[str, torch.Tensor]]:
+def import_reference(shared: Path, name: str) -> tuple[Imported, dict[str, torch.Tensor]]:
     return reference("compvis_vqgan", shared / "reference" / "compvis" / name / "last.ckpt")
 
 
 @pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
 def test_reference_of_compvis(shared: Path, name: str) -> None:
-    imported, expected = of_compvis(shared, name)
+    imported, expected = import_reference(shared, name)
     assert imported.notes == [
         f"used {205 + (name == 'vqgan_gumbel') * 2} weights",
-        "dropped loss.perceptual_loss.* (33): LPIPS brings its own network",
-        "left out beside the weights: epoch, global_step, pytorch-lightning_version, callbacks, "
+        "dropped loss.perceptual_loss.* (33): LPIPS has its own weights file",
+        "ignored entries: epoch, global_step, pytorch-lightning_version, callbacks, "
         "optimizer_states, lr_schedulers",
-        "objects in the file, not built: "
-        "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+        "ignored objects: pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
     ]
     vqgan = VQGAN.from_saved(imported.model)
     discriminator = PatchDiscriminator.from_saved(imported.model.parts["discriminator"])
@@ -97,17 +95,16 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     shapes = foreign_keys.compvis_vqgan(*SIZES[size])
     imported = on_meta("compvis_vqgan", shapes, size)
     discriminator = imported.model.parts["discriminator"]
-    with torch.device("meta"):  # strict: every weight of ours is there, in its shape
+    with torch.device("meta"):  # strict: every weight of ours exists, in its shape
         vqgan = VQGAN.from_saved(imported.model)
         patch = PatchDiscriminator.from_saved(discriminator)
     dropped = sum(name.startswith("loss.perceptual_loss.") for name in shapes)
     assert imported.notes[0] == f"used {len(shapes) - dropped} weights"
     assert imported.notes[1].startswith(f"dropped loss.perceptual_loss.* ({dropped})")
-    # counts of our training
-    own = {"quantizer.batches_unused", "quantizer.started"} & set(imported.model.state)
-    num_ours = len(imported.model.state) - len(own) + len(discriminator.state)
-    stacked = sum(".k." in name or ".v." in name for name in shapes)  # with q, which counts
-    assert num_ours == len(shapes) - dropped - stacked
+    counters = {"quantizer.batches_unused", "quantizer.started"} & set(imported.model.state)
+    num_ours = len(imported.model.state) - len(counters) + len(discriminator.state)
+    num_fused = sum(".k." in name or ".v." in name for name in shapes)  # into the weight of q
+    assert num_ours == len(shapes) - dropped - num_fused
     counts = (
         sum(p.numel() for n, p in vqgan.named_parameters() if not n.startswith("quantizer.")),
         sum(p.numel() for p in patch.parameters()),
@@ -115,7 +112,7 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     assert counts == NUM_PARAMETERS[size]
 
 
-def test_a_model_of_label_maps_is_told_by_its_config() -> None:
+def test_the_config_tells_models_of_label_maps() -> None:
     shapes = foreign_keys.compvis_vqgan(*SIZES["f16-1024"])
     published = SOURCES["compvis_vqgan"].published["f16-1024"]["params"]
     for config, label_maps in (
@@ -130,33 +127,30 @@ def test_a_model_of_label_maps_is_told_by_its_config() -> None:
         assert imported.model.config["label_maps"] is label_maps
 
 
-# --- a codebook of which a part is used ---------------------------------------------------------
+# --- remapped codebooks -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
 def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
-    folder = shared / "reference" / "compvis" / name
-    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
-    _, expected = of_compvis(shared, name)
-    used = expected["indices"].unique().flip(0)  # an order that is not that of the codes
+    content, params = compvis_content(shared, name)
+    _, expected = import_reference(shared, name)
+    used = expected["indices"].unique().flip(0)  # not in the order of the codes
     assert 1 < len(used) < 64
     content["state_dict"]["quantize.used"] = used
-    imported = convert(content, read_config(folder / "project.yaml"))
+    imported = convert(content, params)
     vqgan = VQGAN.from_saved(imported.model)
     indices = vqgan.encode(expected["images"])
     assert vqgan.codebook_size == len(used)
-    assert torch.equal(used[indices], expected["indices"])  # theirs, remapped back
+    assert torch.equal(used[indices], expected["indices"])
     decoded = vqgan.decode(indices)
     torch.testing.assert_close(decoded, expected["reconstructions"], rtol=0, atol=1e-4)
     assert any(f"kept the {len(used)} codes of 64" in note for note in imported.notes)
-    del content["state_dict"]["quantize.used"]
-    config = read_config(folder / "project.yaml")
-    config["model"]["params"]["remap"] = "used.npy"
-    with pytest.raises(UserError, match=r"missing in the file: quantize\.used"):
-        convert(content, config)
     content["state_dict"]["quantize.used"] = torch.tensor([0, 64])
     with pytest.raises(UserError, match="index 64 is out of bounds"):
-        convert(content, read_config(folder / "project.yaml"))
+        convert(content, params)
+    del content["state_dict"]["quantize.used"]
+    with pytest.raises(UserError, match=r"missing in the file: quantize\.used"):
+        convert(content, {**params, "remap": "used.npy"})
 
 
 # --- configs ------------------------------------------------------------------------------------
@@ -177,15 +171,18 @@ def changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model": {"target": "x.Net2NetTransformer", "params": TINY}}, "is of Net2NetTransformer"),
+        (
+            {"model": {"target": "x.Net2NetTransformer", "params": TINY}},
+            "describes Net2Net",
+        ),
         ({"n_embed": 4, "embed_dim": 8}, "config lacks 'ddconfig'"),
         ({"model": None}, "config is wrong"),
-        (changed(tanh_out=True), "tanh_out is True"),
-        (changed(double_z=True), "do not fit the config"),
+        (changed(tanh_out=True), "tanh_out=True in the config is not supported"),
+        (changed(double_z=True), "do not match the config"),
         (changed(resolution=15), "15×15 does not divide"),
     ],
 )
-def test_configs_of_no_such_model_are_named(config: dict[str, Any], message: str) -> None:
+def test_wrong_configs_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         convert(NOTHING, config)
 
@@ -195,16 +192,13 @@ def test_mistyped_arguments_are_named() -> None:
     published = SOURCES["compvis_vqgan"].published["f16-1024"]["params"]
     config = {**published, "ddconfig": {**published["ddconfig"], "num_res_block": 3, 7: 1}}
     notes = on_meta("compvis_vqgan", shapes, config).notes
-    assert notes[-1] == "not arguments of the model, ignored: <int>, num_res_block"
+    assert notes[-1] == "ignored arguments: <int>, num_res_block"
 
 
-def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
-    folder = shared / "reference" / "compvis" / "vqgan_gumbel"
-    content, _ = read_foreign_checkpoint(folder / "last.ckpt")
-    params = read_config(folder / "project.yaml")["model"]["params"]
-    imported = convert(content, params)
-    assert imported.model.config["quantizer"]["kind"] == "gumbel"
-    assert imported.model.config["quantizer"]["kl_weight"] == 1e-8
+def test_the_target_or_the_weights_tell_the_quantizer(shared: Path) -> None:
+    content, params = compvis_content(shared, "vqgan_gumbel")
+    quantizer = convert(content, params).model.config["quantizer"]
+    assert (quantizer["kind"], quantizer["kl_weight"]) == ("gumbel", 1e-8)
     vector = {"target": "taming.models.vqgan.VQModel", "params": params}
     with pytest.raises(UserError, match=r"missing .*quantize\.embedding\.weight.*quantize\.proj"):
         convert(content, vector)
@@ -213,11 +207,11 @@ def test_the_quantizer_is_told_by_target_else_by_its_keys(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"model": {}, "step": 3}, "no weights by name under 'state_dict'.*entries: model, step"),
+        ({"model": {}, "step": 3}, "no weights under 'state_dict'.*entries: model, step"),
         ({10**5000: 1, "\x1b[2J": 2, "n" * 10**6: 3}, r"<int>, '\\x1b\[2J', n{79}…\.$"),
         ({str(n): n for n in range(99)}, r"entries: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 89 more\.$"),
     ],
 )
-def test_what_holds_no_weights_is_named(content: Any, message: str) -> None:
+def test_content_without_weights_is_refused(content: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         convert(content, TINY)

@@ -1,4 +1,4 @@
-"""The exported tokenizer computes what the model does, read back from its files."""
+"""Exported files reproduce the tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_compute_what_the_model_does(tmp_path: Path, kind: str) -> None:
+def test_files_reproduce_the_model(tmp_path: Path, kind: str) -> None:
     vqgan = tiny_vqgan(quantizer={"kind": kind, **KINDS[kind]}, attention_resolutions=[2]).train()
     files = export_tokenizer(vqgan, tmp_path / "exported", onnx=kind == "vector")
     assert vqgan.training
     names = ["encoder.pt2", "encoder.onnx", "decoder.pt2", "decoder.onnx"]
     assert [file.name for file in files] == (names if kind == "vector" else names[::2])
-    images = torch.rand(5, 3, 4, 6) * 2 - 1  # another number than in any graph
+    images = torch.rand(5, 3, 4, 6) * 2 - 1  # the graphs were traced with other numbers of images
     indices = torch.export.load(tmp_path / "exported" / "encoder.pt2").module()(images)
     assert torch.equal(indices, vqgan.encode(images))
-    found = torch.export.load(tmp_path / "exported" / "decoder.pt2").module()(indices)
-    assert torch.allclose(found, vqgan.eval().decode(indices), atol=1e-5)
+    decoded = torch.export.load(tmp_path / "exported" / "decoder.pt2").module()(indices)
+    assert torch.allclose(decoded, vqgan.eval().decode(indices), atol=1e-5)
     if kind == "vector":
         import onnxruntime
 
@@ -37,11 +37,11 @@ def test_files_compute_what_the_model_does(tmp_path: Path, kind: str) -> None:
         assert codes.tolist() == indices.tolist()
 
 
-def test_a_file_that_computes_something_else_is_an_error(
+def test_a_file_that_does_not_reproduce_the_model_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vqgan = tiny_vqgan()
     decode = vqgan.decode
     monkeypatch.setattr(vqgan, "decode", lambda indices: decode(indices) + 0.01)
-    with pytest.raises(UserError, match=r"decoder\.pt2 does not compute what the model does"):
+    with pytest.raises(UserError, match=r"decoder\.pt2 does not reproduce the model"):
         export_tokenizer(vqgan, tmp_path)

@@ -1,4 +1,4 @@
-"""LlamaGen's tokenizer: our model computes what theirs does, and every key has its place."""
+"""LlamaGen's tokenizer: our model reproduces theirs, and every weight is used or dropped."""
 
 from pathlib import Path
 
@@ -47,12 +47,12 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     with torch.device("meta"):
         vqgan = VQGAN.from_saved(imported.model)
     assert imported.notes[0] == f"used {len(shapes) - 1} weights"  # all but codebook_used
-    own = {"quantizer.batches_unused", "quantizer.started"} & set(imported.model.state)
-    stacked = sum(".k." in name or ".v." in name for name in shapes)  # with q, which counts
-    assert len(imported.model.state) - len(own) == len(shapes) - 1 - stacked
+    counters = {"quantizer.batches_unused", "quantizer.started"} & set(imported.model.state)
+    num_fused = sum(".k." in name or ".v." in name for name in shapes)  # into the weight of q
+    assert len(imported.model.state) - len(counters) == len(shapes) - 1 - num_fused
     assert vqgan.downsample_factor == int(size.removeprefix("VQ-"))
-    theirs = sum(torch.Size(shape).numel() for name, shape in shapes.items() if "used" not in name)
-    assert sum(p.numel() for p in vqgan.parameters()) == theirs == NUM_PARAMETERS[size]
+    total = sum(torch.Size(shape).numel() for name, shape in shapes.items() if "used" not in name)
+    assert sum(p.numel() for p in vqgan.parameters()) == total == NUM_PARAMETERS[size]
     assert imported.model.config["quantizer"] == {
         "kind": "vector",
         "codebook_size": 16384,
@@ -62,7 +62,7 @@ def test_published_sizes_fit_by_name_and_shape(size: str) -> None:
     }
 
 
-def test_of_a_training_checkpoint_averages_and_discriminator_are_taken() -> None:
+def test_a_training_checkpoint_gives_ema_weights_and_discriminator() -> None:
     shapes = foreign_keys.llamagen_tokenizer(SIZES["VQ-16"])
     with torch.device("meta"):
         average = {name: torch.empty(shape, dtype=torch.half) for name, shape in shapes.items()}
@@ -73,7 +73,7 @@ def test_of_a_training_checkpoint_averages_and_discriminator_are_taken() -> None
     imported = on_meta({"other": (1,)}, "VQ-16", ema=average, discriminator=scores, steps=7)
     assert imported.model.parts["discriminator"].config["num_layers"] == 3
     assert imported.notes[2:] == [
-        "left out beside the weights: model, steps",
+        "ignored entries: model, steps",
         f"discriminator: used {len(scores)} weights",
     ]
     assert imported.model.state["quantizer.codebook"].dtype == torch.float32
@@ -83,10 +83,10 @@ def test_of_a_training_checkpoint_averages_and_discriminator_are_taken() -> None
     assert any("not a patch discriminator" in note for note in imported.notes)
 
 
-def test_a_decoder_that_does_not_mirror_its_encoder_is_refused() -> None:
+def test_unsupported_arguments_are_refused() -> None:
     weights = {"model": {"weight": torch.zeros(1)}}
     config = {"encoder_ch_mult": [1, 1], "decoder_ch_mult": [1, 2]}
-    with pytest.raises(UserError, match=r"encoder_ch_mult \[1, 1\] is not decoder_ch_mult \[1, 2"):
+    with pytest.raises(UserError, match=r"encoder_ch_mult=\[1, 1\] differs from decoder_"):
         convert(weights, config)
-    with pytest.raises(UserError, match="vq_model VQ-32 is unknown; known: VQ-8, VQ-16"):
+    with pytest.raises(UserError, match=r"vq_model=VQ-32 is unknown. Choose one of VQ-8, VQ-16"):
         convert(weights, {"vq_model": "VQ-32"})

@@ -1,6 +1,6 @@
-"""Their patch discriminator with ActNorm, against the layers written out.
+"""A patch discriminator with ActNorm, compared with its layers written out.
 
-The one with batch normalisation is in the references.
+The references cover batch normalisation.
 """
 
 import pytest
@@ -16,7 +16,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def foreign(channels: int = 3) -> Weights:
-    """Random weights of two strided layers."""
+    """Returns random weights of two strided layers."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -45,42 +45,42 @@ def scores(weights: Weights, images: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_scores_are_those_of_their_layers() -> None:
-    theirs = foreign()
-    weights = ForeignWeights(theirs)
+def test_scores_match_the_written_out_layers() -> None:
+    original = foreign()
+    weights = ForeignWeights(original)
     saved = patch_discriminator(weights, "d.", image_channels=3)
     weights.finish()
     assert saved is not None
     assert (saved.config["num_layers"], saved.config["base_channels"]) == (2, 4)
     discriminator = PatchDiscriminator.from_saved(saved)
     images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))
-    expected = scores(theirs, images)
+    expected = scores(original, images)
     torch.testing.assert_close(discriminator(images), expected, rtol=0, atol=1e-5)
-    # it is initialised: a training batch changes nothing
+    # ActNorm is initialised, so a training batch changes nothing
     torch.testing.assert_close(discriminator.train()(images), expected, rtol=0, atol=1e-5)
 
 
-def test_every_key_is_needed() -> None:
+def test_every_weight_is_required() -> None:
     for name in foreign():
-        theirs = foreign()
-        del theirs[name]
-        weights = ForeignWeights(theirs)
+        original = foreign()
+        del original[name]
+        weights = ForeignWeights(original)
         patch_discriminator(weights, "d.", image_channels=3)
-        with pytest.raises(UserError, match="do not fit"):
+        with pytest.raises(UserError, match="do not match"):
             weights.finish()
 
 
-def test_one_that_sees_a_condition_is_dropped_by_name() -> None:
+def test_a_conditional_discriminator_is_dropped() -> None:
     weights = ForeignWeights(foreign(channels=6))
     assert patch_discriminator(weights, "d.", image_channels=3) is None
-    assert weights.finish()[1].startswith("dropped d.* (14): it judges 6 channels")
+    assert weights.finish()[1].startswith("dropped d.* (14): it takes 6 channels")
 
 
-def test_no_memory_is_taken_for_weights_that_are_not_there() -> None:
-    """A first layer of 10 MB says that the second has 320 GB."""
-    theirs = foreign()
-    theirs["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
-    weights = ForeignWeights(theirs)
+def test_missing_weights_need_no_memory() -> None:
+    """A first layer of 10 MB implies a second layer of 320 GB."""
+    original = foreign()
+    original["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
+    weights = ForeignWeights(original)
     patch_discriminator(weights, "d.", image_channels=3)
-    with pytest.raises(UserError, match=r"main\.\d\.(weight|scale) is .* not \(100000,"):
+    with pytest.raises(UserError, match=r"main\.\d\.(weight|scale) is .* instead of \(100000,"):
         weights.finish()
