@@ -25,7 +25,7 @@ from benchmarks.table import aligned, ratios, spread, take_turns
 from taming.data import HuggingFaceImages, ImageFiles, ImageTransform, LoaderOptions, PictureReader
 from taming.data.files import open_files
 from taming.data.module import ImageDataModule
-from taming.data.shard_writer import make_shards
+from taming.data.shards import make_shards
 
 BATCH_SIZE = 32
 
@@ -92,7 +92,7 @@ def sources(place: Path, options: argparse.Namespace) -> dict[str, Iterator[Any]
         "folder, whole JPEGs": ours(files(path=folder), draft=False),
         "folder": ours(files(path=folder)),
         "zip": ours(files(path=archive)),
-        "shards": ours(files(path=shards)),
+        "shards": ours(HuggingFaceImages(path=str(shards), reader=PictureReader())),
         "parquet": ours(parquet(folder)),
     }
 

@@ -15,5 +15,6 @@ def main(config: DictConfig) -> None:
     print(
         f"{directory}: {made.num_images:,} images of {made.num_classes or 'no'} classes in "
         f"{made.num_shards:,} shards, {made.size / 2**20:,.1f} MiB\n"
-        f"next: train on them:\n  {program('train_vqgan')} {setting('data.path', directory)}"
+        f"next: train on them:\n  {program('train_vqgan')} data=huggingface "
+        f"{setting('data.path', directory)}"
     )

@@ -70,7 +70,7 @@ def check_config(config: DictConfig) -> None:
         raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
     for name in PATHS:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
-        if not isinstance(value, str) or re.match(r"hf:|pipe:|\w+://", value):
+        if not isinstance(value, str) or re.match(r"hf:|\w+://", value):
             continue
         if set(value) & set("*?[{"):  # a pattern, which its reader knows
             continue

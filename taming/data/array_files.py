@@ -10,8 +10,7 @@ import torch
 from annotated_types import Ge
 from PIL import Image
 
-from taming.data.planes import Planes
-from taming.data.readers import MAX_PIXELS, BrokenImageError, File, decoding
+from taming.data.readers import MAX_PIXELS, BrokenImageError, File, Planes, decoding
 from taming.runtime.errors import UserError
 
 __all__ = ["ArrayReader"]

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from taming.data.planes import AnyImage
-from taming.data.readers import BrokenImageError, Reader
+from taming.data.readers import AnyImage, BrokenImageError, Reader
 from taming.data.transforms import ImageTransform
 from taming.runtime.errors import UserError
 

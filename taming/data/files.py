@@ -16,36 +16,36 @@ import numpy as np
 
 from taming.runtime.errors import MissingPathError, UserError, join_names
 
-__all__ = [
-    "SUFFIXES",
-    "FileEntry",
-    "FileList",
-    "FileTable",
-    "natural_key",
-    "open_files",
-    "suffix_of",
-]
+__all__ = ["SUFFIXES", "FileEntry", "FileList", "FileTable", "natural_key", "open_files"]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+
+_SHARDS = "{}: these are .tar shards. Add data=huggingface to train on them."
 
 log = logging.getLogger(__name__)
 
 
 class FileEntry(NamedTuple):
-    """One image file."""
+    """One image file.
 
-    name: str  # path below the folder or in the archive, with forward slashes
-    size: int  # bytes
-    stamp: int  # changes with the content: modification time in a folder, CRC-32 in an archive
-    archive: int = 0  # number of the archive, of several
-    place: int = 0  # number of the file in a zip archive, or its first byte in a tar archive
+    Attributes:
+        name: path below the folder or in the archive, with forward slashes.
+        size: bytes.
+        stamp: changes with the content: modification time in a folder, CRC-32 in an archive.
+        place: number of the file in its archive.
+    """
+
+    name: str
+    size: int
+    stamp: int
+    place: int = 0
 
 
 class FileTable:
     """Many files in a few arrays: a million take 100 MB, and loader processes share them.
 
     Args:
-        entries: of the files.
+        entries: the files.
     """
 
     def __init__(self, entries: Iterable[FileEntry]) -> None:
@@ -55,7 +55,7 @@ class FileTable:
             numbers.extend((length, len(names), *rest))
             length = len(names)
         self._names = bytes(names)
-        # where a name starts and ends, and the rest of its entry
+        # start and end of a name, then the other fields of its entry
         self._numbers = np.array(numbers, dtype=np.int64).reshape(-1, 1 + len(FileEntry._fields))
 
     def __len__(self) -> int:
@@ -68,11 +68,11 @@ class FileTable:
     def __iter__(self) -> Iterator[FileEntry]:
         return map(self.__getitem__, range(len(self)))
 
-    def take(self, indices: Sequence[int]) -> "FileTable":
-        """Returns these files, in this order."""
-        taken = copy(self)
-        taken._numbers = self._numbers[np.asarray(indices, dtype=np.int64)]
-        return taken
+    def select(self, indices: Sequence[int]) -> "FileTable":
+        """Returns the files with these numbers, in this order."""
+        selection = copy(self)
+        selection._numbers = self._numbers[np.asarray(indices, dtype=np.int64)]
+        return selection
 
     @property
     def total_size(self) -> int:
@@ -81,23 +81,23 @@ class FileTable:
 
     def digest(self) -> str:
         """Returns a digest of names, sizes and stamps, in their order."""
-        found = hashlib.sha256(self._numbers[:, 2:4].tobytes())
+        digest = hashlib.sha256(self._numbers[:, 2:4].tobytes())
         for start, end in self._numbers[:, :2].tolist():
-            found.update(self._names[start:end] + b"\0")
-        return found.hexdigest()
+            digest.update(self._names[start:end] + b"\0")
+        return digest.hexdigest()
 
 
 class FileList:
-    """The image files below a folder, or a single file whatever its suffix, in natural order.
+    """The image files below a folder, or a single file with any suffix, in natural order.
 
-    Links are followed, hidden files left out. Links that lead nowhere are among the files, as in a
-    git-annex or DVC checkout without its content.
+    Links are followed and hidden files skipped. Links to nothing are listed, because a git-annex or
+    DVC checkout without its content has such links.
 
     Attributes:
         path: the folder, archive or file.
-        root: the folder that they, or their archives, are in.
+        root: the folder with the files or the archive.
         entries: the files.
-        ignored: number of files with other suffixes, by suffix.
+        ignored: the number of files with other suffixes, by suffix.
     """
 
     def __init__(self, path: Path, suffixes: Set[str]) -> None:
@@ -114,22 +114,22 @@ class FileList:
             if self._is_image(name):
                 yield _entry(name, file)
 
-    def are_there(self) -> bool:
-        """Returns whether anything is there: a drive may have been unmounted."""
+    def exists(self) -> bool:
+        """Whether anything is there; an unmounted drive leaves an empty folder."""
         try:
             if self.path.is_file():
                 return True
-            with os.scandir(self.path) as found:
-                return any(found)
+            with os.scandir(self.path) as children:
+                return any(children)
         except OSError:
             return False
 
     def open(self, entry: FileEntry) -> IO[bytes]:
         """Opens one of the files for reading."""
-        return self.open_other(entry.name)
+        return self.open_name(entry.name)
 
-    def open_other(self, name: str) -> IO[bytes]:
-        """Opens any file that lies beside them."""
+    def open_name(self, name: str) -> IO[bytes]:
+        """Opens any file below the folder or in the archive by its name."""
         return (self.root / name).open("rb")
 
     def folders(self) -> set[str]:
@@ -137,28 +137,19 @@ class FileList:
         names = {entry.name.rpartition("/")[0] for entry in self.entries}
         return {os.path.realpath(self.path / name) for name in names}
 
-    def classes(self) -> list[str] | None:
-        """Returns the class of each file, where it is not for their folders to say."""
-        return None
-
     def _is_image(self, name: str) -> bool:
-        suffix = suffix_of(name)
-        if suffix is not None and suffix not in self.suffixes:
+        parts = name.split("/")  # `PurePath` is much slower for a million names
+        if any(map(_is_hidden, parts)):
+            return False
+        _, dot, ending = parts[-1].rpartition(".")
+        suffix = f".{ending.lower()}" if dot else ""
+        if suffix not in self.suffixes:
             self.ignored[suffix or "without suffix"] += 1
         return suffix in self.suffixes
 
 
-def suffix_of(name: str) -> str | None:
-    """Returns what a file's name ends in, such as `.png`; None for hidden files."""
-    parts = name.split("/")  # a hundred thousand names: as paths they take much longer
-    if any(map(_is_hidden, parts)):
-        return None
-    _, dot, ending = parts[-1].rpartition(".")
-    return f".{ending.lower()}" if dot else ""
-
-
 class ZipFiles(FileList):
-    """The image files in a zip archive; each process opens it for itself."""
+    """The image files in a zip archive, which each process opens again."""
 
     def _find(self) -> Iterator[FileEntry]:
         self._opened: tuple[int, zipfile.ZipFile] | None = None
@@ -166,11 +157,11 @@ class ZipFiles(FileList):
             infos = self._archive().infolist()
         except Exception as error:  # a damaged archive makes zipfile raise nearly anything
             raise UserError(f"{self.path} is not a readable zip archive: {error}.") from error
-        entries = {}  # of several members of one name the last counts
+        entries = {}  # the last of several members with one name counts
         for place, info in enumerate(infos):
             name = info.filename.replace("\\", "/")  # some Windows programs write "\"
             if not name.endswith("/") and self._is_image(name):
-                entries[name] = FileEntry(name, info.file_size, info.CRC, place=place)
+                entries[name] = FileEntry(name, info.file_size, info.CRC, place)
         yield from entries.values()
 
     def open(self, entry: FileEntry) -> IO[bytes]:
@@ -178,8 +169,8 @@ class ZipFiles(FileList):
         archive = self._archive()
         return archive.open(archive.infolist()[entry.place])
 
-    def open_other(self, name: str) -> IO[bytes]:
-        """Opens any file of the archive."""
+    def open_name(self, name: str) -> IO[bytes]:
+        """Opens any file of the archive by its name."""
         return self._archive().open(name)
 
     def _archive(self) -> zipfile.ZipFile:
@@ -195,48 +186,37 @@ class ZipFiles(FileList):
 def open_files(
     path: str | Path, subfolder: str | None = None, suffixes: Set[str] = SUFFIXES
 ) -> FileList:
-    """Lists the images in a folder, `.zip` file or shards; any other file is taken for an image.
+    """Lists the images in a folder or `.zip` file; treats any other file as an image.
 
-    Shards are `.tar` archives: one, a folder that holds nothing else, or a pattern (`find_shards`).
-    With `subfolder`, only the images below this folder of it are listed. Images are the files that
-    end in one of `suffixes`.
+    Args:
+        path: the folder or file.
+        subfolder: list only the images below this folder of `path`.
+        suffixes: the endings of image files.
 
     Raises:
-        MissingPathError: if nothing is there.
+        MissingPathError: if the path does not exist.
         UserError: if there are no image files.
     """
-    from taming.data.shards import TarFiles, find_shards  # made of what is above
-
     path = Path(path).expanduser()
-    shards = find_shards(path)
-    if not shards and not path.exists():
+    if path.suffix == ".tar":
+        raise UserError(_SHARDS.format(path))
+    if not path.exists():
         raise MissingPathError(
             f"{path} does not exist (looked from {Path.cwd()}). Give a folder of images, a .zip "
-            "file, .tar shards or an image."
+            "file or an image."
         )
     try:
-        if shards and not path.is_dir():
-            files: FileList = TarFiles(path, suffixes, shards)
-        elif path.is_file() and path.suffix.lower() == ".zip":
-            files = ZipFiles(path, suffixes)
-        else:
-            files = FileList(path, suffixes)
-            if shards and not files.entries:
-                files = TarFiles(path, suffixes, shards)
-            elif shards:
-                log.warning(
-                    "note: %s: images that are files are taken (%d), and not those in its .tar "
-                    "archives: for these, move the files away",
-                    path,
-                    len(files.entries),
-                )
+        is_zip = path.is_file() and path.suffix.lower() == ".zip"
+        files = (ZipFiles if is_zip else FileList)(path, suffixes)
     except PermissionError as error:
-        raise UserError(f"{error.filename} may not be read: check its permissions.") from error
+        raise UserError(f"{error.filename} cannot be read: check its permissions.") from error
+    if files.ignored[".tar"] and not files.entries:
+        raise UserError(_SHARDS.format(path))
     ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
     if not files.entries:
         raise UserError(
-            f"{path} holds no images{f' (but {ignored})' if ignored else ''}: they are files that "
-            f"end in {', '.join(sorted(suffixes))}, in it or in folders below it."
+            f"{path} holds no images{f' (but {ignored})' if ignored else ''}. Images are files in "
+            f"it, or in folders below it, that end in {', '.join(sorted(suffixes))}."
         )
     if ignored:
         log.info("%s: ignored %s", path, ignored)
@@ -253,15 +233,15 @@ def open_files(
 
 
 def natural_key(name: str) -> tuple[str, str]:
-    """Returns a sort key under which `image10` follows `image9`; ties go by the plain name."""
-    longer_is_larger = re.sub("0*([0-9]+)", lambda found: chr(len(found[1])) + found[1], name)
-    return longer_is_larger, name
+    """Returns a sort key under which `image10` follows `image9`; the plain name breaks ties."""
+    padded = re.sub("0*([0-9]+)", lambda match: chr(len(match[1])) + match[1], name)
+    return padded, name
 
 
 def _entry(name: str, file: os.DirEntry[str] | Path) -> FileEntry:
     try:
         status = file.stat()
-    except OSError:  # a link to nothing cannot be read
+    except OSError:  # a link to nothing
         status = os.lstat(file)
     return FileEntry(name, status.st_size, status.st_mtime_ns)
 
@@ -269,7 +249,7 @@ def _entry(name: str, file: os.DirEntry[str] | Path) -> FileEntry:
 def _walk(
     folder: Path | str, prefix: str = "", parents: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yields the files below a folder, each with its name from there on."""
+    """Yields the files below a folder, each with its path from there."""
     real = os.path.realpath(folder)
     if real in parents:  # a link to a folder that contains it
         return

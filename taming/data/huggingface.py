@@ -1,10 +1,15 @@
-"""Images of Hugging Face datasets: of the hub, Parquet and Arrow files, or saved to disk."""
+"""Everything that Hugging Face's `datasets` reads: WebDataset shards, Parquet, datasets of the hub.
+
+Why this library and not LitData or WebDataset: see docs/data.md.
+"""
 
 import hashlib
 import io
 import logging
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import glob
 from os.path import expanduser
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
@@ -13,36 +18,53 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from taming.data.dataset import ImageList, Part
-from taming.data.labels import Labels, number_classes
-from taming.data.planes import AnyImage
-from taming.data.readers import BrokenImageError, Reader, decoding
+from taming.data.files import natural_key
+from taming.data.labels import Labels, folder_labels, number_classes
+from taming.data.readers import AnyImage, BrokenImageError, Reader, decoding
 from taming.data.sources import Fraction, hold_out
-from taming.runtime.errors import UserError, join_names
+from taming.runtime.errors import MissingPathError, UserError, join_names
 
-__all__ = ["HuggingFaceImages", "Rows", "TableSource"]
+__all__ = ["HuggingFaceImages", "Table", "TableSource"]
 
 log = logging.getLogger(__name__)
 
+Batch = dict[str, list[Any]]  # some rows of a table, by column
 
-class Rows(NamedTuple):
-    """A dataset's images, as files that are not decoded, and their classes."""
 
-    table: Any  # `datasets.Dataset` or `IterableDataset`
-    description: str  # for messages
-    image: str  # name of the column
-    label: str | None
-    class_names: list[str] | None  # None if the type of the column does not say
+class Table(NamedTuple):
+    """A dataset with undecoded images, and the columns to read.
 
-    def class_of(self, row: dict[str, Any]) -> str | None:
-        """Returns the name of a row's class; None without one."""
-        value = None if self.label is None else row[self.label]
+    A WebDataset sample has one column for each type of file, so its image is in the only column
+    that is not None.
+    """
+
+    rows: Any  # `datasets.Dataset` or `datasets.IterableDataset`
+    description: str
+    image_columns: list[str]
+    label_columns: list[str]
+    class_names: list[str] | None  # None unless the type of the label column lists them
+
+    def images(self, batch: Batch) -> list[dict[str, Any] | None]:
+        """Returns the image of each row, as the library holds it: `bytes` or `path`."""
+        columns = zip(*(batch[name] for name in self.image_columns), strict=True)
+        return [next(filter(None, values), None) for values in columns]
+
+    def classes(self, batch: Batch) -> list[str | None]:
+        """Returns the class of each row; None for a row without one."""
+        columns = zip(*(batch[name] for name in self.label_columns), strict=True)
+        return [self._class_name(values) for values in columns]
+
+    def _class_name(self, values: tuple[Any, ...]) -> str | None:
+        value = next((value for value in values if value is not None), None)
+        if isinstance(value, dict):  # a .json file
+            value = value["label"]
         if value is None or self.class_names is None:
             return None if value is None else str(value)
         if value >= len(self.class_names):
             raise UserError(
-                f"{self.description}: {self.label} is {value} somewhere, and its classes are those "
-                f"from 0 to {len(self.class_names) - 1}: correct the dataset, or name another "
-                "data.source.label_column."
+                f"{self.description}: a row has the class {value} in {self.label_columns[0]}, "
+                f"which lists the classes 0 to {len(self.class_names) - 1}. Correct the dataset, "
+                "or set data.source.label_column to another column."
             )
         return self.class_names[value] if value >= 0 else None
 
@@ -52,16 +74,17 @@ class TableSource:
     """A dataset that Hugging Face's `datasets` can load.
 
     Args:
-        path: `hf:owner/name` of the hub; a folder of Parquet or image files, or one that
-            `save_to_disk` wrote; a `.parquet` or `.arrow` file, or a pattern of some.
-        reader: reads the images as pictures (`PictureReader`) or label maps (`LabelMapReader`).
-        name: which configuration of the dataset; None for its default.
-        split: which part to train on, such as `train` or `train[:90%]`.
+        path: `hf:owner/name` on the hub; a folder of `.tar`, Parquet or image files, or one that
+            `save_to_disk` wrote; a `.tar`, `.parquet` or `.arrow` file, or a pattern for several,
+            on this machine or behind any address that fsspec opens.
+        reader: decodes the images as pictures (`PictureReader`) or label maps (`LabelMapReader`).
+        name: the configuration of the dataset; None for its default.
+        split: the part to train on, such as `train` or `train[:90%]`.
         image_column: None for the only column of images.
-        label_column: column of classes, numbers or names; None for the only one of the type
-            `ClassLabel`, if there is one.
-        max_broken_fraction: images that cannot be decoded are replaced by others; a larger share of
-            them is an error.
+        label_column: the column with class numbers or names. None for the only column of the type
+            `ClassLabel`, or for the `.cls` or `.json` files of WebDataset shards.
+        max_broken_fraction: images that cannot be decoded are replaced by others. A larger share
+            is an error.
     """
 
     path: str
@@ -72,14 +95,8 @@ class TableSource:
     label_column: str | None = None
     max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
 
-    @property
-    def file_type(self) -> str:
-        """What the path ends in, without dot, and without the query of a web address."""
-        path = self.path.partition("?")[0] if "://" in self.path else self.path
-        return PurePosixPath(path).suffix[1:]
-
-    def open_rows(self, split: str, *, streaming: bool = False) -> Rows:
-        """Opens a part of the dataset; one of the hub is downloaded first, unless it streams.
+    def open_table(self, split: str, *, streaming: bool = False) -> Table:
+        """Opens a part of the dataset, and downloads or converts it first unless it streams.
 
         Raises:
             UserError: if it cannot be opened, or a column is missing.
@@ -88,15 +105,19 @@ class TableSource:
         try:
             import datasets
 
-            table = self._load(split, streaming)
-            features = table.features or table._resolve_features().features
+            rows = self._load(split, streaming)
         except ImportError as error:
             raise UserError(
                 f"data.path={self.path} needs {error.name}: pip install 'taming[datasets]'."
             ) from error
+        except UserError:
+            raise
         except Exception as error:  # damaged files make pyarrow raise nearly anything
             why = " ".join(str(error.__cause__ or error).split())
             raise UserError(f"{self.path}, split {split}, cannot be loaded: {why}") from error
+        if self.shards:
+            return Table(rows, description, self._shard_images, self._shard_labels, None)
+        features = rows.features or {}
         for role, column in (("image", self.image_column), ("label", self.label_column)):
             if column is not None and column not in features:
                 raise UserError(
@@ -114,41 +135,111 @@ class TableSource:
             )
         image = self.image_column or images[0]
         label = self.label_column or (labels[0] if len(labels) == 1 else None)
-        table = table.select_columns([image, *filter(None, [label])])
+        rows = rows.select_columns([image, *filter(None, [label])])
         try:
-            table = table.cast_column(image, datasets.Image(decode=False))
+            rows = rows.cast_column(image, datasets.Image(decode=False))
         except Exception as error:  # pyarrow's own
             raise UserError(
-                f"{description}: {image} is no column of images: set data.source.image_column to "
-                f"another of {join_names(list(features))}."
+                f"{description}: the column {image} holds no images. Set data.source.image_column "
+                f"to another of {join_names(list(features))}."
             ) from error
-        names = None if label is None else getattr(features[label], "names", None)
-        return Rows(table, description, image, label, names)
+        if label is None:
+            return Table(rows, description, [image], [], None)
+        names = getattr(features[label], "names", None)
+        return Table(rows, description, [image], [label], names)
+
+    @property
+    def shards(self) -> list[str]:
+        """The WebDataset shards that `path` names; empty for another kind of dataset."""
+        path = expanduser(self.path)  # noqa: PTH111 (keeps "//")
+        if Path(path).is_dir():
+            return sorted(glob(f"{path}/**/*.tar", recursive=True))  # noqa: PTH207 (not hidden ones)
+        if self._file_type != "tar":
+            return []
+        if "{" not in path:
+            return sorted(glob(path)) or [path]  # noqa: PTH207 (any folder)
+        from braceexpand import braceexpand  # fsspec expands * but not {000..009}
+
+        return list(braceexpand(path))
+
+    @property
+    def _file_type(self) -> str:
+        path = self.path.partition("?")[0] if "://" in self.path else self.path
+        return PurePosixPath(path).suffix[1:]
+
+    @property
+    def _shard_images(self) -> list[str]:
+        if self.image_column is not None:
+            return [self.image_column]
+        suffixes = sorted(suffix[1:] for suffix in self.reader.suffixes)
+        return suffixes + [suffix.upper() for suffix in suffixes]
+
+    @property
+    def _shard_labels(self) -> list[str]:
+        return ["cls", "json"] if self.label_column is None else [self.label_column]
 
     def _load(self, split: str, streaming: bool) -> Any:
         import datasets
 
-        place = Path(self.path).expanduser()
-        if any((place / f"dataset_{kind}.json").is_file() for kind in ("info", "dict")):
-            saved = datasets.load_from_disk(place)
+        path, options = expanduser(self.path), {}  # noqa: PTH111 (keeps "//")
+        if any((Path(path) / f"dataset_{kind}.json").is_file() for kind in ("info", "dict")):
+            saved = datasets.load_from_disk(path)
             return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-        path, files = str(place), None
+        shards = self.shards
+        if missing := [one for one in shards if "://" not in one and not Path(one).is_file()]:
+            raise MissingPathError(
+                f"{self.path}: {len(missing)} of {len(shards)} shards are missing "
+                f"({join_names(missing)}). Fetch them, or leave them out of data.path."
+            )
+        if shards:
+            # the library takes these from the first samples, and others may have other files
+            features = dict.fromkeys(self._shard_images, datasets.Image(decode=False))
+            features |= dict.fromkeys(self._shard_labels, datasets.Value("string"))
+            if "json" in features:
+                features["json"] = {"label": datasets.Value("string")}
+            options["features"] = datasets.Features(features)
         if self.path.startswith("hf:"):
             path = self.path.removeprefix("hf:")
-        elif not place.is_dir():
-            path, files = self.file_type, expanduser(self.path)  # noqa: PTH111 (keeps "//")
-        return datasets.load_dataset(
-            path, self.name, data_files=files, split=split, streaming=streaming
-        )
+        elif not Path(path).is_dir():
+            options["data_files"] = shards or path
+            path = "webdataset" if shards else self._file_type
+        builder = datasets.load_dataset_builder(path, self.name, **options)
+        if streaming or not Path(builder.cache_dir).exists():  # not converted yet
+            for shard in shards:
+                if "://" not in shard:
+                    check_shard(Path(shard))
+        if streaming:
+            return builder.as_streaming_dataset(split)
+        builder.download_and_prepare()
+        return builder.as_dataset(split)
+
+
+def check_shard(path: Path) -> None:
+    """Raises a `UserError` for a damaged archive: the library reads it up to the damage."""
+    try:
+        with tarfile.open(path, "r:") as archive, path.open("rb") as file:
+            while (member := archive.next()) is not None:
+                if member.size < 0:
+                    raise tarfile.ReadError(f"{member.name} has a negative size")
+                archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
+            file.seek(archive.offset)
+            end = file.read(2 * tarfile.RECORDSIZE)
+        if not end or any(end):
+            raise tarfile.ReadError(f"damaged, or a second archive, at byte {archive.offset:,}")
+    except Exception as error:  # a damaged archive makes tarfile raise nearly anything
+        raise UserError(
+            f"the shard {path} cannot be read ({error}): fetch or make it again. Shards must not "
+            "be compressed."
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(TableSource):
-    """Images of a dataset that lies on the disk, or is downloaded; see `TableSource`.
+    """Images of a dataset that is on the disk or is downloaded; see `TableSource`.
 
     Args:
-        val_split: which part to validate on; None to hold some of `split` out.
-        val_fraction: share to hold out, see `held_out_split`.
+        val_split: the part to validate on; None to hold out a share of `split`.
+        val_fraction: the share to hold out, see `held_out_split`.
     """
 
     val_split: str | None = None
@@ -160,62 +251,98 @@ class HuggingFaceImages(TableSource):
         Raises:
             UserError: if it cannot be opened, or has other columns or classes.
         """
-        train = ImageTable(self.open_rows(self.split), self)
+        train = ImageTable(self.open_table(self.split), self)
         if self.val_split is None:
             return hold_out(Part(train), self.val_fraction)
-        val = ImageTable(self.open_rows(self.val_split), self, train.class_names)
+        val = ImageTable(self.open_table(self.val_split), self, train.class_names)
         return Part(train), Part(val)
 
 
 class ImageTable(ImageList):
     """The rows of a `datasets.Dataset` as an `ImageList`; they stay on the disk.
 
+    Samples of WebDataset shards are named by their file and ordered like the files of a folder, so
+    that shards train like the folder they were made of.
+
     Args:
-        rows: the dataset.
+        table: the dataset.
         source: its settings.
-        known_classes: for validation data: the training data's class names.
+        known_classes: for validation data, the class names of the training data.
 
     Raises:
-        UserError: if a class is not one of the training data.
+        UserError: if a class does not exist in the training data.
     """
 
     def __init__(
-        self, rows: Rows, source: TableSource, known_classes: Sequence[str] | None = None
+        self, table: Table, source: TableSource, known_classes: Sequence[str] | None = None
     ) -> None:
-        self.description, self.reader = rows.description, source.reader
+        self.description, self.reader = table.description, source.reader
         self.max_broken_fraction = source.max_broken_fraction
-        self._table, self._image = rows.table, rows.image
-        self.class_names, labels = _labels(rows, known_classes)
+        self._names: list[str] | None = None
+        if source.shards:
+            table, self._names = _in_natural_order(table)
+        self._table = table
+        self.class_names, labels = _labels(table, self._names, known_classes)
         self.labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self._table.rows)
 
     @decoding()
     def load(self, index: int, least_side: int | None = None) -> AnyImage:
         """Decodes an image; raises `BrokenImageError`."""
-        image = self._table[index][self._image]
+        (image,) = self._table.images(self._table.rows[index : index + 1])
         if image is None:
             raise BrokenImageError("no image")
         file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
         return self.reader.read(file, f"{self.description}: {self.name(index)}", least_side)
 
     def name(self, index: int) -> str:
-        """Returns the number of the row."""
-        return f"{index:08d}"
+        """Returns the number of the row, or the name of the file in its shard."""
+        return f"{index:08d}" if self._names is None else self._names[index]
 
     def fingerprint(self) -> str:
-        """Returns a digest of the rows, as the library tells them apart, labels and reader."""
-        parts = self._table._fingerprint, self.reader, self.class_names
+        """Returns a digest of the rows, labels and reader."""
+        parts = self._table.rows._fingerprint, self.reader, self.class_names
         return hashlib.sha256(repr(parts).encode() + self.labels.tobytes()).hexdigest()
 
 
-def _labels(rows: Rows, known: Sequence[str] | None) -> Labels:
-    """Returns the names of the classes and the class number of each row; empty without classes."""
-    if rows.label is None or known == []:
+def _in_natural_order(table: Table) -> tuple[Table, list[str]]:
+    """Sorts the samples of shards by the names of their images; drops samples without image."""
+    columns = table.rows.select_columns(table.image_columns).flatten()
+    columns = columns.select_columns([f"{name}.path" for name in table.image_columns])[:]
+    paths: list[Any] = [
+        next(filter(None, values), None) for values in zip(*columns.values(), strict=True)
+    ]
+    order = [index for index, path in enumerate(paths) if path is not None]
+    order.sort(key=lambda index: natural_key(paths[index]))
+    if not order:
+        raise UserError(
+            f"{table.description}: no sample has an image that ends in one of "
+            f"{', '.join(table.image_columns)}. Set data.source.image_column to the ending."
+        )
+    names = [paths[index].removeprefix("./") for index in order]
+    return table._replace(rows=table.rows.select(order)), names
+
+
+def _labels(
+    table: Table, names: Sequence[str] | None, known_classes: Sequence[str] | None
+) -> Labels:
+    """Returns the class names, and the class number of each row; both are empty without classes."""
+    classes: list[Any] = []
+    if table.label_columns and known_classes != []:
+        classes = table.classes(table.rows.select_columns(table.label_columns)[:])
+    if None in classes and set(classes) != {None}:
+        log.info("note: %s: no classes, because some rows have none", table.description)
+    if names is not None and known_classes != []:
+        folders = [name.rpartition("/")[0] for name in names]
+        pairs = set(zip(folders, classes, strict=True))
+        one_to_one = len(pairs) == len(set(folders)) == len(set(classes))
+        if None in classes or (one_to_one and all(map(str.isdecimal, classes))):
+            class_names, labels = folder_labels(names, table.description, known_classes)
+            return class_names, labels if class_names else []
+    if None in classes or not classes:
         return [], []
-    found: list[Any] = [rows.class_of(row) for row in rows.table.select_columns([rows.label])]
-    if None in found:
-        log.info("note: %s: no classes, for rows have none in %s", rows.description, rows.label)
-        return [], []
-    return number_classes(found, known or rows.class_names, f"{rows.description}, {rows.label}")
+    known_classes = known_classes or table.class_names
+    columns = ", ".join(table.label_columns)
+    return number_classes(classes, known_classes, f"{table.description}, {columns}")

@@ -1,4 +1,4 @@
-"""The images of a folder, zip archive or shards: listed, checked, labelled."""
+"""The images of a folder or zip archive: listed, labelled, checked."""
 
 import hashlib
 import io
@@ -18,38 +18,41 @@ from taming.data.array_files import ArrayReader
 from taming.data.dataset import ImageList
 from taming.data.files import FileEntry, open_files
 from taming.data.labels import find_labels
-from taming.data.planes import AnyImage
-from taming.data.readers import BrokenImageError, Reader, decoding, header_size
+from taming.data.readers import AnyImage, BrokenImageError, Reader, decoding, header_size
 from taming.runtime.errors import UserError, join_names, replacing
 
 __all__ = ["Check", "ImageFolder"]
 
 Check = Literal["auto", "full", "header", "none"]
+Size = tuple[int, int]  # (height, width)
 
 MAX_BYTES = 256 << 20  # of a file, which is read whole
-MANY_FILES = 2_000  # what a check of so many has found is kept
+MANY_FILES = 2_000  # the result of a check is saved from here on
 AUTO_FULL_BYTES = 2 << 30  # about half a minute of decoding on a few cores
 
 log = logging.getLogger(__name__)
 
 
 class ImageFolder(ImageList):
-    """The images of a folder or `.zip` file, of shards, or a single image, as an `ImageList`.
+    """The images of a folder or `.zip` file, or a single image, as an `ImageList`.
 
-    Opening one lists the files and finds the classes, and reads no image; `find_whole` does that.
+    The constructor lists the files and finds the classes. It reads no image; `find_whole` does.
 
     Args:
-        path: searched recursively, hidden files and `__MACOSX` left out.
-        known_classes: for validation data: the training data's class names.
-        reader, labels, subfolder, max_broken_fraction: see `ImageFiles`.
+        path: searched recursively, except for hidden files and `__MACOSX`.
+        reader: see `ImageFiles`.
+        labels: see `ImageFiles`.
+        known_classes: for validation data, the class names of the training data.
+        subfolder: see `ImageFiles`.
+        max_broken_fraction: see `ImageFiles`.
 
     Attributes:
-        class_names: empty if there are no classes.
-        broken: (name, reason) of every file left out.
-        sizes: (height, width) of each image, once checked; of a broken one 0.
+        class_names: empty without classes.
+        broken: (name, reason) of each broken file.
+        sizes: (height, width) of each image once checked, 0 for a broken one.
 
     Raises:
-        MissingPathError: if there is nothing at `path`.
+        MissingPathError: if the path does not exist.
         UserError: if there are no images, or the classes do not fit.
     """
 
@@ -79,15 +82,15 @@ class ImageFolder(ImageList):
         """Decodes an image, see `ImageList.load`; raises `BrokenImageError`.
 
         Raises:
-            UserError: if the folder or archive is gone.
+            UserError: if the folder or archive no longer exists.
         """
         try:
             return self._decode(self._entries[index], least_side)
         except BrokenImageError as error:
-            if self._files.are_there():
+            if self._files.exists():
                 raise
             raise UserError(
-                f"{self.description} is no longer there ({error}): is its drive still mounted?"
+                f"{self.description} is no longer there ({error}). Is its drive still mounted?"
             ) from error
 
     def name(self, index: int) -> str:
@@ -95,37 +98,45 @@ class ImageFolder(ImageList):
         return self._entries[index].name
 
     def folders(self) -> set[str]:
-        """Returns the real paths of the folders or archives that hold the images."""
+        """Returns the real paths of the folders that hold the images."""
         return self._files.folders()
 
     def fingerprint(self) -> str:
-        """Returns a digest of the files' names, sizes, stamps and labels, and of their reader."""
+        """Returns a digest of the names, sizes, stamps and labels of the files and their reader."""
         digest = hashlib.sha256(repr((self.reader, self.class_names)).encode())
         digest.update(self._entries.digest().encode())
         digest.update(repr(self.labels).encode())
         return digest.hexdigest()
 
+    def select(self, indices: Sequence[int]) -> None:
+        """Keeps only these images, in this order."""
+        self._entries = self._entries.select(indices)
+        self.labels = [self.labels[i] for i in indices]
+        self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
+
     def drop_broken(
         self, check: Check, first: int | None = None, scan_dir: str | Path | None = None
     ) -> None:
-        """Leaves broken files out, and all after the first ones; see `find_whole`."""
-        self.keep(self.find_whole(check, first, scan_dir))
+        """Drops broken files, which the log counts and names; see `find_whole`."""
+        whole = self.find_whole(check, first, scan_dir)
+        if self.broken:
+            log.warning("%s and left out (%s)", *self._describe_broken())
+        self.select(whole)
 
     def find_whole(
         self, check: Check, first: int | None = None, scan_dir: str | Path | None = None
     ) -> Sequence[int]:
-        """Reads every file; returns the numbers of those that are not broken.
+        """Reads every file, lists the broken ones in `broken` and returns the numbers of the rest.
 
-        The others are counted and named in the log. A file that turns out to be broken later is
-        replaced and reported by `ImageDataset`.
+        `ImageDataset` replaces and reports a file that turns out to be broken later.
 
         Args:
-            check: `full` decodes each file; `header` reads its beginning (and a PNG's checksums),
-                which a cut-off JPEG passes; `auto` is `full` up to 2 GiB of files and `header`
-                above; `none` does nothing.
-            first: keep only this many whole files, the first ones; None for all.
-            scan_dir: directory to note which of thousands of files are whole, for the next time;
-                None: nothing is noted.
+            check: `full` decodes each file. `header` reads its first bytes, and the checksums of a
+                PNG; a cut-off JPEG passes. `auto` is `full` up to 2 GiB of files and `header`
+                above. `none` does nothing.
+            first: stop after this many whole files; None for all.
+            scan_dir: directory in which to save the sizes of thousands of whole files for the next
+                start; None to save nothing.
 
         Raises:
             UserError: if more than `max_broken_fraction` of the files are broken, or all.
@@ -135,35 +146,37 @@ class ImageFolder(ImageList):
         small = self._entries.total_size <= AUTO_FULL_BYTES
         full = check == "full" or (check == "auto" and small)
         scan = None
-        if scan_dir is not None and first is None and len(self) >= MANY_FILES:
+        if scan_dir is not None and len(self) >= MANY_FILES:
             terms = f"{self.reader!r} {full} {self._entries.digest()}".encode()
             scan = Path(scan_dir).expanduser() / f"{hashlib.sha256(terms).hexdigest()[:16]}.npz"
-        known = _read_scan(scan, len(self))
-        results = self._check_files(full, first, known)
+        saved_sizes = _read_scan(scan, len(self))
+        results = self._check_files(full, first, saved_sizes)
         self.sizes = [(0, 0) if isinstance(result, str) else result for result in results]
-        if scan is not None and None in known:
+        if scan is not None and None in saved_sizes:
             _write_scan(scan, self.sizes)
         whole = [i for i, size in enumerate(self.sizes) if all(size)]
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
-        if self.broken:
-            found = f"{self.description}: {len(self.broken)} of {len(results)} images are broken"
-            listed = join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
-            if not whole or len(self.broken) > self.max_broken_fraction * len(results):
-                raise UserError(
-                    f"{found} ({listed}): repair or remove them (max_broken_fraction is "
-                    f"{self.max_broken_fraction:g})."
+        if not whole or len(self.broken) > self.max_broken_fraction * len(results):
+            raise UserError(
+                "{} ({}): repair or remove them (max_broken_fraction is {:g}).".format(
+                    *self._describe_broken(), self.max_broken_fraction
                 )
-            log.warning("%s and left out (%s)", found, listed)
+            )
         return whole
 
+    def _describe_broken(self) -> tuple[str, str]:
+        num_files = len(self.sizes or [])
+        reasons = join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
+        return f"{self.description}: {len(self.broken)} of {num_files} images are broken", reasons
+
     def _check_files(
-        self, full: bool, first: int | None, sizes: Sequence[tuple[int, int] | None]
-    ) -> list[tuple[int, int] | str]:
-        """Returns (height, width) of each file, or what is wrong with it; some are known."""
-        results: list[tuple[int, int] | str] = []
-        equal: dict[tuple[int, int] | str, tuple[int, int] | str] = {}  # of a million there are few
+        self, full: bool, first: int | None, saved_sizes: Sequence[Size | None]
+    ) -> list[Size | str]:
+        """Returns (height, width) of each file, or what is wrong with it."""
+        results: list[Size | str] = []
+        shared: dict[Size | str, Size | str] = {}  # a million images have few sizes
         num_whole = 0
-        unknown = self._entries.take([i for i, size in enumerate(sizes) if size is None])
+        unknown = self._entries.select([i for i, size in enumerate(saved_sizes) if size is None])
         # in threads: Pillow decodes outside Python's lock
         with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
             checked = iter(
@@ -175,26 +188,20 @@ class ImageFolder(ImageList):
                     delay=1,  # seconds: small sets need no bar
                 )
             )
-            for size in sizes:
+            for size in saved_sizes:
                 result = next(checked) if size is None else size
-                results.append(equal.setdefault(result, result))
+                results.append(shared.setdefault(result, result))
                 num_whole += not isinstance(result, str)
                 if num_whole == first:
                     break
         return results
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Keeps only these images, in this order."""
-        self._entries = self._entries.take(indices)
-        self.labels = [self.labels[i] for i in indices]
-        self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
-
-    def _size_or_reason(self, entry: FileEntry, full: bool) -> tuple[int, int] | str:
+    def _size_or_reason(self, entry: FileEntry, full: bool) -> Size | str:
         try:
-            if full or isinstance(self.reader, ArrayReader):  # no header that Pillow reads
+            if full or isinstance(self.reader, ArrayReader):  # Pillow cannot read their headers
                 image = self._decode(entry)
                 return image.height, image.width
-            with decoding(), self._open(entry) as file:  # reads only the beginning
+            with decoding(), self._open(entry) as file:
                 return header_size(file)
         except BrokenImageError as error:
             return str(error)
@@ -213,18 +220,18 @@ class ImageFolder(ImageList):
         return self.reader.read(content, f"{self.description}: {entry.name}", least_side)
 
 
-def _read_scan(path: Path | None, count: int) -> list[tuple[int, int] | None]:
-    """Returns (height, width) of the files that an earlier check of the same ones found whole."""
+def _read_scan(path: Path | None, count: int) -> list[Size | None]:
+    """Returns the saved (height, width) of the whole files; None for other files."""
     if path is None:
         return [None] * count
-    # a damaged one raises nearly anything
+    # a damaged file raises nearly anything
     with suppress(Exception), path.open("rb") as file, np.load(file) as scan:
         return [tuple(size) if all(size) else None for size in scan["sizes"].tolist()]
     return [None] * count
 
 
-def _write_scan(path: Path, sizes: list[tuple[int, int]]) -> None:
-    """Keeps the sizes of the whole files, where that is possible: it only saves time."""
+def _write_scan(path: Path, sizes: list[Size]) -> None:
+    """Saves the sizes if possible; they only save time."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, "wb") as file:

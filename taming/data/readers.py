@@ -12,15 +12,16 @@ from annotated_types import Ge, Le
 from PIL import ExifTags, Image, ImageOps
 
 from taming.data.files import SUFFIXES
-from taming.data.planes import AnyImage
 from taming.runtime.errors import UserError
 
 __all__ = [
+    "AnyImage",
     "BrokenImageError",
     "Channels",
     "Color",
     "LabelMapReader",
     "PictureReader",
+    "Planes",
     "Reader",
     "decoding",
     "header_size",
@@ -36,6 +37,26 @@ ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
 # Pillow knows more, and starts another program for some of them
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 MAX_PIXELS = 64_000_000  # of an image: its decoding then takes less than 1 GiB
+
+
+@dataclass(frozen=True)
+class Planes:
+    """An image with any number of channels, each a Pillow image of mode `F`, 0 to 1."""
+
+    channels: tuple[Image.Image, ...]
+
+    @property
+    def width(self) -> int:
+        """Pixels from left to right."""
+        return self.channels[0].width
+
+    @property
+    def height(self) -> int:
+        """Pixels from top to bottom."""
+        return self.channels[0].height
+
+
+AnyImage = Image.Image | Planes
 
 
 class BrokenImageError(UserError):

@@ -1,227 +1,106 @@
-"""Image files in tar archives, such as WebDataset's shards, read in any order."""
+"""Packs image files into WebDataset shards."""
 
 import io
 import json
-import logging
-import os
 import tarfile
-from collections.abc import Iterator, Set
-from glob import glob
-from pathlib import Path
-from sys import intern
-from typing import IO, Self
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import Annotated, NamedTuple
 
-from taming.data.files import FileEntry, FileList, suffix_of
-from taming.runtime.errors import MissingPathError, UserError, join_names
+import numpy as np
+from annotated_types import Ge
+from tqdm import tqdm
 
-__all__ = ["Archive", "TarFiles", "files_in", "find_shards", "sample_name"]
+from taming.data.files import open_files
+from taming.data.labels import find_labels
+from taming.runtime.errors import UserError, replacing, writing
 
-log = logging.getLogger(__name__)
+__all__ = ["ShardSummary", "make_shards"]
 
-LABEL_SUFFIXES = (".cls", ".json")
-MAX_LABEL = 1 << 20  # bytes read of a label file
-
-
-def find_shards(path: Path) -> list[Path]:
-    """Lists the tar archives that a path names: one, those in a folder, or a pattern's.
-
-    A pattern is `shards/*.tar`, or `shards/{000..009}.tar`, of which none may be missing.
-
-    Returns:
-        The archives; none if the path names something else.
-    """
-    if path.is_dir():
-        return sorted(found for found in path.glob("*.tar") if not found.name.startswith("."))
-    if path.suffix != ".tar" or path.is_file():
-        return [path] if path.suffix == ".tar" else []
-    if "{" not in str(path):
-        return [Path(name) for name in sorted(glob(str(path)))]  # noqa: PTH207 (any folder)
-    try:
-        from braceexpand import braceexpand
-    except ImportError as error:
-        raise UserError(
-            f"{path} needs webdataset: pip install 'taming[datasets]'. Or write * for the numbers."
-        ) from error
-    shards = [Path(name) for name in braceexpand(str(path))]
-    if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise MissingPathError(
-            f"{path}: {len(missing)} of {len(shards)} shards are missing ({join_names(missing)}). "
-            "Fetch them, or name those that are there."
-        )
-    return shards
+MEBI = 1 << 20
 
 
-class TarFiles(FileList):
-    """The image files in tar archives; their order in them does not matter.
+class ShardSummary(NamedTuple):
+    """The number of images, classes and shards, and the size of all shards in bytes."""
 
-    A sample is one image and, with the same name up to the first dot, perhaps its class: a number
-    or name in a `.cls` file, or the `label` of a `.json` file.
+    num_images: int
+    num_classes: int
+    num_shards: int
+    size: int
+
+
+def make_shards(
+    source: str | Path,
+    output_dir: str | Path,
+    *,
+    shard_size: Annotated[int, Ge(1)],
+    labels: str = "auto",
+    seed: Annotated[int, Ge(0)] = 0,
+) -> ShardSummary:
+    """Packs the images of a folder or `.zip` file into numbered `.tar` archives, unchanged.
+
+    The images are shuffled, so that one shard holds some of every class. Each keeps its path and
+    name, in which dots become `_`, because the name of a sample ends at its first dot. The class
+    goes into a file next to the image: its number into `.cls` if folders are classes, and its name
+    into `.json` if a table gives the classes.
 
     Args:
-        path: what the user gave, for messages.
-        suffixes: what image files end in.
-        shards: the archives, not compressed.
+        source: the images.
+        output_dir: the directory for `000000.tar` and so on.
+        shard_size: the approximate MiB of a shard.
+        labels: where classes come from, see `find_labels`.
+        seed: seed of the order.
 
     Raises:
-        UserError: if an archive is damaged or two files have one name.
+        UserError: if there are no images, one cannot be read, the output cannot be written, or
+            the output directory holds shards already.
     """
-
-    def __init__(self, path: Path, suffixes: Set[str], shards: list[Path]) -> None:
-        self.shards = shards
-        self._classes: dict[str, str] = {}  # by sample
-        super().__init__(path, suffixes)
-        self.root = shards[0].parent
-
-    def _find(self) -> Iterator[FileEntry]:
-        images: dict[str, tuple[str, Path]] = {}  # by sample
-        for number, shard in enumerate(self.shards):
-            stamp = shard.stat().st_mtime_ns
-            for name, offset, size, label in _members(shard):
-                sample = sample_name(name)
-                if label is not None:
-                    self._classes.setdefault(sample, label)
-                    continue
-                if name.endswith(LABEL_SUFFIXES) or not self._is_image(name):
-                    continue
-                if sample in images:
-                    first, other = images[sample]
-                    raise UserError(
-                        f"{first} in {other} and {name} in {shard} are one sample, whose images "
-                        "cannot be told apart: make shards with one image to a sample, of names "
-                        "that differ up to the first dot."
-                    )
-                images[sample] = name, shard
-                yield FileEntry(name, size, stamp, number, offset)
-
-    def are_there(self) -> bool:
-        """Returns whether any of the archives can be read."""
-        return any(os.access(shard, os.R_OK) for shard in self.shards)
-
-    def open(self, entry: FileEntry) -> IO[bytes]:
-        """Opens one of the files for reading."""
-        return io.BufferedReader(_Section(self.shards[entry.archive], entry.place, entry.size))
-
-    def folders(self) -> set[str]:
-        """Returns the real paths of the archives."""
-        return {str(shard.resolve()) for shard in self.shards}
-
-    def classes(self) -> list[str] | None:
-        """Returns the class of each image; None if not all have one, or folders name numbers."""
-        names = [entry.name for entry in self.entries]
-        missing = [name for name in names if sample_name(name) not in self._classes]
-        if missing:
-            if len(missing) < len(names):
-                log.info(
-                    "note: %s: the classes in its .cls and .json files are not used, for %d of %d "
-                    "images have none, such as %s",
-                    self.path,
-                    len(missing),
-                    len(names),
-                    missing[0],
-                )
-            return None
-        classes = [self._classes[sample_name(name)] for name in names]
-        folders = [name.rpartition("/")[0] for name in names]
-        pairs = set(zip(folders, classes, strict=True))
-        one_to_one = len(pairs) == len(set(folders)) == len(set(classes))
-        return None if one_to_one and all(map(str.isdecimal, set(classes))) else classes
+    files, output_dir = open_files(source), Path(output_dir).expanduser()
+    if any(output_dir.glob("*.tar")):
+        raise UserError(f"{output_dir} holds shards already. Remove them or choose another.")
+    names = [entry.name for entry in files.entries]
+    class_names, numbers = find_labels(files, names, labels)
+    keys = _keys(names)
+    order = np.random.default_rng(seed).permutation(len(names)).tolist()
+    paths: list[Path] = []
+    archive: tarfile.TarFile | None = None
+    with writing(output_dir), ExitStack() as shard:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        for index in tqdm(order, desc=f"packing {files.path.name}", unit="image"):
+            if archive is None or archive.offset >= shard_size * MEBI:
+                shard.close()  # completes the previous one
+                paths.append(output_dir / f"{len(paths):06d}.tar")
+                file = shard.enter_context(replacing(paths[-1], "wb"))
+                archive = shard.enter_context(tarfile.open(fileobj=file, mode="w"))
+            name, key, number = names[index], keys[index], numbers[index]
+            try:
+                with files.open(files.entries[index]) as image:
+                    content = image.read()
+            except Exception as error:  # a damaged archive makes zipfile raise nearly anything
+                raise UserError(f"{source}: {name} cannot be read ({error}).") from error
+            _add(archive, key + PurePosixPath(name).suffix, content)
+            if number is not None and labels in ("auto", "folders"):
+                _add(archive, f"{key}.cls", str(number).encode())
+            elif number is not None:
+                _add(archive, f"{key}.json", json.dumps({"label": class_names[number]}).encode())
+    size = sum(path.stat().st_size for path in paths)
+    return ShardSummary(len(names), len(class_names), len(paths), size)
 
 
-class _Section(io.RawIOBase):
-    """A part of a file, as a file."""
-
-    def __init__(self, path: Path, start: int, size: int) -> None:
-        self._file = path.open("rb", buffering=0)
-        self._start, self._size = start, size
-        self.seek(0)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        base = (self._start, self._file.tell(), self._start + self._size)[whence]
-        return self._file.seek(max(self._start, base + offset)) - self._start
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        left = max(0, self._start + self._size - self._file.tell())
-        return self._file.readinto(memoryview(buffer)[:left]) or 0
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
 
 
-def sample_name(name: str) -> str:
-    """Returns what the files of one sample have in common: the path up to the name's first dot."""
-    folder, slash, file = name.rpartition("/")
-    return folder + slash + file.partition(".")[0]
-
-
-class _Header(tarfile.TarInfo):
-    """A file's header; a damaged one is an error, and so is a missing one before the end mark."""
-
-    @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
-        try:
-            return super().fromtarfile(archive)
-        except tarfile.HeaderError as error:
-            assert isinstance(archive, Archive)
-            kind, place = type(error).__name__, archive.offset
-            if kind == "EOFHeaderError":
-                archive.end = place + tarfile.BLOCKSIZE
-                raise
-            if kind == "EmptyHeaderError" and place in (0, archive.end):
-                raise
-            why = f"{'cut off' if kind == 'EmptyHeaderError' else error} at byte {place:,}"
-            if place == 0:
-                why = "not a tar archive, or a compressed one: unpack it, or read `pipe:zcat FILE`"
-            raise tarfile.ReadError(why) from error
-
-
-class Archive(tarfile.TarFile):
-    """A tar archive, or several in a row, in which nothing damaged is taken for the end."""
-
-    tarinfo = _Header
-    ignore_zeros = True  # of an archive's end: another may follow
-    end: int | None = None  # where the latest block of an end stops
-
-
-def files_in(archive: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo, str | None]]:
-    """Yields the name of each file in an archive, its header, and the class it names, if any."""
-    while (member := archive.next()) is not None:
-        archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all
-        if member.size < 0:
-            raise tarfile.ReadError(f"{member.name} has no size")
-        name, label = member.name.removeprefix("./"), None
-        if member.isreg() and suffix_of(name) is not None:  # hidden ones may lie amid a sample
-            if name.endswith(LABEL_SUFFIXES):
-                file = archive.extractfile(member)
-                label = _label(name, file.read(MAX_LABEL)) if file else None
-            yield name, member, label
-
-
-def _members(shard: Path) -> Iterator[tuple[str, int, int, str | None]]:
-    """Yields the name of each file in an archive, where it begins, its size, the class it names."""
-    try:
-        with Archive.open(shard, "r:") as archive:
-            for name, member, label in files_in(archive):
-                yield name, member.offset_data, member.size, label
-    except Exception as error:  # a damaged archive makes tarfile raise nearly anything
-        raise UserError(
-            f"the shard {shard} cannot be read ({error}): fetch or make it anew."
-        ) from error
-
-
-def _label(name: str, content: bytes) -> str | None:
-    """Returns the class that a `.cls` or `.json` file names; None if it names none."""
-    text = content.decode(errors="replace").strip()
-    if name.endswith(".json"):
-        try:
-            label = json.loads(text)["label"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-        text = "" if label is None else str(label)
-    return intern(text) if text else None
+def _keys(names: list[str]) -> list[str]:
+    """Returns a unique path for each file, without its suffix and without dots in its name."""
+    keys: list[str] = []
+    count: Counter[str] = Counter()
+    for name in names:
+        path = PurePosixPath(name)
+        key = path.with_name(path.stem.replace(".", "_")).as_posix()
+        count[key] += 1
+        keys.append(key if count[key] == 1 else f"{key}_again{count[key]}")
+    return keys

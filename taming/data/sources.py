@@ -1,4 +1,4 @@
-"""Training and validation data from files: pictures, label maps and pairs; what is held out."""
+"""Training and validation data from files: images, label maps and pairs, and what is held out."""
 
 import hashlib
 import logging
@@ -18,16 +18,16 @@ from taming.runtime.errors import UserError, join_names
 __all__ = ["DataSource", "Fraction", "ImageFiles", "PairFiles", "held_out_split", "hold_out"]
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
-Folders = tuple[ImageFolder, ImageFolder | None]  # of images, and of their conditions
+Folders = tuple[ImageFolder, ImageFolder | None]  # images and their conditions
 
 log = logging.getLogger(__name__)
 
 
 class DataSource(Protocol):
-    """Settings of where training and validation images come from; `open` finds the images.
+    """Where training and validation images come from; `open` finds them.
 
-    Pairs also have a `condition_reader`. Where all images have one size that is known before
-    they are loaded, `image_size` is their (height, width).
+    A source of pairs also has a `condition_reader`. A source whose images have one known size has
+    an `image_size`, (height, width).
     """
 
     @property
@@ -40,19 +40,20 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFiles:
-    """Pictures, or label maps, in a folder or `.zip` file.
+    """Images, or label maps, in a folder or `.zip` file.
 
     Args:
-        path: a folder, a `.zip` file, `.tar` shards (see `find_shards`) or an image.
-        reader: reads files as pictures (`PictureReader`) or label maps (`LabelMapReader`).
-        val_path: the same for validation images, which must not be in `path`; None to hold some of
-            `path` out.
-        val_fraction: share to hold out, see `held_out_split`.
+        path: a folder, a `.zip` file or an image.
+        reader: reads files as pictures (`PictureReader`), label maps (`LabelMapReader`) or arrays
+            (`ArrayReader`).
+        val_path: the same for validation images, which must not be in `path`; None to hold out a
+            share of `path`.
+        val_fraction: the share to hold out, see `held_out_split`.
         labels: where classes come from, see `taming.data.labels.find_labels`.
-        subfolder: take only the images below this folder of `path` and `val_path`; None for all.
-        check: how files are checked at the start, see `ImageFolder.drop_broken`.
-        max_broken_fraction: broken files are left out; a larger share of them is an error.
-        scan_dir: where the result of a check of thousands of files is kept; None: nowhere.
+        subfolder: use only the images below this folder of `path` and `val_path`; None for all.
+        check: how to check files at the start, see `ImageFolder.find_whole`.
+        max_broken_fraction: broken files are dropped. A larger share is an error.
+        scan_dir: where to save the result of checking thousands of files; None to save nothing.
     """
 
     path: str | Path
@@ -69,8 +70,8 @@ class ImageFiles:
         """Finds the images and checks the files.
 
         Raises:
-            UserError: if there is nothing to read, too much of it is broken, or validation images
-                are among the training images.
+            UserError: if there are no images, too many are broken, or validation images are among
+                the training images.
         """
         train = self._find(self.path)
         if self.val_path is None:
@@ -80,8 +81,8 @@ class ImageFiles:
         if shared := train[0].folders() & val[0].folders():
             raise UserError(
                 f"images of data.val_path={self.val_path} are also in data.path={self.path}, such "
-                f"as those in {min(shared)}: move them out of there, or leave data.val_path out, "
-                "so that data.val_fraction of the images is held out."
+                f"as the images in {min(shared)}. Move them out of there, or leave data.val_path "
+                "out, so that data.val_fraction of the images is held out."
             )
         self._drop_broken(*val)
         self._drop_broken(*train)
@@ -108,13 +109,14 @@ class PairFiles(ImageFiles):
     """Pairs of an image and its condition, matched by name.
 
     `image/street/1.jpg` and `label/street/1.png` are a pair: the paths below the two folders are
-    the same up to the suffix. Files without partner, or whose partner is broken, are left out,
-    counted and named in the log.
+    the same up to the suffix. Files without a partner, or whose partner is broken, are dropped, and
+    the log counts and names them.
 
     Args:
         condition_reader: reads the conditions, label maps or pictures.
-        subfolder, condition_folder: where in `path` and `val_path` images and conditions are.
-        max_broken_fraction: of the pairs; one is broken if either file is.
+        subfolder: the folder of the images in `path` and `val_path`.
+        condition_folder: the folder of the conditions.
+        max_broken_fraction: of the pairs; a pair is broken if either file is.
     """
 
     condition_reader: Reader
@@ -143,14 +145,14 @@ class PairFiles(ImageFiles):
         alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
         if alone:
             log.warning(
-                "%s: %d files have no partner and are left out (%s); %d pairs are left",
+                "%s: %d files have no partner and are left out (%s); %d pairs remain",
                 images.description,
                 len(alone),
                 join_names(alone),
                 len(pairs),
             )
-        images.keep([image_of[stem] for stem in pairs])
-        conditions.keep([condition_of[stem] for stem in pairs])
+        images.select([image_of[stem] for stem in pairs])
+        conditions.select([condition_of[stem] for stem in pairs])
         return images, conditions
 
     def _drop_broken(self, images: ImageFolder, conditions: ImageFolder | None) -> None:
@@ -158,32 +160,37 @@ class PairFiles(ImageFiles):
         num_pairs = len(images)
         whole = set(images.find_whole(self.check, scan_dir=self.scan_dir))
         whole &= set(conditions.find_whole(self.check, scan_dir=self.scan_dir))
-        num_broken = num_pairs - len(whole)
-        if not whole or num_broken > self.max_broken_fraction * num_pairs:
-            names = [name for name, _ in images.broken + conditions.broken]
-            raise UserError(
-                f"{images.description}: {num_broken} of {num_pairs} pairs have a broken file "
-                f"({join_names(names)}): repair or remove them (max_broken_fraction is "
-                f"{self.max_broken_fraction:g})."
+        if num_broken := num_pairs - len(whole):
+            broken = [f"{name}: {why}" for name, why in images.broken + conditions.broken]
+            problem = (
+                f"{images.description}: {num_broken} of {num_pairs} pairs have a broken file",
+                join_names(broken, separator="; "),
             )
-        images.keep(sorted(whole))
-        conditions.keep(sorted(whole))
+            if not whole or num_broken > self.max_broken_fraction * num_pairs:
+                raise UserError(
+                    "{} ({}): repair or remove them (max_broken_fraction is {:g}).".format(
+                        *problem, self.max_broken_fraction
+                    )
+                )
+            log.warning("%s and are left out (%s)", *problem)
+        images.select(sorted(whole))
+        conditions.select(sorted(whole))
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):
             with naming(images.name(index)):
                 check_same_shape(*sizes)
 
 
 def _by_stem(side: ImageFolder, folder: str | None) -> dict[PurePosixPath, int]:
-    found: dict[PurePosixPath, int] = {}
+    numbers: dict[PurePosixPath, int] = {}
     for index in range(len(side)):
         stem = PurePosixPath(side.name(index)).relative_to(folder or "").with_suffix("")
-        if stem in found:
+        if stem in numbers:
             raise UserError(
-                f"{side.description}: {side.name(found[stem])} and {side.name(index)} have the "
-                "same name: remove one, so that it is clear which is the partner."
+                f"{side.description}: {side.name(numbers[stem])} and {side.name(index)} have the "
+                "same name. Remove one, so that it is clear which is the partner."
             )
-        found[stem] = index
-    return found
+        numbers[stem] = index
+    return numbers
 
 
 def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:
@@ -194,9 +201,9 @@ def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:
     train, val = held_out_split(names, labels, fraction)
     if train == val:
         log.warning(
-            "note: no image can be held out (each is the last of its class), so validation is on "
-            "the training images: its numbers say nothing about new ones. Give more images, or a "
-            "data.val_path."
+            "note: no image can be held out, because each is the last of its class. Validation is "
+            "on the training images, so its numbers say nothing about new ones. Give more images "
+            "or a data.val_path."
         )
     return whole._replace(indices=train), whole._replace(indices=val)
 
@@ -204,20 +211,20 @@ def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:
 def held_out_split(
     names: Sequence[str], labels: Sequence[int | None], fraction: float
 ) -> tuple[list[int], list[int]]:
-    """Splits items into training and validation, the same way whatever the seed and the machine.
+    """Splits items into training and validation, the same way for every seed and machine.
 
-    round(fraction · n) items are held out, at least one, each class giving its share (largest
-    remainders first) but never its last item. Within a class the items with the smallest hash of
-    their name go, so adding images to the set moves few of the others from one side to the other.
+    round(fraction · n) items are held out, at least one. Each class gives its share, rounded by the
+    largest remainders, but never its last item. Within a class the items with the smallest hashes
+    of their names are held out, so new images move few others from one side to the other.
 
     Args:
-        names: unique names, n of them.
-        labels: the class of each, or None.
-        fraction: share to hold out, between 0 and 1.
+        names: n unique names.
+        labels: the class of each item, or None.
+        fraction: the share to hold out, between 0 and 1.
 
     Returns:
-        Indices for training and for validation, both ascending. Where each class has only one item
-        nothing can be held out, and both are all items.
+        Indices for training and for validation, both ascending. Both are all items if nothing can
+        be held out because each class has only one item.
     """
     classes: dict[int | None, list[int]] = {}
     for index, label in enumerate(labels):
@@ -232,7 +239,7 @@ def held_out_split(
 
 
 def _quotas(sizes: list[int], total: int) -> list[int]:
-    """Shares `total` out in proportion to `sizes` by largest remainder, leaving one of each."""
+    """Divides `total` in proportion to `sizes` by largest remainder, and leaves one of each."""
     num_items = sum(sizes)
     quotas = [min(size * total // num_items, size - 1) for size in sizes]
     by_remainder = sorted(range(len(sizes)), key=lambda i: -(sizes[i] * total % num_items))

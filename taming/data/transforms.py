@@ -8,7 +8,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from PIL import Image, ImageOps
 
-from taming.data.planes import AnyImage, Planes
+from taming.data.readers import AnyImage, Planes
 from taming.runtime.errors import UserError
 
 __all__ = ["Crop", "ImageTransform", "Resize"]

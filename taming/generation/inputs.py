@@ -141,7 +141,7 @@ def _open(
         reader = LabelMapReader(channels, unlabelled, unlabelled_class)
     source = ImageFolder(images.path, reader, subfolder=images.subfolder)
     if num_images is not None and num_images < len(source):
-        source.keep([number * len(source) // num_images for number in range(num_images)])
+        source.select([number * len(source) // num_images for number in range(num_images)])
     source.drop_broken("full")
     size = grid_size[0] * factor, grid_size[1] * factor
     transform = ImageTransform(resolution=size, resize="shorter_side", crop="center")

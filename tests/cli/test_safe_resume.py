@@ -82,17 +82,6 @@ def test_a_report_calls_nothing_that_its_data_refer_to(data: Any) -> None:
     assert not Path("marker").exists()
 
 
-@pytest.mark.parametrize("path", ["pipe:touch marker", "${data.letter}ipe:touch marker"])
-def test_a_saved_configuration_gives_no_command_of_the_shell(tmp_path: Path, path: str) -> None:
-    saved = OmegaConf.create({"data": {"path": path, "letter": "p"}})
-    OmegaConf.save(saved, tmp_path / "config_composed.yaml")
-    with pytest.raises(UserError, match=r"add '\+\+data\.path=\"pipe:touch marker\"' to the co"):
-        resumed(tmp_path)
-    OmegaConf.save(saved, tmp_path / "config.yaml")
-    with pytest.raises(UserError, match=r"pipe:touch marker.*: it is not run"):
-        open_data(OmegaConf.create(), tmp_path)
-
-
 @pytest.mark.usefixtures("traps")
 @pytest.mark.parametrize("name", ["joblib", "torch", "the import alone"])
 def test_the_traps_work(name: str) -> None:

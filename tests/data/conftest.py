@@ -6,7 +6,7 @@ import pytest
 from tiny_data import write_pairs
 from tiny_images import write_picture
 
-from taming.data.shard_writer import make_shards
+from taming.data.shards import make_shards
 
 
 @pytest.fixture
@@ -38,9 +38,19 @@ def folder(make_folder: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four shards of three of them, the last of two."""
-    monkeypatch.setattr("taming.data.shard_writer.MEBI", 7500)
-    made = make_shards(folder, tmp_path / "shards", shard_size=1)
-    assert made[:3] == (11, 2, 4)
+def table_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets Hugging Face's `datasets` convert into a temporary directory."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture
+def shards(
+    folder: Path, tmp_path: Path, table_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Four shards with three of these PNGs each, the last with two."""
+    monkeypatch.setattr("taming.data.shards.MEBI", 7500)
+    summary = make_shards(folder, tmp_path / "shards", shard_size=1)
+    assert summary[:3] == (11, 2, 4)
     return tmp_path / "shards"

@@ -11,17 +11,15 @@ from tiny_data import batches, data_module, equal
 
 from taming.data import HuggingFaceImages, ImageTransform, PictureReader
 from taming.data.dataset import ImageDataset
-from taming.data.huggingface import Rows
+from taming.data.huggingface import Table
 from taming.runtime.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def table(table_cache: None) -> Callable[..., Any]:
     """Makes a dataset with `count` pictures and columns of these values or classes."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
 
     def make(count: int = 8, **columns: Any) -> Any:
         pixels = np.random.default_rng(0).integers(0, 256, (count, 24, 24, 3), dtype=np.uint8)
@@ -100,26 +98,40 @@ def test_rows_without_class_or_image(table: Any, tmp_path: Path) -> None:
 
 
 def test_a_class_beyond_the_names() -> None:
-    rows = Rows(None, "x train", "image", "label", ["a"])
-    with pytest.raises(UserError, match="x train: label is 1 somewhere, and its classes are"):
-        rows.class_of({"label": 1})
+    table = Table(None, "x train", ["image"], ["label"], ["a"])
+    assert table.classes({"label": [0, None, -1]}) == ["a", None, None]
+    with pytest.raises(UserError, match="x train: a row has the class 1 in label, which lists the"):
+        table.classes({"label": [1]})
 
 
 @pytest.mark.parametrize(
-    ("path", "kind", "files"),
+    ("path", "arguments"),
     [
-        ("~/x?.parquet", "parquet", "/home/me/x?.parquet"),
-        ("https://h.org/x.parquet?download=true", "parquet", None),
+        ("~/x?.parquet", ("parquet", {"data_files": "/home/me/x?.parquet"})),
+        (
+            "https://h.org/x.parquet?download=true",
+            ("parquet", {"data_files": "https://h.org/x.parquet?download=true"}),
+        ),
+        ("hf:owner/name", ("owner/name", {})),
+        (
+            "s3://b/{0..1}.tar",
+            ("webdataset", {"data_files": ["s3://b/0.tar", "s3://b/1.tar"]}),
+        ),
     ],
 )
-def test_places(path: str, kind: str, files: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_places(path: str, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def load(kind: str, name: str | None, **options: Any) -> Any:
+        options.pop("features", None)
+        calls.append((kind, options))
+        raise FileNotFoundError
+
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *a, **k: asked.extend((a, k["data_files"]))
-    )
-    source(path)._load("train", streaming=True)
-    assert asked == [(kind, None), files or path]
+    monkeypatch.setattr(datasets, "load_dataset_builder", load)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        source(path).open_table("train", streaming=True)
+    assert calls == [arguments]
 
 
 def test_columns_that_are_not_there(table: Any, tmp_path: Path) -> None:
@@ -130,7 +142,7 @@ def test_columns_that_are_not_there(table: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no column kind; it has picture: set data\.sou"):
         source(path, label_column="kind").open()
     datasets.Dataset.from_dict({"x": [1]}).to_parquet(path)
-    with pytest.raises(UserError, match="x is no column of images: set data"):
+    with pytest.raises(UserError, match=r"the column x holds no images\. Set data"):
         source(path, image_column="x").open()
     with pytest.raises(UserError, match="has no columns of the type Image; it has x: set data"):
         source(path).open()

@@ -54,7 +54,7 @@ def test_a_folder_that_may_not_be_read(make_folder: Any, monkeypatch: pytest.Mon
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr("os.scandir", refused)
-    with pytest.raises(UserError, match="may not be read: check its permissions"):
+    with pytest.raises(UserError, match="cannot be read: check its permissions"):
         opened(make_folder({"": 1}))
 
 
@@ -194,7 +194,7 @@ def test_a_single_image(tmp_path: Path) -> None:
 def test_paths_without_images(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match="nowhere does not exist"):
         opened(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"holds no images: .*\.jpg"):
+    with pytest.raises(UserError, match=r"holds no images\. .*\.jpg"):
         opened(tmp_path)
     (tmp_path / "clip.gif").write_bytes(b"GIF89a")
     with pytest.raises(UserError, match=r"holds no images \(but 1 \.gif\)"):

@@ -25,7 +25,7 @@ from taming.runtime.errors import MissingPathError, UserError
     ],
 )
 def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) -> None:
-    assert folder_labels(files.split(), "x", known, insist=mode == "folders") == expected
+    assert folder_labels(files.split(), "x", known, required=mode == "folders") == expected
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) ->
         ("train/cat/1.png val/cat/2.png", "auto", None, "train, val look like a split.*val_path"),
         ("dog/1.png fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class of the training"),
         ("fox/1.png", "auto", ["cat", "dog"], "x: fox is not a class"),
-        ("1.png", "auto", ["cat", "dog"], "x: 1 of 1 images lie in no class folder, such as 1"),
+        ("1.png", "auto", ["cat", "dog"], "x: 1 of 1 images are in no class folder, such as 1"),
     ],
 )
 def test_folders_that_are_no_classes(files: str, mode: Any, known: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        folder_labels(files.split(), "x", known, insist=mode == "folders")
+        folder_labels(files.split(), "x", known, required=mode == "folders")
 
 
 def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,7 +48,7 @@ def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture)
         folder_labels(["1.png", "2.png"], "x")
         folder_labels(["cat/1.png", "dog/2.png", "3.png"], "x")
     (message,) = caplog.messages
-    assert "x: no classes, for 1 of 3 images lie in no class folder, such as 3.png" in message
+    assert "x: no classes, because 1 of 3 images are in no class folder, such as 3.png" in message
 
 
 def labelled(path: Path, labels: str, **settings: Any) -> tuple[list[str], list[int | None]]:
@@ -125,5 +125,7 @@ def test_a_table_in_a_damaged_archive(make_folder: Any) -> None:
 
 
 def test_a_table_that_is_nowhere(make_folder: Any) -> None:
-    with pytest.raises(MissingPathError, match=r"labels=folder is no file .*Give auto, folders"):
+    with pytest.raises(
+        MissingPathError, match=r"labels=folder does not exist .*Give auto, folders"
+    ):
         labelled(make_folder({"a": 2}), "folder")

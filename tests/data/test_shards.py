@@ -1,16 +1,22 @@
+"""WebDataset shards: how they are made, and what the library makes of them."""
+
 import io
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_data import batches, data_module, equal, files, pair_files, write_pairs
+from PIL import Image
+from tiny_data import batches, data_module, equal, files
 
-from taming.data import ImageFolder, PictureReader
-from taming.data.module import ImageDataModule
-from taming.data.readers import BrokenImageError
-from taming.data.shard_writer import make_shards
+from taming.data import HuggingFaceImages, ImageFolder, PictureReader
+from taming.data.dataset import ImageDataset
+from taming.data.huggingface import ImageTable, check_shard
+from taming.data.shards import make_shards
+from taming.data.transforms import ImageTransform
 from taming.runtime.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("table_cache")
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> None:
@@ -21,27 +27,34 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-def opened(path: Path, **settings: Any) -> ImageFolder:
-    return ImageFolder(path, PictureReader(), labels="auto", **settings)
+def source(path: Path, **settings: Any) -> HuggingFaceImages:
+    return HuggingFaceImages(path=str(path), reader=PictureReader(), **settings)
 
 
-def labels(images: ImageFolder) -> list[int | None]:
+def opened(path: Path, known_classes: list[str] | None = None, **settings: Any) -> ImageTable:
+    images = source(path, **settings)
+    return ImageTable(images.open_table("train"), images, known_classes)
+
+
+def labels(images: ImageTable) -> list[int | None]:
     return [images.label(i) for i in range(len(images))]
 
 
 @pytest.mark.parametrize("pattern", ["", "*.tar", "{000000..000003}.tar"])
 def test_shards_train_like_their_folder(folder: Path, shards: Path, pattern: str) -> None:
-    def module(path: Path, num_workers: int) -> ImageDataModule:
-        source = files(path, check="header")
-        data = data_module(source, batch_size=4, crop="random", num_workers=num_workers)
-        assert data.class_names == ["cat", "dog"]
-        return data
+    reference = data_module(files(folder), batch_size=4, crop="random")
+    data = data_module(
+        source(shards / pattern, val_fraction=0.25),
+        batch_size=4,
+        crop="random",
+        num_workers=2 if pattern == "" else 0,
+    )
+    assert equal(batches(data, 4), batches(reference, 4))
+    assert data.class_names == ["cat", "dog"]
+    assert data.train_dataset.name(0) == reference.train_dataset.name(0)
 
-    workers = 2 if pattern == "" else 0
-    assert equal(batches(module(folder, 0), 4), batches(module(shards / pattern, workers), 4))
 
-
-def test_shards_hold_the_bytes_mixed(folder: Path, shards: Path) -> None:
+def test_shards_hold_the_bytes_shuffled(folder: Path, shards: Path) -> None:
     with tarfile.open(shards / "000000.tar") as archive:
         names = archive.getnames()
         assert len({name.split("/")[0] for name in names}) == 2
@@ -53,45 +66,54 @@ def test_shards_hold_the_bytes_mixed(folder: Path, shards: Path) -> None:
                 assert content == (folder / name).read_bytes()
 
 
-def test_names_with_dots_and_of_several_kinds(folder: Path, tmp_path: Path) -> None:
+def test_names_with_dots_and_several_suffixes(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "cat" / "0.png").read_bytes()
     for name in ("a.b.png", "a_b.png", "a.b.JPG"):
         (folder / "cat" / name).write_bytes(whole)
     (folder / "cat").rename(folder / "cat.v1")
     make_shards(folder, tmp_path / "x", shard_size=1)
     (tmp_path / "x" / "._000000.tar").write_bytes(b"of another system")
-    found = opened(tmp_path / "x")
-    assert (len(found), found.class_names) == (14, ["cat.v1", "dog"])
-    names = {found.name(i) for i in range(len(found))}
+    images = opened(tmp_path / "x")
+    assert (len(images), images.class_names) == (14, ["cat.v1", "dog"])
+    names = {images.name(i) for i in range(len(images))}
     assert names >= {"cat.v1/a_b.JPG", "cat.v1/a_b_again2.png"}
     with pytest.raises(UserError, match="holds shards already"):
         make_shards(folder, tmp_path / "x", shard_size=1)
+
+
+def test_classes_of_a_table_keep_their_names(folder: Path, tmp_path: Path) -> None:
+    lines = [f"{path.relative_to(folder)},{path.stem}" for path in folder.rglob("*.png")]
+    (folder / "labels.csv").write_text("\n".join(["file_name,label", *lines]))
+    summary = make_shards(folder, tmp_path / "x", shard_size=1, labels="labels.csv")
+    assert summary.num_classes == 6
+    images = opened(tmp_path / "x")
+    assert images.class_names == list("012345")
+    assert labels(images) == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
 
 
 def test_classes_of_other_shards(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    whole = (folder / "cat" / "0.png").read_bytes()
-    write_tar(tmp_path / "a.tar", {"1.png": whole, "1.cls": b"10\n", "2.cls": b"9", "2.png": whole})
-    write_tar(tmp_path / "b.tar", {"x/3.png": whole, "x/3.json": b'{"label": 9}', "3.txt": b"?"})
-    found = opened(tmp_path / "*.tar")
-    assert (found.class_names, labels(found)) == (["9", "10"], [1, 0, 0])
-    known = opened(tmp_path / "a.tar", known_classes=["8", "9", "10"])
-    assert labels(known) == [2, 1]
-    write_tar(tmp_path / "b.tar", {"x/3.png": whole, "x/3.json": b'{"label": null}'})
+    image = (folder / "cat" / "0.png").read_bytes()
+    write_tar(tmp_path / "a.tar", {"1.png": image, "1.cls": b"10\n", "2.cls": b"9", "2.png": image})
+    samples = {"./x/3.PNG": image, "./x/3.json": b'{"label": 9, "width": 24}'}
+    skipped = {"__meta__": b"", "._a.json": b"?", "._b.png": b"?", "c.txt": b"no image"}
+    write_tar(tmp_path / "b.tar", {**samples, **skipped})
+    images = opened(tmp_path / "*.tar")
+    assert (images.class_names, labels(images)) == (["9", "10"], [1, 0, 0])
+    assert [images.name(i) for i in range(3)] == ["1.png", "2.png", "x/3.PNG"]
+    assert labels(opened(tmp_path / "a.tar", ["8", "9", "10"])) == [2, 1]
+    assert opened(tmp_path / "a.tar", []).class_names == []
+    with pytest.raises(UserError, match="is not a class of the training data, which has fox"):
+        opened(tmp_path / "a.tar", ["fox"])
+    write_tar(tmp_path / "b.tar", {"x/3.png": image, "x/3.json": b'{"label": null}'})
     assert opened(tmp_path / "*.tar").class_names == []
-    assert "are not used, for 1 of 3 images have none, such as x/3.png" in caplog.text
-    (tmp_path / "labels.csv").write_text("file_name,label\n1.png,a\n2.png,b\n")
-    table = ImageFolder(tmp_path / "a.tar", PictureReader(), labels="labels.csv")
-    assert (table.class_names, labels(table)) == (["a", "b"], [0, 1])
-    (tmp_path / "preview.png").write_bytes(whole)
-    opened(tmp_path)
-    assert "images that are files are taken (12), and not those in its .tar" in caplog.text
+    assert "no classes, because some rows have none" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("classes", "expected"),
     [
         ({"1": "animal/cat", "2": "animal/dog"}, (["animal/cat", "animal/dog"], [0, 1])),
         ({"a/1": "0", "b/2": "0"}, (["0"], [0, 0])),
@@ -99,47 +121,55 @@ def test_classes_of_other_shards(
         ({"a/1": "b", "b/2": "a"}, (["a", "b"], [1, 0])),
     ],
 )
-def test_classes_of_label_files(
-    given: dict[str, str], expected: Any, folder: Path, tmp_path: Path
+def test_folders_or_label_files(
+    classes: dict[str, str], expected: Any, folder: Path, tmp_path: Path
 ) -> None:
-    image = (folder / "cat" / "0.png").read_bytes()
-    members = {f"{name}.png": image for name in given}
-    members |= {f"{name}.cls": label.encode() for name, label in given.items()}
+    members = {}
+    for name, label in classes.items():
+        members[f"{name}.png"] = (folder / "cat" / "0.png").read_bytes()
+        members[f"{name}.txt"] = label.encode()
     write_tar(tmp_path / "a.tar", members)
-    found = opened(tmp_path / "a.tar")
-    assert (found.class_names, labels(found)) == expected
-    assert opened(tmp_path / "a.tar", known_classes=[]).class_names == []
-    with pytest.raises(UserError, match="is not a class of the training data, which has fox"):
-        opened(tmp_path / "a.tar", known_classes=["fox"])
+    images = opened(tmp_path / "a.tar", label_column="txt")
+    assert (images.class_names, labels(images)) == expected
 
 
-def test_pairs_in_shards(tmp_path: Path) -> None:
-    pairs = write_pairs(tmp_path / "pairs", count=4)
-    with tarfile.open(tmp_path / "pairs.tar", "w") as archive:
-        archive.add(pairs, ".")
-    train, _ = pair_files(tmp_path / "pairs.tar").open()
-    assert train.conditions is not None
-    assert len(train.images) == len(train.conditions) == 4
-
-
-def test_validation_shards_that_are_training_shards_too(shards: Path) -> None:
-    with pytest.raises(UserError, match=r"are also in data\.path"):
-        files(shards, val_path=shards / "00000[2-3].tar").open()
-    files(shards / "00000[0-1].tar", val_path=shards / "00000[2-3].tar").open()
+def test_an_image_with_a_longer_ending(folder: Path, tmp_path: Path) -> None:
+    image = (folder / "cat" / "0.png").read_bytes()
+    write_tar(tmp_path / "a.tar", {"1.rgb.png": image, "1.seg.png": b"?"})
+    with pytest.raises(UserError, match=r"no sample has an image .*image_column to the ending"):
+        opened(tmp_path / "a.tar")
+    assert opened(tmp_path / "a.tar", image_column="rgb.png").load(0).size == (24, 24)
 
 
 def test_missing_shards(shards: Path) -> None:
     (shards / "000002.tar").unlink()
-    with pytest.raises(UserError, match=r"1 of 4 shards are missing \(000002\.tar\)\. Fetch them"):
+    with pytest.raises(UserError, match=r"1 of 4 shards are missing \(.*000002\.tar\)\. Fetch"):
         opened(shards / "{000000..000003}.tar")
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match=r"1 of 1 shards are missing \(.*x\*\.tar\)"):
         opened(shards / "x*.tar")
 
 
+def test_folders_of_shards_are_splits(shards: Path) -> None:
+    for name, numbers in (("train", "012"), ("val", "3")):
+        (shards / name).mkdir()
+        for number in numbers:
+            (shards / f"00000{number}.tar").rename(shards / name / f"{number}.tar")
+    train, val = source(shards, val_split="validation").open()
+    assert (len(train.images), len(val.images)) == (9, 2)
+    with pytest.raises(UserError, match="cannot be loaded: Unknown split"):
+        source(shards, val_split="test").open()
+
+
+@pytest.mark.parametrize("path", ["", "*.tar", "000000.tar"])
+def test_shards_as_a_folder_of_images(shards: Path, path: str) -> None:
+    with pytest.raises(UserError, match=r"are \.tar shards\. Add data=huggingface"):
+        ImageFolder(shards / path, PictureReader())
+
+
 @pytest.mark.parametrize(
-    "damage", ["cut off", "cut off between files", "a header", "compressed", "empty"]
+    "damage", ["cut off", "cut off between files", "a header", "compressed", "empty", "two in one"]
 )
-def test_a_corrupt_shard(shards: Path, damage: str) -> None:
+def test_a_damaged_shard(shards: Path, damage: str) -> None:
     path = shards / "000001.tar"
     content = path.read_bytes()
     with tarfile.open(path) as archive:
@@ -151,51 +181,48 @@ def test_a_corrupt_shard(shards: Path, damage: str) -> None:
             "a header": content[:second] + b"x" * 512 + content[second + 512 :],
             "compressed": b"\x1f\x8b" + content,
             "empty": b"",
+            "two in one": content + content,
         }[damage]
     )
     with pytest.raises(UserError, match=r"the shard .*000001\.tar cannot be read \(.*fetch or"):
         opened(shards)
 
 
-def test_archives_in_a_row_are_all_read(shards: Path) -> None:
-    paths = sorted(shards.glob("*.tar"))
-    names = [opened(shards).name(index) for index in range(11)]
-    (shards.parent / "all.tar").write_bytes(b"".join(path.read_bytes() for path in paths))
-    assert [opened(shards.parent / "all.tar").name(index) for index in range(11)] == names
+def test_whole_shards_are_checked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def check(path: Path) -> None:
+        checked.append(path.name)
+        check_shard(path)
+
+    monkeypatch.setattr("taming.data.huggingface.check_shard", check)
+    first = opened(shards).fingerprint()
+    assert len(checked) == 4
+    assert opened(shards).fingerprint() == first
+    assert len(checked) == 4
+    opened(shards).load(0)
+    (shards / "000003.tar").unlink()
+    assert opened(shards).fingerprint() != first
 
 
-def test_a_damaged_image_and_a_vanished_shard(shards: Path) -> None:
+def test_a_damaged_image_is_replaced(shards: Path) -> None:
     with tarfile.open(shards / "000001.tar") as archive:
         first = archive.getmembers()[0]
     with (shards / "000001.tar").open("r+b") as file:
         file.seek(first.offset_data)
         file.write(b"x" * 100)
-    found = opened(shards)
-    found.drop_broken("full")
-    assert (len(found), found.broken) == (10, [(first.name, "not an image of a known format")])
-    (shards / "000003.tar").unlink()
-    data = data_module(files(shards))
-    assert len(data.train_dataset) + len(data.val_dataset) == 8
+    train, _ = source(shards).open()
+    transform = ImageTransform(resolution=16, resize="shorter_side", crop="center")
+    dataset = ImageDataset(train._replace(indices=None), transform, seed=0)
+    assert [dataset[i]["images"].shape for i in range(11)] == [(3, 16, 16)] * 11
+    assert dataset.replaced_names == [first.name]
 
 
-def test_one_sample_with_two_images(folder: Path, tmp_path: Path) -> None:
-    whole = (folder / "cat" / "0.png").read_bytes()
-    write_tar(tmp_path / "a.tar", {"1.png": whole, "1.seg.png": whole})
-    with pytest.raises(UserError, match=r"1\.png in .* and 1\.seg\.png in .* are one sample"):
-        opened(tmp_path / "a.tar")
-    write_tar(tmp_path / "a.tar", {"1.png": whole})
-    write_tar(tmp_path / "b.tar", {"1.png": whole})
-    with pytest.raises(UserError, match=r"1\.png in .*a\.tar and 1\.png in .*b\.tar are one"):
-        opened(tmp_path / "*.tar")
+def test_label_maps_in_shards(tmp_path: Path) -> None:
+    from taming.data import LabelMapReader
 
-
-def test_missing_shards_are_told_from_broken_images(shards: Path) -> None:
-    images, paths = opened(shards / "*.tar"), sorted(shards.glob("*.tar"))
-    first = next(i for i, entry in enumerate(images._entries) if entry.archive == 0)
-    paths[0].unlink()
-    with pytest.raises(BrokenImageError):
-        images.load(first)
-    for path in paths[1:]:
-        path.unlink()
-    with pytest.raises(UserError, match=r"no longer there .*mounted"):
-        images.load(first)
+    Image.new("L", (8, 6), 3).save(tmp_path / "1.png")
+    write_tar(tmp_path / "a.tar", {"1.png": (tmp_path / "1.png").read_bytes()})
+    images = HuggingFaceImages(path=str(tmp_path / "a.tar"), reader=LabelMapReader(5))
+    train, _ = images.open()
+    assert train.images.load(0).getpixel((0, 0)) == 3  # type: ignore[union-attr]
