@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 from taming.conditioning import Condition, Conditioning, conditioning_from_config
 from taming.generation.choice import TokenChoice
+from taming.generation.compiled import CompiledDecoder
 from taming.generation.conditional import ConditionalTransformer
-from taming.generation.decoding import CompiledSteps, Steps, decode_tokens
+from taming.generation.decoding import Decoder
 from taming.generation.options import SamplingOptions
 from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
 from taming.generation.window import plan_windows
@@ -82,7 +83,7 @@ class ImageGenerator(ConditionalTransformer):
                 f"{codebook_size}: they belong to different models."
             )
         self.tokenizer = tokenizer
-        self._compiled: CompiledSteps | None = None
+        self._compiled: CompiledDecoder | None = None
 
     @property
     def resolution(self) -> tuple[int, int]:
@@ -245,15 +246,13 @@ class ImageGenerator(ConditionalTransformer):
             # the window's token number `start` is the image's token number `done`
             choice = choose.narrow(done - run.start, self.num_tokens)
             arguments = self.transformer, choice, prompt, self.num_tokens
-            if not options.compile:
-                steps = Steps(*arguments)
-            elif self._compiled is not None and self._compiled.fits(*arguments):
-                steps = self._compiled
-                self._compiled.choose.copy_(choice)
+            decoder: Decoder
+            if options.compile:
+                decoder = self._compiled = CompiledDecoder.reuse(self._compiled, *arguments)
             else:
-                steps = self._compiled = CompiledSteps(*arguments)
+                decoder = Decoder(*arguments)
             end = run.start + run.count
-            for latest in decode_tokens(steps, prompt, before, end, choice.guided):
+            for latest in decoder.decode(prompt, before, end, choice.guided):
                 tokens[:, done] = latest
                 done += 1
                 yield tokens[:, :done]

@@ -11,7 +11,8 @@ from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Uncond
 from taming.discriminators import PatchDiscriminator
 from taming.generation import Guidance, ImageGenerator, SamplingOptions
 from taming.generation.choice import TokenChoice
-from taming.generation.decoding import CompiledSteps, next_tokens
+from taming.generation.compiled import CompiledDecoder
+from taming.generation.decoding import next_tokens
 from taming.tokenizer import VQGAN, CellClasses
 from taming.training import Adversary, OptimizerConfig, TransformerTraining, VQGANTraining
 from taming.training.module import TrainingModule
@@ -97,7 +98,7 @@ def test_a_step_has_nothing_that_a_graph_could_not_record(
         scales = torch.ones(4, device="cuda")
         choose = TokenChoice(uniforms, scales, range(4), top_k=3, top_p=0.9)
         prompt = conditioning.prompt(None, 4, "cuda")
-        steps = CompiledSteps(transformer, choose, prompt, 4)
+        steps = CompiledDecoder(transformer, choose, prompt, 4)
         steps.prefill(prompt, torch.zeros(2, 0, dtype=torch.int64, device="cuda"))
         visible = torch.arange(5, device="cuda")
         latest = torch.zeros(2, 1, dtype=torch.int64, device="cuda")

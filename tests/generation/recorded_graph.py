@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from taming.generation.decoding import CompiledSteps, next_tokens
+from taming.generation.compiled import CompiledDecoder
+from taming.generation.decoding import next_tokens
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -63,8 +64,8 @@ def record_graphs(patch: pytest.MonkeyPatch) -> None:
         graph.stream = stream
         return graph
 
-    patch.setattr(CompiledSteps, "_compile", lambda self: next_tokens)
-    patch.setattr(CompiledSteps, "_captures", lambda self, device: True)
+    patch.setattr(CompiledDecoder, "_compile", lambda self: next_tokens)
+    patch.setattr(CompiledDecoder, "_captures", lambda self, device: True)
     patch.setattr(torch.cuda, "Stream", new_stream)
     patch.setattr(torch.cuda, "current_stream", new_stream)
     patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

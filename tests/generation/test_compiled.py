@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from taming.conditioning import ClassLabel, Prompt
 from taming.generation import ImageGenerator, decoding
 from taming.generation.choice import TokenChoice, random_numbers
-from taming.generation.decoding import CompiledSteps
+from taming.generation.compiled import CompiledDecoder
 from taming.runtime.contexts import full_precision
 
 cuda = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.compile])
@@ -192,14 +192,14 @@ def test_any_number_of_settings_after_one_another(
 def test_steps_fit_their_own_kind_of_batch_alone(model: ImageGenerator) -> None:
     one, two = (Prompt(torch.zeros(batch_size, 1, dtype=torch.int64)) for batch_size in (1, 2))
     transformer, drawn = model.transformer, TokenChoice(random_numbers(0, range(2), 12))
-    made = CompiledSteps(transformer, drawn, two, 12)
+    made = CompiledDecoder(transformer, drawn, two, 12)
     assert made.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), two, 12)
     assert not made.fits(transformer, TokenChoice(drawn.uniforms, top_k=2), two, 12)
     assert not made.fits(transformer, drawn, two, 11)
     for mode in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode()):
         with mode:
             assert not made.fits(transformer, drawn, two, 12)
-    greedy = CompiledSteps(transformer, TokenChoice(), two, 12)
+    greedy = CompiledDecoder(transformer, TokenChoice(), two, 12)
     assert greedy.fits(transformer, TokenChoice(), two, 12)
     assert not greedy.fits(transformer, TokenChoice(), one, 12)  # no random numbers tell
     transformer.bfloat16()
