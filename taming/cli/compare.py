@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from taming.cli.app import resolved
-from taming.evaluation import contract_differences, evaluation_rows, markdown_table
+from taming.evaluation import evaluation_rows, markdown_table, protocol_differences
 from taming.runtime.errors import UserError
 
 __all__ = ["main"]
@@ -65,7 +65,7 @@ def _tables(evaluations: dict[str, dict[str, Any]]) -> Iterator[str]:
         groups.setdefault(numbers["contract"]["digest"], {})[name] = numbers
     contracts = [next(iter(group.values()))["contract"] for group in groups.values()]
     for contract, group in zip(contracts, groups.values(), strict=True):
-        if differences := contract_differences(contracts[0], contract):
+        if differences := protocol_differences(contracts[0], contract):
             yield f"Not comparable with the first table: {'; '.join(differences)}."
         rows = {
             f"{name} {row}".strip(): found

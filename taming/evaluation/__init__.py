@@ -1,14 +1,9 @@
-"""Measures of tokenizers and generators."""
+"""Metrics of tokenizers and generators, judges of images, and the evaluation protocol."""
 
-from taming.evaluation.classifier import (
-    ClassifierTraining,
-    ImageClassifier,
-    train_classifier,
-)
-from taming.evaluation.contract import contract_differences, contract_digest
+from taming.evaluation.classifier import ClassifierTraining, ImageClassifier, train_classifier
+from taming.evaluation.distances import FrechetDistance, frechet_distance
 from taming.evaluation.features import FeatureExtractor, FeatureNetwork, load_feature_network
-from taming.evaluation.frechet import FrechetDistance, frechet_distance
-from taming.evaluation.judging import (
+from taming.evaluation.judges import (
     JudgedImages,
     Judges,
     as_eight_bit,
@@ -23,10 +18,8 @@ from taming.evaluation.metrics import (
     ReconstructionMetrics,
     TokenLikelihood,
 )
-from taming.evaluation.neighbours import memorisation
-from taming.evaluation.report import evaluation_rows, image_sets, markdown_table, report_text
-from taming.evaluation.tiling import reconstruct_tiled
-from taming.evaluation.validation import MeasuredValidation, measure_validation
+from taming.evaluation.protocol import protocol_differences, protocol_digest
+from taming.evaluation.report import evaluation_rows, markdown_table, report_text
 
 __all__ = [
     "ClassifierTraining",
@@ -40,22 +33,17 @@ __all__ = [
     "Judges",
     "LPIPSMetric",
     "LabelMapMetrics",
-    "MeasuredValidation",
     "ReconstructionMetrics",
     "TokenLikelihood",
     "as_eight_bit",
     "compare_features",
-    "contract_differences",
-    "contract_digest",
     "evaluation_rows",
     "frechet_distance",
-    "image_sets",
     "in_proportion",
     "load_feature_network",
     "markdown_table",
-    "measure_validation",
-    "memorisation",
-    "reconstruct_tiled",
+    "protocol_differences",
+    "protocol_digest",
     "report_text",
     "train_classifier",
 ]

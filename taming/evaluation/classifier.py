@@ -1,4 +1,4 @@
-"""A small image classifier, to check whether a sample shows the requested class."""
+"""A small image classifier, which checks whether a sample shows the requested class."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,17 +18,24 @@ from taming.tokenizer import height_and_width
 
 __all__ = ["ClassifierTraining", "ImageClassifier", "train_classifier"]
 
-GRID_SIDE = 4  # cells of the grid over which features are averaged
-MIN_STEPS = 100  # of a training, however few images there are
+GRID_SIDE = 4  # the head sees the features averaged over 4×4 cells
+MIN_STEPS = 100  # a training on few images takes no fewer
 
 
 class ImageClassifier(PretrainedModel):
     """Convolutions with batch normalisation, each level half as high and twice as wide.
 
-    The last level's features are averaged over the cells of a 4×4 grid, and a linear map of all
-    cells gives the logits. Images of another size than `resolution`, (height, width) or one number
-    for a square, are resized to it, bilinearly with antialiasing. `class_names` are in the order of
-    the labels.
+    The features of the last level are averaged over a 4×4 grid of cells. A linear layer maps all
+    cells to logits.
+
+    Args:
+        num_classes: number of logits.
+        image_channels: 3 or 1.
+        resolution: (height, width), or one number for a square. Images of another size are resized
+            to it, bilinearly with antialiasing.
+        base_channels: width of the first level.
+        num_levels: number of convolutions.
+        class_names: in the order of the labels.
     """
 
     kind = "classifier"
@@ -44,8 +51,7 @@ class ImageClassifier(PretrainedModel):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        self.num_classes = num_classes
-        self.image_channels = image_channels
+        self.num_classes, self.image_channels = num_classes, image_channels
         self.resolution = height_and_width(resolution)
         self.class_names = None if class_names is None else tuple(class_names)
         self.config: dict[str, Any] = {
@@ -78,37 +84,48 @@ class ImageClassifier(PretrainedModel):
 
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """Settings of a classifier's training."""
+    """Settings of a classifier and its training.
 
-    num_steps: Annotated[int, Ge(1)] = 1000  # most batches; with `batch_size` it bounds the time
-    max_epochs: Annotated[int, Ge(1)] = 100  # most passes over the images, but 100 steps at least
+    Attributes:
+        num_steps: maximum number of batches.
+        max_epochs: maximum number of passes over the images, but at least 100 steps.
+        batch_size: images per step.
+        learning_rate: peak of the one-cycle schedule (Smith and Topin 2018, "Super-Convergence").
+            The rate rises from 1/25 of it during 30% of the steps and then falls to almost zero.
+        weight_decay: weight decay of AdamW.
+        base_channels: width of the classifier's first level.
+        num_levels: levels of the classifier.
+        max_side: pixels; larger images are classified at a smaller size.
+        seed: seed of the initialisation, the order of the images and the augmentation.
+    """
+
+    num_steps: Annotated[int, Ge(1)] = 1000
+    max_epochs: Annotated[int, Ge(1)] = 100
     batch_size: Annotated[int, Ge(2)] = 128
-    # the highest; it rises from a 25th of it for three tenths of the steps, then falls to nothing
-    # (Smith and Topin 2018, "Super-Convergence")
     learning_rate: Annotated[float, Gt(0)] = 5e-3
-    weight_decay: Annotated[float, Ge(0)] = 1e-2  # of AdamW
-    base_channels: Annotated[int, Ge(1)] = 16  # width of the classifier's first level
+    weight_decay: Annotated[float, Ge(0)] = 1e-2
+    base_channels: Annotated[int, Ge(1)] = 16
     num_levels: Annotated[int, Ge(1)] = 3
-    max_side: Annotated[int, Ge(8)] = 64  # pixels; larger images are classified at a smaller size
-    seed: Annotated[int, Ge(0)] = 0  # of the initialisation, the order and the augmentation
+    max_side: Annotated[int, Ge(8)] = 64
+    seed: Annotated[int, Ge(0)] = 0
 
     def steps_for(self, num_images: int) -> int:
-        """Returns the number of batches for this number of images."""
+        """Returns the number of steps of a training on `num_images` images."""
         limit = math.ceil(self.max_epochs * num_images / self.batch_size)
         return min(self.num_steps, max(limit, MIN_STEPS))
 
     def new_classifier(
         self, resolution: tuple[int, int], image_channels: int, class_names: Sequence[str]
     ) -> ImageClassifier:
-        """Returns an untrained classifier; PyTorch's global random state is left as it was."""
+        """Returns an untrained classifier. PyTorch's global random state does not change."""
         if len(class_names) < 2:
-            raise UserError("a classifier needs 2 classes or more: give data of classes.")
+            raise UserError("A classifier needs data with 2 classes or more.")
         height, width = resolution
         scale = min(1.0, self.max_side / max(height, width))
         if scale * min(height, width) < 2 ** (self.num_levels - 1):
             raise UserError(
                 f"classifier_training.num_levels={self.num_levels} halves images of "
-                f"{height}×{width} too often: give fewer."
+                f"{height}×{width} too often. Give a smaller number."
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -128,9 +145,10 @@ def train_classifier(
     settings: ClassifierTraining,
     num_steps: int,
 ) -> ImageClassifier:
-    """Minimises the cross-entropy with AdamW, where the classifier is; returns it in eval mode.
+    """Minimises the cross-entropy with AdamW, and returns the classifier in evaluation mode.
 
-    `batches` are `images` `(b c H W)` in [-1, 1] and `labels` `(b,)`, `num_steps` or more.
+    Each of the `num_steps` batches or more holds `images` `(b c H W)` in [-1, 1] and `labels`
+    `(b,)`.
     """
     optimizer = torch.optim.AdamW(
         classifier.parameters(), settings.learning_rate, weight_decay=settings.weight_decay

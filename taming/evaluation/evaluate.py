@@ -1,43 +1,38 @@
-"""Numbers for a generator, a tokenizer or generated images, beside images it has not seen."""
+"""Evaluates a generator, a tokenizer, or images that exist already."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
 from PIL import Image
-from torch import Tensor
 
 from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
-from taming.evaluation import (
-    ClassifierTraining,
-    FeatureNetwork,
-    ImageClassifier,
-    Judges,
-    ReconstructionMetrics,
-    measure_validation,
-    report_text,
-)
-from taming.evaluation.classifier_training import train_on_real
-from taming.evaluation.pictures import best_and_worst, sample_grid
-from taming.evaluation.protocol import evaluation_contract, evaluation_notes
+from taming.evaluation.classification_accuracy import train_on_real
+from taming.evaluation.classifier import ClassifierTraining, ImageClassifier
+from taming.evaluation.features import FeatureNetwork
+from taming.evaluation.intervals import FEW_IMAGES
+from taming.evaluation.judges import Judges
+from taming.evaluation.metrics import ReconstructionMetrics, metrics_device
+from taming.evaluation.protocol import evaluation_protocol
 from taming.evaluation.real_images import RealImages, check_classifier, check_data
+from taming.evaluation.report import image_sets, report_text
 from taming.evaluation.samples import (
     condition_key,
-    drawn_samples,
-    given_samples,
-    guided_options,
+    existing_samples,
+    generator_samples,
     measure_samples,
+    options_by_scale,
     prepare_sampling,
     training_numbers,
 )
+from taming.evaluation.validation import measure_validation
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
 from taming.losses import LPIPSLoss
-from taming.runtime.contexts import evaluation_mode
 from taming.runtime.errors import UserError, writing
 from taming.runtime.process_group import on_first_rank, rank
 from taming.tokenizer import VQGAN
@@ -65,147 +60,158 @@ def evaluate_model(
     about: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Measures a generator, a tokenizer, or images that another program has generated.
+    """Evaluates a generator, a tokenizer, or images that exist already.
 
-    Of the validation images: how well they are reconstructed, and how probable the transformer
-    finds their tokens. Of samples: how often a classifier predicts the requested class (GAN-test),
-    beside how often it is right about real images; how often one trained on the samples is right
-    about real images (GAN-train); and what their features say (see `compare_features` and
-    `memorisation`), beside those of as many training images. Classes are requested as often as they
-    occur among the training images.
+    - Validation images: the quality of their reconstructions, the likelihood of their tokens.
+    - Samples: `compare_features`, next to that of as many training images, and `memorisation`.
+    - Samples with classes: how often a classifier that is trained on real images predicts the
+      requested class (GAN-test), and how often one that is trained on the samples predicts the
+      class of real images (GAN-train, see `classification_accuracy`).
 
-    Into `output_dir` go `metrics.json`, the numbers and their contract; `report.md`,
-    the same as tables; `grid.png`, samples by class, one grid for each guidance scale;
-    `reconstructions.png`, the best and the worst; and `classifier/`, if it had to be trained.
+    Writes `metrics.json`, the numbers and their protocol; `report.md`, the same as tables;
+    `reconstructions.png`, the best and the worst; `grid.png`, samples by class, one grid per
+    guidance scale; and `classifier/`, if it was trained.
 
-    `num_samples` are drawn for each guidance scale; `max_images` bounds the validation images, and
-    `max_training_images` those among which copies are looked for. The seed of `options` also
-    chooses images, and their batch size is that of all passes. For sampling, after all else, a
-    generator is converted to `dtype`, see `prepare_sampling`; `device` is for images without model.
-    Without `classifier` one is trained if the samples have classes; without `features` there are no
-    numbers of them. Features of real images are kept in `cache_dir` for the next evaluation.
-    `about`, where all this is from, is recorded before the numbers, and `notes` beside them.
+    Args:
+        subject: what is evaluated. A model must be on its device.
+        data: the data module, set up.
+        output_dir: directory of the results.
+        num_samples: samples per guidance scale. Classes are requested as often as they occur among
+            the training images.
+        guidance_scales: one set of samples each.
+        max_images: maximum number of validation images; None for all.
+        max_training_images: maximum number of training images to search for copies; None for all.
+        options: sampling options. Their seed also chooses images, and their batch size also holds
+            for the judges. The default has seed 0.
+        dtype: the generator is converted to it after its likelihood is measured.
+        device: where the judges run if the subject is no model.
+        classifier: None to train one if the samples have classes.
+        classifier_training: settings of each classifier that is trained.
+        features: network of distances; None for no distances.
+        lpips: None for no LPIPS.
+        cache_dir: where features of real images are kept for the next evaluation.
+        about: origin of the subject and the data, written before the numbers.
+        notes: written after the numbers.
 
     Returns:
-        The contents of metrics.json, and the files and folders written; nothing but on the first
-        process.
+        The contents of metrics.json, and the files and folders written. Both are empty but on the
+        first process.
 
     Raises:
-        UserError: if model, data and classifier do not fit each other, or for options the model
-            does not support.
+        UserError: if model, data and classifier do not fit each other, or if the model does not
+            support an option.
     """
     output_dir, about = Path(output_dir).expanduser(), dict(about or {})
-    options, key = options or SamplingOptions(seed=0), condition_key(subject)
+    options = options or SamplingOptions(seed=0)
+    training = classifier_training or ClassifierTraining()
     if isinstance(subject, ImageDataset):
         lpips = None  # it compares reconstructions with their images
     else:
         device = check_data(subject, data).device
-    for name, measure in ("SSIM", ReconstructionMetrics), ("LPIPS", lpips):
-        if measure is not None and min(data.resolution) < measure.min_side:
-            raise UserError(f"{name} needs images of {measure.min_side} pixels or more.")
+    for name, metric in ("SSIM", ReconstructionMetrics), ("LPIPS", lpips):
+        if metric is not None and min(data.resolution) < metric.min_side:
+            raise UserError(f"{name} needs images of {metric.min_side} pixels or more.")
     if classifier is not None:
         check_classifier(classifier, data)
-    guided = []
+    by_scale: list[SamplingOptions] = []
     if isinstance(subject, ImageGenerator):
-        guided = guided_options(options, guidance_scales, num_samples)
-        condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
-        for one in guided:  # unsupported options fail now
-            subject.sample(1, condition, options=replace(one, compile=False))
-    if device is None or device.type == "mps":  # it has no float64
-        device = torch.device("cpu")
-    training, written = classifier_training or ClassifierTraining(), []
+        by_scale = options_by_scale(subject, data, options, guidance_scales, num_samples)
+
+    device = metrics_device(device)
+    has_classes = condition_key(subject) == "labels"
+    paths = []
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        if classifier is None and key == "labels":
-            written.append(output_dir / "classifier")
-            classifier = on_first_rank(lambda: train_on_real(data, training, device, written[0]))
+        if classifier is None and has_classes:
+            paths.append(output_dir / "classifier")
+            classifier = on_first_rank(lambda: train_on_real(data, training, device, paths[0]))
     networks = classifier and classifier.to(device), features and features.to(device)
     judges = Judges(*networks, device, data.class_names, options.seed)
-    size = options.images_at_once
-    real = RealImages(data, judges, size, max_images, max_training_images, cache_dir)
+    batch_size = options.images_at_once
+    real = RealImages(data, judges, batch_size, max_images, max_training_images, cache_dir)
+
     numbers: dict[str, Any] = {"resolution": list(data.resolution)}
     pictures: dict[str, Image.Image] = {}
     if isinstance(subject, ImageDataset):
-        num_samples, digest = len(subject), ""
-        sets = [given_samples(subject)]
+        num_samples, digest, sample_sizes = len(subject), "", subject.images.sizes or []
+        sets = [existing_samples(subject)]
     else:
-        measured, pictures = _measure_tokenizer(subject, real, lpips and lpips.to(device))
-        numbers, digest, sets = numbers | measured, subject.to_saved().fingerprint(), []
+        measured, pictures = measure_validation(subject, real, lpips and lpips.to(device))
+        numbers, digest, sample_sizes = numbers | measured, subject.to_saved().fingerprint(), []
+        sets = []
     if isinstance(subject, ImageGenerator):
-        guided = prepare_sampling(subject, guided, num_samples, dtype)
-        sets = [drawn_samples(subject, data, one, num_samples) for one in guided]
+        by_scale = prepare_sampling(subject, by_scale, num_samples, dtype)
+        sets = [generator_samples(subject, data, one, num_samples) for one in by_scale]
         numbers["sampling"] = {
             "num_samples": num_samples,
             "guidance_scales": list(guidance_scales),
             "max_images": max_images,
             "dtype": str(subject.transformer.head.weight.dtype).removeprefix("torch."),
             **asdict(options),
-            "compile": [one.compile for one in guided],
+            "compile": [one.compile for one in by_scale],
         }
     rows = []
     for samples in sets:
-        row, judged, shown = measure_samples(samples, real, training, key == "labels")
+        row, pixel_digest, grid = measure_samples(samples, real, training, has_classes)
         rows.append(row)
-        if rank() == 0:
-            digest = digest or judged.digest
-            name = "" if len(sets) == 1 else f"_guidance_{samples.settings['guidance_scale']:g}"
-            pictures[f"grid{name}.png"] = sample_grid(shown, judged, data.class_names)
+        if grid is not None:
+            digest = digest or pixel_digest
+            scale = "" if len(sets) == 1 else f"_guidance_{row['guidance_scale']:g}"
+            pictures[f"grid{scale}.png"] = grid
     if rank() > 0:
         return {}, []
+
     numbers["validation_images"] = real.val.numbers()
     if rows:
         numbers["samples"] = rows
-    if real.train is not None:
+    if features is not None:
         count = num_samples if rows else real.val.num_images
         numbers["training_images"] = training_numbers(real, count)
-        assert features is not None
         numbers["frechet_features"] = features.description
-    contract = evaluation_contract(
+    protocol = evaluation_protocol(
         real,
         str(about.get("checkpoint") or about.get("samples_from")),
         digest,
         num_samples=num_samples if rows else None,
         training=training,
         lpips=None if lpips is None else lpips.backbone,
-        sample_sizes=(isinstance(subject, ImageDataset) and subject.images.sizes) or (),
+        sample_sizes=sample_sizes,
     )
-    numbers = {"contract": contract, **about, **numbers}
-    numbers["notes"] = [*notes, *evaluation_notes(subject, numbers, real, guided)]
-    numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)  # what is not finite
-    return numbers, written + _write(output_dir, numbers, pictures)
+    numbers = {"contract": protocol, **about, **numbers}  # the file keeps the protocol's first name
+    numbers["notes"] = [*notes, *_notes(subject, numbers, features, by_scale)]
+    numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)  # NaN becomes null
+    return numbers, paths + _write(output_dir, numbers, pictures)
 
 
-def _measure_tokenizer(
-    subject: ImageGenerator | VQGAN, real: RealImages, lpips: LPIPSLoss | None
-) -> tuple[dict[str, Any], dict[str, Image.Image]]:
-    """Returns the numbers of the validation images' tokens and reconstructions, and a picture."""
-    tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
-    with evaluation_mode(subject):
-        dataset, chosen = real.data.val_dataset, real.val_numbers
-        batches = (batch for _, batch in real.batches(dataset, chosen, "reconstructions"))
-        found = measure_validation(tokenizer, batches, real.judges, _losses(subject), lpips)
-    if rank() > 0:
-        return found.likelihoods, {}
-    picture = best_and_worst(tokenizer, found, dataset, chosen)
-    numbers = {**found.likelihoods, "reconstructions": found.numbers(real.val)}
-    return numbers, {"reconstructions.png": picture}
-
-
-def _losses(
-    subject: ImageGenerator | VQGAN,
-) -> dict[str, Callable[[Tensor, dict[str, Any]], Tensor]]:
-    """Returns the likelihoods to measure: with its condition, and without where that is learned."""
-    if isinstance(subject, VQGAN):
-        return {}
-    key = condition_key(subject)
-    found = {
-        "likelihood": lambda tokens, batch: subject.token_losses(
-            tokens, batch[key] if key else None
+def _notes(
+    subject: ImageGenerator | VQGAN | ImageDataset,
+    numbers: dict[str, Any],
+    features: FeatureNetwork | None,
+    by_scale: Sequence[SamplingOptions],
+) -> list[str]:
+    """Returns what was not measured and why, and which numbers to read with care."""
+    notes = []
+    if isinstance(subject, ImageGenerator):
+        strongest = max((one.guidance for one in by_scale), key=lambda guidance: guidance.scale)
+        notes += [note[0].upper() + note[1:] for note in strongest.notes(subject.num_tokens)]
+        if subject.conditioning.num_classes is None:
+            notes.append("The generator has no classes, so there is no classifier.")
+    sets = image_sets(numbers)
+    for name, row in sets.items():
+        if "num_not_finite" in row:
+            notes.append(
+                f"{row['num_not_finite']:,} of {row['num_images']:,} {name} hold NaN or infinite "
+                "numbers, so they were not measured."
+            )
+    fewest = min(row["num_images"] for row in sets.values())
+    if fewest < FEW_IMAGES:
+        notes.append(
+            f"Caution: {fewest:,} images give rough numbers only. Distances and precision say "
+            "little below some hundreds. Use more images before you compare models."
         )
-    }
-    if key and subject.conditioning.can_do_without:
-        found["likelihood_without_condition"] = lambda tokens, batch: subject.token_losses(tokens)
-    return found
+    if features is None:
+        return [*notes, "No Fréchet distance was measured because frechet.weights is not set."]
+    return notes + features.notes(fewest)
 
 
 def _write(
@@ -215,7 +221,7 @@ def _write(
         metrics = json.dumps(numbers, indent=2, ensure_ascii=False) + "\n"
         (output_dir / "metrics.json").write_text(metrics, "utf-8")
         (output_dir / "report.md").write_text(report_text(numbers), "utf-8")
-        for path in output_dir.glob("grid*.png"):  # of an earlier evaluation
+        for path in output_dir.glob("grid*.png"):  # an earlier evaluation may have more of them
             path.unlink()
         for name, picture in pictures.items():
             picture.save(output_dir / name)

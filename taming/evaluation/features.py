@@ -1,5 +1,6 @@
-"""Networks whose features are compared, from files of weights."""
+"""Feature networks: pretrained networks that turn images into features, from files of weights."""
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,6 @@ import torchvision
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from taming.evaluation.contract import file_digest
 from taming.losses import (
     Backbone,
     FrozenNetwork,
@@ -24,8 +24,8 @@ from taming.runtime.errors import UserError
 __all__ = ["FeatureExtractor", "FeatureNetwork", "InceptionFeatures", "load_feature_network"]
 
 KNOWN_NETWORKS = (
-    f"Give {', '.join(Backbone.LAYERS)}, another classifier of torchvision such as resnet50, a "
-    "network of timm such as vit_base_patch14_dinov2, or, to evaluate, inception."
+    f"Give {', '.join(Backbone.LAYERS)}, another torchvision classifier such as resnet50, a timm "
+    "network such as vit_base_patch14_dinov2, or, in evaluate.py, inception."
 )
 
 
@@ -33,10 +33,10 @@ class FeatureNetwork(nn.Module):
     """A frozen network from images to features.
 
     Attributes:
-        num_features: width f of the result.
-        description: network and resolution, for use beside every number.
-        digest: SHA-256 of the weights file.
-        is_inception: whether distances are FID and KID.
+        num_features: width f of the features.
+        description: network and resolution, to be shown with every number.
+        digest: SHA-256 of the weights file, in hex.
+        is_inception: whether the distances are FID and KID.
     """
 
     num_features: int
@@ -45,35 +45,37 @@ class FeatureNetwork(nn.Module):
     is_inception = False
 
     def logits(self, features: Tensor) -> Tensor:
-        """Returns the logits that follow from the features; only Inception's are of use."""
+        """Returns the logits of the Inception Score; other networks have none."""
         raise NotImplementedError
 
     def notes(self, num_images: int) -> list[str]:
-        """Warns of a distance whose covariance is that of too few images; nothing for enough."""
+        """Returns a warning if there are too few images to estimate the features' covariance."""
         if num_images > self.num_features:
             return []
         return [
-            f"{num_images} images are no more than the network's {self.num_features} features: the "
-            "Fréchet distance says little, and less beside one of more images."
+            f"{num_images} images are no more than the network's {self.num_features} features. The "
+            "Fréchet distance says little then. Do not compare it with one of more images."
         ]
 
 
 class FeatureExtractor(FeatureNetwork):
-    """The features of a pretrained network, which are a vector for each image.
+    """One feature vector per image, from a pretrained network of torchvision or timm.
 
-    They are, of a torchvision network with `Backbone.LAYERS`, the last stage's, averaged over the
-    image; of another classifier of torchvision, such as `resnet50` or `vit_b_16`, what its last
-    layer receives; of a network of timm, such as `vit_base_patch14_dinov2` (DINOv2, Oquab et al.
-    2023), what it returns.
+    | network | features |
+    |---|---|
+    | a backbone in `Backbone.LAYERS` | the last stage, averaged over the image |
+    | another torchvision classifier, such as `resnet50` | the input of its last linear layer |
+    | a timm network, such as `vit_base_patch14_dinov2` (Oquab et al. 2023) | its output |
 
-    Images are first resized to one size, bilinearly with antialiasing, so that distances do not
-    depend on theirs; then normalised as the network was trained. All in float32.
+    Images are resized to one size, bilinearly with antialiasing, so that distances do not depend on
+    the size of the images. They are normalised as in the network's training. The network runs in
+    float32.
 
     Args:
         backbone: name of the network.
-        weights: file of its weights in its library's key names.
-        resolution: pixels a side that images are resized to; 224 is what most networks saw, and
-            below 32 a last stage has nothing to see.
+        weights: file of its weights in the key names of its library.
+        resolution: pixels per side that images are resized to. Most networks were trained at 224.
+            Below 32 the last stage of some networks is empty.
     """
 
     def __init__(
@@ -81,19 +83,19 @@ class FeatureExtractor(FeatureNetwork):
     ) -> None:
         super().__init__()
         self.resolution = resolution
-        what = "last stage" if backbone in Backbone.LAYERS else "before its classes"
-        self.description = f"{backbone}, {what}, images at {resolution}×{resolution}"
+        layer = "last stage" if backbone in Backbone.LAYERS else "before its classes"
+        self.description = f"{backbone}, {layer}, images at {resolution}×{resolution}"
         try:
             network, self.normalize = _load_network(backbone, weights, resolution)
             self.frozen = FrozenNetwork(network)
             with torch.no_grad():
                 self.num_features = self(torch.zeros(2, 3, resolution, resolution)).shape[1]
-        except (AssertionError, LookupError) as error:  # from within the libraries
+        except (AssertionError, LookupError) as error:  # raised by torchvision and timm
             raise UserError(
                 f"frechet.backbone={backbone} cannot be used with {weights} and "
                 f"frechet.resolution={resolution}: {error!r}."
             ) from error
-        self.digest = file_digest(weights)
+        self.digest = _file_digest(weights)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
@@ -106,7 +108,7 @@ class FeatureExtractor(FeatureNetwork):
 def _load_network(
     backbone: str, weights: str | Path, resolution: int
 ) -> tuple[nn.Module, Normalize]:
-    """Returns a network from normalised images to features, and how it wants them normalised."""
+    """Returns a network from normalised images to features, and the normalisation it needs."""
     if backbone in Backbone.LAYERS:
         stages = Backbone(backbone, weights).network
         return nn.Sequential(stages, nn.AdaptiveAvgPool2d(1), nn.Flatten()), Normalize()
@@ -126,24 +128,24 @@ def _timm_network(backbone: str, weights: str | Path, resolution: int) -> nn.Mod
         import timm
     except ImportError as error:
         raise UserError(
-            f"the feature network {backbone} is not torchvision's, and those of timm, DINOv2 among "
-            f"them, need: pip install 'taming[evaluation]'. {KNOWN_NETWORKS}"
+            f"The feature network {backbone} is not in torchvision. Networks of timm, such as "
+            f"DINOv2, need: pip install 'taming[evaluation]'. {KNOWN_NETWORKS}"
         ) from error
     if not timm.is_model(backbone):
-        raise UserError(f"the feature network {backbone} is unknown. {KNOWN_NETWORKS}")
-    read_weights(weights)  # says what is wrong with the file
+        raise UserError(f"The feature network {backbone} is unknown. {KNOWN_NETWORKS}")
+    read_weights(weights)  # explains a damaged file better than timm
     settings: dict[str, Any] = {"img_size": resolution} if backbone.startswith("vit") else {}
     settings["pretrained_cfg_overlay"] = {"file": str(Path(weights).expanduser())}
     with fitting(weights):
         network: Any = timm.create_model(backbone, pretrained=True, **settings)
-    network.reset_classifier(0)  # only now: without its classes timm takes any weights
+    network.reset_classifier(0)  # only now, because without its classes timm accepts any weights
     return network
 
 
 class InceptionFeatures(FeatureNetwork):
-    """The 2048 features of the Inception network of FID, by torch-fidelity.
+    """The 2048 features of FID's Inception network, from torch-fidelity.
 
-    It resizes to 299×299 as the TensorFlow original does, from 8-bit images.
+    It takes 8-bit images and resizes them to 299×299 like the original in TensorFlow.
 
     Args:
         weights: torch-fidelity's file `weights-inception-2015-12-05-6726825d.pth`.
@@ -160,16 +162,16 @@ class InceptionFeatures(FeatureNetwork):
             raise UserError(
                 "Inception needs torch-fidelity: pip install 'taming[evaluation]'."
             ) from error
-        read_weights(weights)  # torch-fidelity would execute what else is in the file
+        read_weights(weights)  # refuses a file with code, which torch-fidelity would execute
         path = str(Path(weights).expanduser())
         try:
             network = FeatureExtractorInceptionV3("inception", ["2048"], path)
         except RuntimeError as error:
-            why = " ".join(str(error).split())[:300]
-            raise UserError(f"{path} holds no weights of Inception for FID: {why}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{path} holds no Inception weights for FID: {reason}") from error
         self.frozen = FrozenNetwork(network)
         self.description = "Inception of FID (torch-fidelity), images at 299×299"
-        self.digest = file_digest(weights)
+        self.digest = _file_digest(weights)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b 2048)` float32."""
@@ -178,19 +180,24 @@ class InceptionFeatures(FeatureNetwork):
             return self.frozen(pixels.expand(-1, 3, -1, -1))[0]
 
     def logits(self, features: Tensor) -> Tensor:
-        """Returns the logits `(b 1008)` of the Inception Score: without the bias."""
+        """Returns the logits `(b 1008)` of the Inception Score, which leave out the bias."""
         network: Any = self.frozen.network
         return features @ network.fc.weight.to(features.device).T
+
+
+def _file_digest(path: str | Path) -> str:
+    with Path(path).expanduser().open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_feature_network(
     *, backbone: str, weights: str | Path, resolution: Annotated[int, Ge(32)] = 224
 ) -> FeatureNetwork:
-    """Loads `inception`, or a network of `FeatureExtractor`.
+    """Loads `inception` or a `FeatureExtractor`.
 
     Raises:
         MissingPathError: if the weights file does not exist.
-        UserError: if the network is unknown, or the file does not fit it.
+        UserError: if the network is unknown or the file does not fit it.
     """
     if backbone == "inception":
         return InceptionFeatures(weights=weights)

@@ -1,25 +1,32 @@
-"""The contract of an evaluation, and what to say beside its numbers."""
+"""The evaluation protocol: everything that affects a metric except the model.
 
-from collections.abc import Collection, Sequence
+Published distances differ by the choice of reference images, their number, and how they are
+resized, more than by the models (Parmar et al. 2022, "On Aliased Resizing and Surprising Subtleties
+in GAN Evaluation"). Only numbers of one protocol belong in one table.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from taming.data import ImageDataset
-from taming.evaluation import ClassifierTraining, contract_digest, image_sets
-from taming.evaluation.bootstrap import FEW_IMAGES
-from taming.evaluation.real_images import RealImages
-from taming.generation import ImageGenerator, SamplingOptions
+from taming.evaluation.classifier import ClassifierTraining
 from taming.runtime.errors import join_names
+from taming.runtime.nested import leaves
 from taming.runtime.versions import versions
-from taming.tokenizer import VQGAN
 
-__all__ = ["evaluation_contract", "evaluation_notes"]
+if TYPE_CHECKING:  # compare.py needs protocols without the data module, which is slow to import
+    from taming.evaluation.real_images import RealImages
 
-INTERPOLATIONS = {"enlarge": "nearest", "none": "none"}  # by the transform's way to resize
+__all__ = ["evaluation_protocol", "protocol_differences", "protocol_digest"]
+
+NOT_COMPARED = ("subject", "subject_digest", "code", "digest")  # they may differ within a table
+INTERPOLATIONS = {"enlarge": "nearest", "none": "none"}  # by the transform's `resize`
 
 
-def evaluation_contract(
-    real: RealImages,
+def evaluation_protocol(
+    real: "RealImages",
     subject: str,
     subject_digest: str,
     *,
@@ -28,22 +35,25 @@ def evaluation_contract(
     lpips: str | None,
     sample_sizes: Collection[tuple[int, int]] = (),
 ) -> dict[str, Any]:
-    """Returns all that must be equal for two evaluations to be comparable, and what was evaluated.
+    """Returns the protocol of an evaluation, its subject, and the digest that compares protocols.
 
-    Published distances differ by the choice of reference images, their number, and how they are
-    resized, more than by the models (Parmar et al. 2022, "On Aliased Resizing and Surprising
-    Subtleties in GAN Evaluation"). Numbers of different contracts do not belong in one table. It is
-    known on the first process only.
+    Args:
+        real: the reference images and the judges. Only the first process knows their digests.
+        subject: the checkpoint, or the path of the samples.
+        subject_digest: digest of the weights, or of the samples' pixels.
+        num_samples: samples per guidance scale; None for a tokenizer.
+        training: of the classifier that is trained on samples.
+        lpips: the network of LPIPS; None if it was not measured.
+        sample_sizes: (height, width) of samples before they are resized.
     """
     transform, features = real.data.transform, real.judges.features
     classifier = real.judges.classifier
-    contract = {
+    protocol = {
         "reference": real.data.val_dataset.images.description,
-        "reference_digest": real.val.digest,  # of the pixels, whatever order, names and place
+        "reference_digest": real.val.digest,
         "num_reference": real.val.num_images,
-        # whose features are compared
         "num_training_images": 0 if real.train is None else real.train.num_images,
-        "num_samples": num_samples,  # of each row; None: of a tokenizer
+        "num_samples": num_samples,
         "resolution": list(real.data.resolution),
         "resize": f"{transform.resize}, pad {transform.pad}" if transform.pad else transform.resize,
         "crop": "none" if transform.crop == "none" else "center",  # validation is not augmented
@@ -53,44 +63,34 @@ def evaluation_contract(
         "features_digest": None if features is None else features.digest,
         "lpips": lpips,
         "classifier_digest": None if classifier is None else classifier.to_saved().fingerprint(),
-        # of the one that is trained on samples
         "classifier_training": None if None in (classifier, num_samples) else asdict(training),
-        "seed": real.judges.seed,  # of samples, choice of images, classifiers and intervals
-        "subject": subject,  # the checkpoint, or the images that were measured
+        "seed": real.judges.seed,
+        "subject": subject,
         "subject_digest": subject_digest,
         "code": versions(),
     }
     if resized := sorted({*sample_sizes} - {real.data.resolution}):
-        contract["samples_resized_from"] = join_names([f"{h}×{w}" for h, w in resized])
-    return {"digest": contract_digest(contract), **contract}
+        protocol["samples_resized_from"] = join_names([f"{h}×{w}" for h, w in resized])
+    return {"digest": protocol_digest(protocol), **protocol}
 
 
-def evaluation_notes(
-    subject: ImageGenerator | VQGAN | ImageDataset,
-    numbers: dict[str, Any],
-    real: RealImages,
-    guided: Sequence[SamplingOptions],
-) -> list[str]:
-    """Says what was not measured and why, and which numbers to take with care."""
-    notes = []
-    if isinstance(subject, ImageGenerator):
-        strongest = max((one.guidance for one in guided), key=lambda guidance: guidance.scale)
-        notes += [note[0].upper() + note[1:] for note in strongest.notes(subject.num_tokens)]
-        if subject.conditioning.num_classes is None:
-            notes.append("The generator has no classes, so no classifier can agree with it.")
-    sets = image_sets(numbers)
-    for name, row in sets.items():
-        if "num_not_finite" in row:
-            notes.append(
-                f"{row['num_not_finite']:,} of {row['num_images']:,} images are not finite (NaN), "
-                f"so nothing was measured of them: {name}."
-            )
-    fewest = min(row["num_images"] for row in sets.values())
-    if fewest < FEW_IMAGES:
-        notes.append(
-            f"Caution: with {fewest:,} images all numbers are rough; distances and precision mean "
-            "little below some hundreds. Give more before comparing anything."
-        )
-    if real.judges.features is None:
-        return [*notes, "No Fréchet distance was measured: it needs frechet.weights=FILE."]
-    return notes + real.judges.features.notes(fewest)
+def protocol_digest(protocol: Mapping[str, Any]) -> str:
+    """Returns a hex digest that is equal for comparable evaluations.
+
+    The reference counts by its pixels and not by its path.
+    """
+    compared = {name: x for name, x in _compared(protocol).items() if name != "reference"}
+    return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def protocol_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Lists how the second of two saved protocols differs: `num_reference 500, not 10000`."""
+    before, after = (dict(leaves(_compared(x), lists=False)) for x in (first, second))
+    names = [name for name in before | after if before.get(name) != after.get(name)]
+    if "reference_digest" not in names and "reference" in names:
+        names.remove("reference")
+    return [f"{name} {after.get(name)}, not {before.get(name)}" for name in names]
+
+
+def _compared(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in protocol.items() if name not in NOT_COMPARED}

@@ -1,4 +1,4 @@
-"""The images of an evaluation: checked, batched, and their features kept for the next one."""
+"""The real images of an evaluation: checked, batched, judged, and their features cached."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -12,22 +12,19 @@ from taming.conditioning import ImageCondition, class_difference
 from taming.data import ImageDataset, LabelMapReader
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
-from taming.evaluation import FeatureNetwork, ImageClassifier, JudgedImages, Judges, in_proportion
+from taming.evaluation.classifier import ImageClassifier
+from taming.evaluation.features import FeatureNetwork
+from taming.evaluation.judges import JudgedImages, Judges, in_proportion
 from taming.generation import ImageGenerator
 from taming.runtime.errors import UserError
 from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
 from taming.tokenizer import VQGAN
 
-__all__ = [
-    "RealImages",
-    "check_classifier",
-    "check_data",
-    "chosen",
-]
+__all__ = ["RealImages", "check_classifier", "check_data", "choose_images"]
 
 
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
-    """Returns the model's tokenizer; refuses data that do not suit the model."""
+    """Returns the model's tokenizer; raises a `UserError` for data that do not suit the model."""
     tokenizer = model if isinstance(model, VQGAN) else model.require_tokenizer()
     tokenizer.check_kind(data.label_maps, data.channels)
     if isinstance(model, VQGAN):
@@ -35,8 +32,8 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     if data.resolution != model.resolution:
         height, width = model.resolution
         raise UserError(
-            f"the images are {data.resolution[0]}×{data.resolution[1]}, and the generator's "
-            f"{height}×{width}: give data.resolution=[{height},{width}], or leave it out."
+            f"The images are {data.resolution[0]}×{data.resolution[1]} and the generator makes "
+            f"{height}×{width}. Set data.resolution=[{height},{width}], or leave it out."
         )
     difference = None
     if isinstance(model.conditioning, ImageCondition):
@@ -44,63 +41,71 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     elif model.conditioning.num_classes is not None:
         difference = class_difference(data, model.conditioning)
     if difference is not None:
-        raise UserError(f"the data are not like those of the generator's training: {difference}.")
+        raise UserError(f"The data differ from the generator's training data: {difference}.")
     return tokenizer
 
 
 def _condition_difference(
     generator: ImageGenerator, conditioning: ImageCondition, data: ImageDataModule
 ) -> str | None:
-    """Says how the data's conditions differ from those of the generator's training, if they do."""
+    """Describes how the condition images differ from the generator's; None if they do not."""
     reader, tokenizer = data.condition_reader, generator.require_condition_tokenizer()
     if reader is None:
-        return "they have no condition images: use data=paired"
+        return "they have no condition images, use data=paired"
     tokenizer.check_kind(reader.label_maps, reader.channels)
     if not reader.label_maps:
         return None
-    reading = conditioning.unlabelled, conditioning.unlabelled_class
-    if repr(reader) == repr(LabelMapReader(tokenizer.image_channels, *reading)):  # no palette
+    unlabelled = conditioning.unlabelled, conditioning.unlabelled_class
+    if repr(reader) == repr(LabelMapReader(tokenizer.image_channels, *unlabelled)):  # no palette
         return None
-    value, its_class = ("null" if number is None else str(number) for number in reading)
+    value, class_number = ("null" if number is None else str(number) for number in unlabelled)
     return (
-        f"their label maps would be read in another way: set data.label_map.unlabelled={value} "
-        f"data.label_map.unlabelled_class={its_class}"
+        f"their label maps need data.label_map.unlabelled={value} "
+        f"data.label_map.unlabelled_class={class_number}"
     )
 
 
 def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None:
-    """Refuses a classifier whose classes or channels are not the data's."""
+    """Raises a `UserError` for a classifier of other classes or channels than the data's."""
     difference = class_difference(classifier, data)
     if classifier.image_channels != data.channels:
         difference = f"it takes images of {classifier.image_channels} channels"
     if difference is not None:
         raise UserError(
-            f"the classifier does not fit the data: {difference}; classifier=null trains another."
+            f"The classifier does not fit the data: {difference}. Use classifier=null to train "
+            "another one."
         )
 
 
-def chosen(
-    dataset: ImageDataset, most: int | None, seed: int | None, repeat: bool = False
+def choose_images(
+    dataset: ImageDataset, count: int | None, seed: int | None, repeat: bool = False
 ) -> Sequence[int]:
-    """Returns the numbers of the images to take: all, or `most` in proportion to their classes.
+    """Returns the numbers of all images, or of `count` in proportion to their classes.
 
-    With `repeat` there may be more than the data set has.
+    With `repeat`, images repeat if the data set has fewer than `count`.
     """
     numbers = range(len(dataset))
-    if most is None or (most >= len(dataset) and not repeat):
+    if count is None or (count >= len(dataset) and not repeat):
         return numbers
-    found = in_proportion([dataset.label(number) for number in numbers], most, seed)
-    return found if dataset.block is None else sorted(found)  # a stream is read in order
+    sample = in_proportion([dataset.label(number) for number in numbers], count, seed)
+    return sample if dataset.block is None else sorted(sample)  # a stream is read in order
 
 
 class RealImages:
-    """The real images of an evaluation, judged: those of validation, and some of training.
+    """The validation images of an evaluation and a part of the training images, both judged.
 
-    Features are kept in `cache_dir` for the next evaluation of the same images by the same network.
+    Args:
+        data: the data module, set up.
+        judges: the networks that judge.
+        batch_size: images at once.
+        max_images: how many validation images to choose; None for all.
+        max_training_images: how many training images to choose; None for all.
+        cache_dir: where features are kept for the next evaluation with the same images and network.
 
     Attributes:
-        val, val_numbers: the validation images, up to `max_images`, and which they are.
-        train: the features of up to `max_training_images`; None without a feature network.
+        val_numbers: numbers of the chosen validation images.
+        val: the validation images, judged.
+        train: the training images, judged by their features; None without a feature network.
     """
 
     def __init__(
@@ -115,20 +120,20 @@ class RealImages:
         self.data, self.judges = data, judges
         self._batch_size = batch_size
         self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
-        self.val_numbers = chosen(data.val_dataset, max_images, judges.seed)
+        self.val_numbers = choose_images(data.val_dataset, max_images, judges.seed)
         self.val = self._judge(judges, data.val_dataset, self.val_numbers, "validation images")
         self.train: JudgedImages | None = None
         if judges.features is not None:
-            some = chosen(data.train_dataset, max_training_images, judges.seed)
+            numbers = choose_images(data.train_dataset, max_training_images, judges.seed)
             network = replace(judges, classifier=None)
-            self.train = self._judge(network, data.train_dataset, some, "training images")
+            self.train = self._judge(network, data.train_dataset, numbers, "training images")
 
     def batches(
         self, dataset: ImageDataset, numbers: Sequence[int], name: str
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields this rank's batches of images, not augmented, each after its first one's place.
+        """Yields this process's batches of unaugmented images, with a progress bar of this name.
 
-        They are counted by a progress bar of this name.
+        Each batch comes after the position of its first image in `numbers`.
         """
         size = min(self._batch_size, largest_share(len(numbers)))
         starts = list(rank_share(range(0, len(numbers), size)))
@@ -144,22 +149,21 @@ class RealImages:
     def _judge(
         self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int], name: str
     ) -> JudgedImages:
-        """Returns images as judged, whole on the first process."""
-        cached = on_first_rank(lambda: self._cached(judges.features, dataset, numbers))
-        known = cached is not None and on_first_rank(cached.is_file)
-        judged = JudgedImages(replace(judges, features=None) if known else judges)
-        if not known or judges.classifier is not None:
+        cache = on_first_rank(lambda: self._cache_file(judges.features, dataset, numbers))
+        cached = cache is not None and on_first_rank(cache.is_file)
+        judged = JudgedImages(replace(judges, features=None) if cached else judges)
+        if not cached or judges.classifier is not None:
             for _, batch in self.batches(dataset, numbers, name):
                 judged.update(batch["images"], batch.get("labels"))
         judged.gather()
-        if cached is not None and rank() == 0:
-            (judged.load_features if known else judged.save_features)(cached)
+        if cache is not None and rank() == 0:
+            (judged.load_features if cached else judged.save_features)(cache)
         return judged
 
-    def _cached(
+    def _cache_file(
         self, network: FeatureNetwork | None, dataset: ImageDataset, numbers: Sequence[int]
     ) -> Path | None:
-        """Returns the file of the features, named after all that decides its contents."""
+        """Returns the file of the features, named after the images and the network."""
         if network is None or self._cache_dir is None:
             return None
         terms = dataset.fingerprint(), list(numbers), network.description, network.digest

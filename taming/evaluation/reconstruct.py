@@ -1,4 +1,4 @@
-"""Reconstructs images with a tokenizer, measures how well and writes the results to disk."""
+"""Reconstructs images with a tokenizer, measures the quality and writes the results."""
 
 import json
 from collections import Counter
@@ -15,14 +15,15 @@ from torchmetrics import Metric, MetricCollection
 from tqdm import tqdm
 
 from taming.data import ImageFolder, InspectionImages, PictureReader
-from taming.evaluation import (
+from taming.evaluation.distances import FrechetDistance
+from taming.evaluation.features import FeatureExtractor
+from taming.evaluation.metrics import (
     CodebookUsage,
-    FeatureExtractor,
-    FrechetDistance,
     LPIPSMetric,
     ReconstructionMetrics,
-    reconstruct_tiled,
+    metrics_device,
 )
+from taming.evaluation.tiling import reconstruct_tiled
 from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
 from taming.runtime.errors import UserError, join_names, writing
@@ -40,7 +41,7 @@ __all__ = ["reconstruct_images"]
 
 Byte = Annotated[int, Ge(0), Le(255)]
 NUM_GRID_IMAGES = 16
-MAX_GRID_SIDE = 512  # pixels of a picture, if there are several
+MAX_GRID_SIDE = 512  # pixels of a picture in a grid of several images
 
 
 def reconstruct_images(
@@ -60,25 +61,37 @@ def reconstruct_images(
     write_images: bool = False,
     side_by_side: bool = True,
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Reconstructs the images at `path`, a folder, a `.zip` file or an image.
+    """Reconstructs the images at `path`: a folder, a `.zip` file or one image.
 
-    Into `output_dir` go `reconstructions.png`, the first images beside their reconstructions;
-    `metrics.json`, the numbers over all images; with `write_images`, `images/NAME.png`, the image
-    beside its reconstruction with `side_by_side`. Broken files are left out, counted and named.
+    Writes `metrics.json`, the numbers of all images, and `reconstructions.png`, the first images
+    next to their reconstructions. Broken files are left out, counted and named. Several processes
+    each take a part of the images.
 
-    With a `resolution` every image is resized and cropped in the middle, as for training; without
-    it keeps its size, cropped to multiples of the downsample factor. Those larger than a `tile` are
-    cut into tiles that share `overlap` pixels, a quarter of a tile unless given. `lpips` names the
-    network of LPIPS, `background` is RGB behind transparent parts.
-
-    Several processes each take a part of the images, and the first one returns the results.
+    Args:
+        vqgan: the tokenizer, in evaluation mode.
+        path: the images.
+        output_dir: directory of the results.
+        resolution: (height, width) or one number for a square, to which images are resized and
+            center-cropped as in training. None keeps their sizes, cropped to multiples of the
+            downsample factor.
+        tile: side in pixels of the tiles that larger images are cut into; None for no tiles.
+        overlap: pixels that neighbouring tiles share; None for a quarter of a tile.
+        batch_size: images at once.
+        max_images: the number of images, the first ones; None for all.
+        num_workers: processes that load images.
+        background: RGB behind transparent pixels.
+        lpips: network of LPIPS; None for no LPIPS.
+        features: network of the Fréchet distance; None for no distance.
+        write_images: whether to write each reconstruction, to `images/NAME.png`.
+        side_by_side: whether these files show the image next to its reconstruction.
 
     Returns:
-        The contents of metrics.json, and the files and folders written.
+        The contents of metrics.json, and the files and folders written. Both are empty but on the
+        first process.
 
     Raises:
-        MissingPathError: if there is nothing at `path`.
-        UserError: if the images do not suit the model, or the files cannot be written.
+        MissingPathError: if `path` does not exist.
+        UserError: if the images do not suit the model, or files cannot be written.
     """
     output_dir = Path(output_dir).expanduser()
     vqgan.require_pictures()
@@ -93,7 +106,7 @@ def reconstruct_images(
     elif tile is None or overlap > tile // 2:
         raise UserError(f"overlap={overlap} needs tile=PIXELS of {2 * overlap} or more.")
     if write_images and rank() == 0 and (output_dir / "images").exists():
-        raise UserError(f"{output_dir / 'images'} exists already: give another output_dir.")
+        raise UserError(f"{output_dir / 'images'} exists already. Give another output_dir.")
     min_side = max(ReconstructionMetrics.min_side, LPIPSLoss.MIN_SIDES[lpips] if lpips else 0)
     images = on_first_rank(
         lambda: InspectionImages(
@@ -105,48 +118,46 @@ def reconstruct_images(
         )
     )
     batches = list(rank_share(images.batches(min(batch_size, largest_share(len(images))))))
-    device = vqgan.device
-    device = torch.device("cpu") if device.type == "mps" else device  # it has no float64
     codebook = CodebookUsage(vqgan.codebook_size)
-    chosen: list[Metric] = [ReconstructionMetrics()]
-    about: dict[str, Any] = {}
+    metrics_list: list[Metric] = [ReconstructionMetrics()]
+    networks: dict[str, str] = {}
     if lpips is not None:
-        chosen.append(LPIPSMetric(LPIPSLoss(backbone=lpips)))
-        about["lpips_network"] = lpips
+        metrics_list.append(LPIPSMetric(LPIPSLoss(backbone=lpips)))
+        networks["lpips_network"] = lpips
     if features is not None:
-        chosen.append(FrechetDistance(features))
-        about["frechet_features"] = features.description
-    metrics = MetricCollection([*chosen, codebook], compute_groups=False).to(device)
+        metrics_list.append(FrechetDistance(features))
+        networks["frechet_features"] = features.description
+    device = metrics_device(vqgan.device)
+    metrics = MetricCollection([*metrics_list, codebook], compute_groups=False).to(device)
     sizes: Counter[tuple[int, ...]] = Counter()
-    directory = output_dir / "images"
-    pictures = _Pictures(images, directory if write_images else None, side_by_side)
+    pictures = _Pictures(images, output_dir / "images" if write_images else None, side_by_side)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         total = sum(map(len, batches))
         bar = tqdm(total=total, unit="image", desc="reconstructing", disable=rank() > 0)
         with torch.inference_mode(), bar:
             for numbers, batch in images.load(batches, num_workers):
-                outputs, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
+                reconstructions, code_counts = reconstruct_tiled(vqgan, batch, tile, overlap)
                 metrics.update(
-                    reconstructions=outputs.float().to(device),
+                    reconstructions=reconstructions.float().to(device),
                     images=batch.to(device),
                     code_counts=code_counts.to(device),
                 )
                 sizes[tuple(batch.shape[2:])] += len(batch)
-                pictures.add(numbers, batch, outputs)
+                pictures.add(numbers, batch, reconstructions)
                 bar.update(len(numbers))
-        for other_sizes, other_pictures in gather((sizes, pictures.shown))[1:]:
+        for other_sizes, other_pairs in gather((sizes, pictures.pairs))[1:]:
             sizes += other_sizes
-            pictures.shown |= other_pictures
+            pictures.pairs |= other_pairs
         num_latents = int(sum_over_ranks(codebook.counts.sum()))
-        measured = {name: float(value) for name, value in metrics.compute().items()}
+        values = {name: float(value) for name, value in metrics.compute().items()}
         if rank() > 0:
             return {}, []
-        found = {
+        results: dict[str, Any] = {
             "num_images": sizes.total(),
-            "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,  # several
-            **measured,
-            **about,
+            "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,
+            **values,
+            **networks,
             "codebook_size": vqgan.codebook_size,
             "num_latents": num_latents,
             "tile": tile,
@@ -155,20 +166,20 @@ def reconstruct_images(
             "num_magnified": images.num_magnified,
             "broken": [list(entry) for entry in images.broken],
         }
-        found["notes"] = _notes(found, images, features)
-        (output_dir / "metrics.json").write_text(json.dumps(found, indent=2) + "\n")
+        results["notes"] = _notes(results, images, features)
+        (output_dir / "metrics.json").write_text(json.dumps(results, indent=2) + "\n")
         pictures.grid().save(output_dir / "reconstructions.png")
     names = ["reconstructions.png", "metrics.json", *(["images"] if write_images else [])]
-    return found, [output_dir / name for name in names]
+    return results, [output_dir / name for name in names]
 
 
 class _Pictures:
-    """Writes each image beside its reconstruction if asked to, and keeps the first for a grid."""
+    """Collects the first images and reconstructions for a grid, and writes all if asked to."""
 
     def __init__(
         self, images: InspectionImages, directory: Path | None, side_by_side: bool
     ) -> None:
-        self.shown: dict[int, list[Image.Image]] = {}
+        self.pairs: dict[int, list[Image.Image]] = {}
         self._names = _file_names([images.folder.name(number) for number in range(len(images))])
         self._directory, self._side_by_side = directory, side_by_side
 
@@ -182,43 +193,41 @@ class _Pictures:
                 pixels = np.concatenate(pair if self._side_by_side else pair[1:], axis=1)
                 Image.fromarray(pixels).save(file)
             if number < NUM_GRID_IMAGES:
-                self.shown[number] = [Image.fromarray(pixels) for pixels in pair]
+                self.pairs[number] = [Image.fromarray(pixels) for pixels in pair]
                 if len(self._names) > 1:
-                    for picture in self.shown[number]:
+                    for picture in self.pairs[number]:
                         picture.thumbnail((MAX_GRID_SIDE, MAX_GRID_SIDE))
 
     def grid(self) -> Image.Image:
-        """Lays out the first pairs, four a row, each fitted into a cell of the largest's size."""
-        pictures = [picture for number in sorted(self.shown) for picture in self.shown[number]]
+        """Lays out the first pairs, four per row, each padded to the size of the largest."""
+        pictures = [picture for number in sorted(self.pairs) for picture in self.pairs[number]]
         size = max(one.width for one in pictures), max(one.height for one in pictures)
         cells = [np.asarray(ImageOps.pad(picture, size, color="white")) for picture in pictures]
         return pixel_grid(np.stack(cells), num_columns=min(8, len(cells)))
 
 
 def _notes(
-    found: dict[str, Any], images: InspectionImages, features: FeatureExtractor | None
+    results: dict[str, Any], images: InspectionImages, features: FeatureExtractor | None
 ) -> list[str]:
     notes = []
     if images.broken:
         reasons = join_names([f"{name}: {why}" for name, why in images.broken], separator="; ")
         notes.append(f"{len(images.broken)} broken files left out ({reasons}).")
     if images.num_cropped:
-        notes.append(
-            f"{images.num_cropped} images cropped in the middle to multiples of "
-            f"{images.downsample_factor} pixels."
-        )
+        factor = images.downsample_factor
+        notes.append(f"{images.num_cropped} images center-cropped to multiples of {factor} pixels.")
     if images.num_magnified:
-        notes.append(f"{images.num_magnified} images smaller than the resolution and enlarged.")
-    if found["num_latents"] < found["codebook_size"]:
+        notes.append(f"{images.num_magnified} images enlarged to the resolution.")
+    if results["num_latents"] < results["codebook_size"]:
         notes.append(
-            f"{found['num_latents']} latents cannot use all {found['codebook_size']} codes: usage "
-            "says little."
+            f"{results['num_latents']} latents cannot use all {results['codebook_size']} codes, so "
+            "codebook usage says little."
         )
-    return notes + ([] if features is None else features.notes(found["num_images"]))
+    return notes + ([] if features is None else features.notes(results["num_images"]))
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """Names the results: `a/1.png` for `a/1.jpg`, or `a/1.jpg.png` where two would be the same."""
+    """Returns `a/1.png` for `a/1.jpg`, or `a/1.jpg.png` if another image would get that name."""
     paths = [PurePosixPath(name.lstrip("/")) for name in names]
     count = Counter(path.with_suffix("") for path in paths)
     stems = [path if count[path.with_suffix("")] > 1 else path.with_suffix("") for path in paths]

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation as Markdown."""
+"""The report of an evaluation in Markdown, and its rows in a table of several."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,17 +6,18 @@ from typing import Any
 __all__ = ["evaluation_rows", "image_sets", "markdown_table", "report_text"]
 
 MAX_TABLE_CLASSES = 30
+Columns = Mapping[str, tuple[str, str]]  # title and format of a number, by its key
 
 LIKELIHOODS = {
     "likelihood": "tokens of the validation images",
-    "likelihood_without_condition": "the same, without their condition",
+    "likelihood_without_condition": "the same tokens without their condition",
 }
 SETS = {
     "reconstructions": "reconstructions of the validation images",
     "training_images": "training images",
     "validation_images": "validation images",
 }
-COLUMNS = {  # title and format of a set's numbers
+COLUMNS: Columns = {
     "agreement": ("classifier predicts their class", "{:.1%}"),
     "classification_accuracy": ("classifier trained on them", "{:.1%}"),
     "classifier_score": ("classifier score", "{:.4g}"),
@@ -31,18 +32,17 @@ COLUMNS = {  # title and format of a set's numbers
     "coverage": ("coverage", "{:.3f}"),
     "diversity": ("mean distance within", "{:.4g}"),
 }
-MEMORISATION = {
+MEMORISATION: Columns = {
     "training_distance": ("median distance to the nearest training image", "{:.4g}"),
-    "training_distance_of_held_out": ("that of validation images", "{:.4g}"),
-    "close_to_training": ("closer than all but 5% of these", "{:.1%}"),
+    "training_distance_of_held_out": ("median distance of validation images", "{:.4g}"),
+    "close_to_training": ("closer than 95% of the validation images", "{:.1%}"),
 }
-QUALITY = {
+QUALITY: Columns = {
     "psnr": ("PSNR", "{:.2f}"),
     "ssim": ("SSIM", "{:.4f}"),
     "lpips": ("LPIPS", "{:.4f}"),
     "l1": ("L1", "{:.4f}"),
 }
-Columns = Mapping[str, tuple[str, str]]
 
 
 def report_text(numbers: dict[str, Any]) -> str:
@@ -55,29 +55,23 @@ def report_text(numbers: dict[str, Any]) -> str:
         _remarks(numbers),
         _tokenizer(numbers),
         _classes(numbers),
-        _contract(numbers),
+        _protocol(numbers),
     ]
     return "\n\n".join(["# Evaluation", *filter(None, parts)]) + "\n"
 
 
 def evaluation_rows(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yields a name and the numbers of each row that an evaluation has in a table of several.
+    """Yields name and numbers of each row that an evaluation has in a table of several.
 
-    Rows are the samples of each guidance scale, with the likelihood, or the reconstructions of a
-    tokenizer alone.
+    A generator has a row per guidance scale, with the likelihood. A tokenizer has one row.
     """
-    shared = {
-        name: value
-        for name, value in numbers.get("likelihood", {}).items()
-        if name.startswith("bits_per_token")
-    }
+    likelihood = numbers.get("likelihood", {})
+    bits = {key: value for key, value in likelihood.items() if key.startswith("bits_per_token")}
     rows = dict(_samples(numbers)) or {"": numbers.get("reconstructions", {})}
     for name, row in rows.items():
-        found = shared | {
-            key: value for key, value in row.items() if isinstance(value, int | float)
-        }
-        found.pop("guidance_scale", None)
-        yield name, found
+        plain = {key: value for key, value in row.items() if isinstance(value, int | float)}
+        plain.pop("guidance_scale", None)
+        yield name, bits | plain
 
 
 def _samples(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -90,27 +84,25 @@ def _samples(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def image_sets(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the numbers of each set of images, by what it is."""
+    """Returns the numbers of each set of images, by the set's title."""
     sets = dict(_samples(numbers))
-    return sets | {what: numbers[name] for name, what in SETS.items() if name in numbers}
+    return sets | {title: numbers[name] for name, title in SETS.items() if name in numbers}
 
 
 def _table(sets: Mapping[str, dict[str, Any]], columns: Columns, title: str = "") -> str:
-    """Lays out the numbers of sets of images, those columns that any of them has."""
-    found = {key: column for key, column in columns.items() if any(key in x for x in sets.values())}
-    rows = [
-        [
-            what,
-            f"{row['num_images']:,}",
-            *(_cell(row, key, form) for key, (_, form) in found.items()),
-        ]
-        for what, row in sets.items()
-    ]
-    return markdown_table([title, "images", *(title for title, _ in found.values())], rows)
+    """Lays out the numbers of sets of images in the columns that any of them has."""
+    columns = {
+        key: column for key, column in columns.items() if any(key in x for x in sets.values())
+    }
+    rows = []
+    for name, numbers in sets.items():
+        cells = [_cell(numbers, key, form) for key, (_, form) in columns.items()]
+        rows.append([name, f"{numbers['num_images']:,}", *cells])
+    return markdown_table([title, "images", *(title for title, _ in columns.values())], rows)
 
 
 def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
-    """Returns a number, and its 95% interval where it is known."""
+    """Returns a number and its 95% interval, if it has one."""
     if row.get(key) is None:
         return ""
     interval = row.get(f"{key}_interval")
@@ -121,34 +113,34 @@ def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
 
 
 def _likelihood(numbers: dict[str, Any]) -> str:
+    if "likelihood" not in numbers:
+        return ""
     form = "{num_tokens:,} {nats_per_token:.4f} {bits_per_token:.4f} {perplexity:.2f}"
     rows = [
-        [what, *form.format(**numbers[name]).split()]
-        for name, what in LIKELIHOODS.items()
+        [title, *form.format(**numbers[name]).split()]
+        for name, title in LIKELIHOODS.items()
         if name in numbers
     ]
-    text = markdown_table(["", "tokens", "nats per token", "bits per token", "perplexity"], rows)
-    if not rows:
-        return ""
-    found = numbers["likelihood"]
+    table = markdown_table(["", "tokens", "nats per token", "bits per token", "perplexity"], rows)
+    likelihood = numbers["likelihood"]
     return (
-        f"{text}\n\nWithout a transformer: {found['bits_per_token_uniform']:.4f} bits if all codes "
-        f"are equally probable, {found['bits_per_token_frequencies']:.4f} if they are as frequent "
-        "as among these tokens."
+        f"{table}\n\nWithout a transformer: {likelihood['bits_per_token_uniform']:.4f} bits if "
+        f"all codes are equally probable, {likelihood['bits_per_token_frequencies']:.4f} with the "
+        "frequencies of the codes among these tokens."
     )
 
 
 def _remarks(numbers: dict[str, Any]) -> str:
     remarks = []
     if "frechet_features" in numbers:
-        name = numbers["frechet_features"]
-        not_fid = "" if name.startswith("Inception") else ": not FID"
+        network = numbers["frechet_features"]
+        not_fid = "" if network.startswith("Inception") else ", so it is not FID"
         remarks.append(
-            f"The distance is between features of {name}{not_fid}. It falls with the number of "
-            "images: compare rows with equally many."
+            f"The distance uses features of {network}{not_fid}. It falls as the number of images "
+            "grows, so compare only rows of equally many images."
         )
     if any("_interval" in key for row in image_sets(numbers).values() for key in row):
-        remarks.append("In brackets: 95% intervals by bootstrap over the images of the row.")
+        remarks.append("Brackets hold 95% intervals by bootstrap over the images of the row.")
     return "\n\n".join(remarks + numbers.get("notes", []))
 
 
@@ -162,18 +154,17 @@ def _tokenizer(numbers: dict[str, Any]) -> str:
         if tokenizer.get(key) is not None
     )
     text = (
-        f"The tokenizer on the validation images: {quality}; "
-        f"{tokenizer['codebook_usage']:.1%} of its codes used, perplexity "
+        f"The tokenizer on the validation images: {quality}, codebook usage "
+        f"{tokenizer['codebook_usage']:.1%}, codebook perplexity "
         f"{tokenizer['codebook_perplexity']:.1f}."
     )
     rows = tokenizer.get("by_class", [])
     worst = sorted(rows, key=lambda row: (row["psnr"] is None, row["psnr"]))[:MAX_TABLE_CLASSES]
     table = _table({row["class"]: row for row in worst}, QUALITY, "class")
-    return f"{text}\n\nBy class, the worst first:\n\n{table}" if table else text
+    return f"{text}\n\nBy class, worst first:\n\n{table}" if table else text
 
 
-def _contract(numbers: dict[str, Any]) -> str:
-    """Lists what the numbers depend on."""
+def _protocol(numbers: dict[str, Any]) -> str:
     rows = []
     for name, value in numbers["contract"].items():
         if isinstance(value, dict):
@@ -181,12 +172,12 @@ def _contract(numbers: dict[str, Any]) -> str:
         elif isinstance(value, list):
             value = "×".join(map(str, value))
         rows.append([name.replace("_", " "), "none" if value is None else str(value)])
-    text = markdown_table(["contract", ""], rows)
-    return f"Numbers of another contract are not comparable with these.\n\n{text}"
+    table = markdown_table(["protocol", ""], rows)
+    return f"Compare these numbers only with numbers of the same protocol.\n\n{table}"
 
 
 def _classes(numbers: dict[str, Any]) -> str:
-    """Lists the agreement of each class, or of those with the worst samples if there are many."""
+    """Lists the agreement of each class, or of the classes with the worst samples if many."""
     sampled = [(name, row) for name, row in _samples(numbers) if "by_class" in row]
     if not sampled:
         return ""
@@ -200,7 +191,7 @@ def _classes(numbers: dict[str, Any]) -> str:
         title = f"The {MAX_TABLE_CLASSES} classes with the worst samples:\n\n"
     header = ["class", "real images"]
     for name, _ in sampled:
-        header += [name, "most often taken for"]
+        header += [name, "most often predicted instead"]
     rows = []
     for label in labels:
         cells = [real[label]["class"], _share(real[label])]
@@ -216,7 +207,7 @@ def _share(row: dict[str, Any]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lays out a Markdown table with aligned columns; empty for no rows."""
+    """Returns a Markdown table with aligned columns; empty without rows."""
     if not rows:
         return ""
     widths = [max(3, *(len(row[i]) for row in [header, *rows])) for i in range(len(header))]

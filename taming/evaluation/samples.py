@@ -1,55 +1,63 @@
-"""Samples measured beside real images."""
+"""Sets of samples, drawn from a generator or made before, measured against real images."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 
 from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
-from taming.evaluation import (
-    ClassifierTraining,
-    JudgedImages,
-    compare_features,
-    in_proportion,
-    memorisation,
-)
-from taming.evaluation.classifier_training import SampleSet, train_on_samples
-from taming.evaluation.pictures import shown_samples
-from taming.evaluation.real_images import RealImages, chosen
+from taming.evaluation.classification_accuracy import SampleSet, classification_accuracy
+from taming.evaluation.classifier import ClassifierTraining
+from taming.evaluation.judges import JudgedImages, compare_features, in_proportion
+from taming.evaluation.neighbours import memorisation
+from taming.evaluation.real_images import RealImages, choose_images
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
-from taming.pictures import to_uint8
+from taming.pictures import class_grid, pixel_grid, to_uint8
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.process_group import gather, largest_share, rank
 from taming.tokenizer import VQGAN
 
 __all__ = [
     "condition_key",
-    "drawn_samples",
-    "given_samples",
-    "guided_options",
+    "existing_samples",
+    "generator_samples",
     "measure_samples",
+    "options_by_scale",
     "prepare_sampling",
     "training_numbers",
 ]
 
+GRID_CLASSES, GRID_IMAGES_PER_CLASS, GRID_IMAGES_WITHOUT_CLASSES = 12, 10, 100
+
 
 class Samples(NamedTuple):
-    """A set of samples, one for each of some images: of it, of its condition, or unconditional."""
+    """A set of samples. Each belongs to an image, which gives its condition, or is that image.
 
-    settings: dict[str, Any]  # in which it differs from the other sets
+    Attributes:
+        settings: how the set differs from the other sets, such as its guidance scale.
+        name: title of the progress bar.
+        dataset: the data set of the images.
+        numbers: numbers of the images in the data set, in the order of the samples.
+        sample: function from the position of a batch's first image and the batch to samples
+            `(b c H W)`.
+    """
+
+    settings: dict[str, Any]
     name: str
     dataset: ImageDataset
-    numbers: Sequence[int]  # of the images in the data set
-    make: Callable[[int, dict[str, Any]], Tensor]  # from the first one's place, and a batch of them
+    numbers: Sequence[int]
+    sample: Callable[[int, dict[str, Any]], Tensor]
 
 
 def condition_key(subject: ImageGenerator | VQGAN | ImageDataset) -> str | None:
-    """Returns what a batch calls the samples' condition; None without one."""
+    """Returns the key of the samples' condition in a batch; None without one."""
     if isinstance(subject, ImageDataset):
         return "labels" if subject.label(0) is not None else None
     if isinstance(subject, VQGAN):
@@ -59,100 +67,132 @@ def condition_key(subject: ImageGenerator | VQGAN | ImageDataset) -> str | None:
     return None if subject.conditioning.num_classes is None else "labels"
 
 
-def guided_options(
-    options: SamplingOptions, scales: Sequence[float], num_samples: int
+def options_by_scale(
+    generator: ImageGenerator,
+    data: ImageDataModule,
+    options: SamplingOptions,
+    scales: Sequence[float],
+    num_samples: int,
 ) -> list[SamplingOptions]:
-    """Returns the options of each guidance scale, all of the batch size of the largest share."""
-    size = min(options.images_at_once, largest_share(num_samples))  # a step is compiled for one
-    return [
-        replace(options, batch_size=size, guidance=replace(options.guidance, scale=scale))
-        for scale in scales
-    ]
+    """Returns the options of each guidance scale, with one batch size, for which a step compiles.
+
+    Draws an image with each, so that options that the generator does not support fail now.
+    """
+    size = min(options.images_at_once, largest_share(num_samples))
+    key = condition_key(generator)
+    condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
+    by_scale = []
+    for scale in scales:
+        guidance = replace(options.guidance, scale=scale)
+        by_scale.append(replace(options, batch_size=size, guidance=guidance))
+        generator.sample(1, condition, options=replace(by_scale[-1], compile=False))
+    return by_scale
 
 
 def prepare_sampling(
     generator: ImageGenerator,
-    guided: Sequence[SamplingOptions],
+    by_scale: Sequence[SamplingOptions],
     num_samples: int,
     dtype: SamplingDtype,
 ) -> list[SamplingOptions]:
-    """Converts the generator, and settles the compilation of each guidance scale's sampling."""
-    kinds = Counter(one.guidance.is_off for one in guided)  # all of a kind share a step
+    """Converts the generator to `dtype`, and decides for each scale whether its step compiles."""
+    # The scales with guidance share a compiled step, and those without it share another.
+    counts = Counter(options.guidance.is_off for options in by_scale)
     share = largest_share(num_samples)
     return [
-        generator.prepare_sampling(one, dtype, share * kinds[one.guidance.is_off]) for one in guided
+        generator.prepare_sampling(options, dtype, share * counts[options.guidance.is_off])
+        for options in by_scale
     ]
 
 
-def drawn_samples(
+def generator_samples(
     generator: ImageGenerator, data: ImageDataModule, options: SamplingOptions, num_samples: int
 ) -> Samples:
-    """Returns the samples of one guidance scale, which are drawn as they are measured."""
+    """Returns samples of one guidance scale, with classes as frequent as in the training images."""
     key, scale = condition_key(generator), options.guidance.scale
     dataset = data.val_dataset if key == "conditions" else data.train_dataset
-    numbers = chosen(dataset, num_samples, options.seed, repeat=True)
+    numbers = choose_images(dataset, num_samples, options.seed, repeat=True)
 
-    def draw(start: int, batch: dict[str, Any]) -> Tensor:
+    def sample(start: int, batch: dict[str, Any]) -> Tensor:
         condition, count = None if key is None else batch[key], len(batch["images"])
         with evaluation_mode(generator):
             return generator.sample(count, condition, options=options, first_image=start)
 
     name = f"sampling, guidance {scale:g}"
-    return Samples({"guidance_scale": scale}, name, dataset, numbers, draw)
+    return Samples({"guidance_scale": scale}, name, dataset, numbers, sample)
 
 
-def given_samples(images: ImageDataset) -> Samples:
-    """Returns images that were generated before."""
+def existing_samples(images: ImageDataset) -> Samples:
+    """Returns images that exist already, as samples."""
     return Samples({}, "samples", images, range(len(images)), lambda _, batch: batch["images"])
 
 
 def measure_samples(
     samples: Samples, real: RealImages, training: ClassifierTraining, has_classes: bool
-) -> tuple[dict[str, Any], JudgedImages, dict[int, np.ndarray]]:
-    """Returns the numbers of samples, the samples as judged, and pictures by number to be shown.
+) -> tuple[dict[str, Any], str, Image.Image | None]:
+    """Measures a set of samples.
 
-    They are complete on the first process only.
+    Returns:
+        The numbers, the digest of the pixels, and a grid of the first samples of each class. On
+        the first process only: the others get nothing of use.
     """
     judges = real.judges if has_classes else replace(real.judges, classifier=None)
-    judged, of_classes = JudgedImages(judges), None
+    judged, sample_set = JudgedImages(judges), None
     if judges.classifier is not None:
-        of_classes = SampleSet(judges.classifier.resolution)
-    dataset = samples.dataset
+        sample_set = SampleSet(judges.classifier.resolution)
+    labels = [samples.dataset.label(i) if has_classes else None for i in samples.numbers]
+    in_grid = _grid_numbers(labels)
     pictures: dict[int, np.ndarray] = {}
-    shown = shown_samples([dataset.label(i) if has_classes else None for i in samples.numbers])
-    for start, batch in real.batches(dataset, samples.numbers, samples.name):
-        images, labels = samples.make(start, batch), batch["labels"] if has_classes else None
-        judged.update(images, labels)
-        if of_classes is not None and labels is not None:
-            of_classes.update(images, labels)
+    for start, batch in real.batches(samples.dataset, samples.numbers, samples.name):
+        images, classes = samples.sample(start, batch), batch["labels"] if has_classes else None
+        judged.update(images, classes)
+        if sample_set is not None and classes is not None:
+            sample_set.update(images, classes)
         numbered = enumerate(to_uint8(images.nan_to_num()), start)
-        pictures |= {number: picture for number, picture in numbered if number in shown}
+        pictures |= {number: picture for number, picture in numbered if number in in_grid}
     judged.gather()
-    everywhere = chain.from_iterable(part.items() for part in gather(pictures))
-    pictures = dict(sorted(everywhere, key=lambda item: item[0]))
-    row = dict(samples.settings)
+    all_pictures = chain.from_iterable(part.items() for part in gather(pictures))
+    numbers = dict(samples.settings)
     if rank() == 0:
-        row |= judged.numbers(real.val)
-    if of_classes is not None:
-        own = train_on_samples(of_classes, real.data, training, judges.device)
-        own_judges = replace(judges, classifier=own.to(judges.device), features=None)
-        accuracy = real.judge_val(own_judges, "their classifier")
-        if rank() == 0:
-            found = accuracy.numbers()
-            for name in ("agreement", "agreement_interval"):
-                if name in found:
-                    row[name.replace("agreement", "classification_accuracy")] = found[name]
-    if rank() == 0 and real.train is not None and not judged.num_not_finite:
-        row |= memorisation(*(x.placed_features() for x in (judged, real.val, real.train)))
-    return row, judged, pictures
+        numbers |= judged.numbers(real.val)
+    if sample_set is not None:
+        numbers |= classification_accuracy(sample_set, real, training)
+    if rank() > 0:
+        return {}, "", None
+    if real.train is not None and not judged.num_not_finite:
+        sets = (judged, real.val, real.train)
+        numbers |= memorisation(*(images.features_on_device() for images in sets))
+    grid = _grid(dict(sorted(all_pictures, key=lambda item: item[0])), judged)
+    return numbers, judged.digest, grid
 
 
 def training_numbers(real: RealImages, count: int) -> dict[str, Any]:
-    """Returns the numbers of as many training images, as if they were samples; first rank only."""
+    """Returns the numbers of `count` training images, as if they were samples; first process."""
     judges = real.judges
     assert real.train is not None and judges.features is not None
-    labels = real.train.labels
-    known = [None] * real.train.num_images if labels is None else labels.tolist()
-    some = in_proportion(known, min(count, len(known)), judges.seed)
-    both = real.train.placed_features()[some], real.val.placed_features()
-    return {"num_images": len(some), **compare_features(*both, judges.features, judges.seed)}
+    size = real.train.num_images
+    labels = [None] * size if real.train.labels is None else real.train.labels.tolist()
+    numbers = in_proportion(labels, min(count, size), judges.seed)
+    features = real.train.features_on_device()[numbers], real.val.features_on_device()
+    return {"num_images": len(numbers), **compare_features(*features, judges.features, judges.seed)}
+
+
+def _grid_numbers(labels: Sequence[int | None]) -> list[int]:
+    """Returns the numbers of the samples in a grid: the first of the first classes, by class."""
+    by_class: dict[int | None, list[int]] = defaultdict(list)
+    for number, label in enumerate(labels):
+        count = GRID_IMAGES_WITHOUT_CLASSES if label is None else GRID_IMAGES_PER_CLASS
+        if (label in by_class or len(by_class) < GRID_CLASSES) and len(by_class[label]) < count:
+            by_class[label].append(number)
+    return list(chain.from_iterable(by_class.values()))
+
+
+def _grid(pictures: Mapping[int, np.ndarray], judged: JudgedImages) -> Image.Image:
+    """Lays out samples, uint8 `(H W 3)` by number, in a row per class if they have classes."""
+    if judged.labels is None:
+        return pixel_grid(np.stack(list(pictures.values())), min_side=96)
+    numbers = list(pictures)
+    labels, predictions = judged.labels[numbers].tolist(), None
+    if judged.logits is not None:
+        predictions = judged.logits.argmax(1)[numbers].tolist()
+    return class_grid(list(pictures.values()), labels, predictions, judged.judges.class_names)

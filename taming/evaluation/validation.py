@@ -1,126 +1,130 @@
-"""Measurements of a tokenizer, and of a transformer by its tokens' likelihood."""
+"""Validation images through a model: how well they are reconstructed, how probable their tokens."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
-from torchmetrics import Metric
 
-from taming.evaluation.bootstrap import MAX_IMAGES, mean_interval
-from taming.evaluation.judging import JudgedImages, Judges
-from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_quality
+from taming.evaluation.intervals import MAX_IMAGES, mean_interval
+from taming.evaluation.judges import JudgedImages, gather_rows
+from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_lpips, image_quality
+from taming.evaluation.real_images import RealImages
+from taming.evaluation.samples import condition_key
+from taming.generation import ImageGenerator
 from taming.losses import LPIPSLoss
-from taming.runtime.contexts import full_precision
-from taming.runtime.process_group import gather_shares, sum_over_ranks
+from taming.pictures import pixel_grid, to_uint8
+from taming.runtime.contexts import evaluation_mode
+from taming.runtime.process_group import rank, sum_over_ranks
 from taming.tokenizer import VQGAN
 from taming.transformer.orders import to_tokens
 
-__all__ = ["MeasuredValidation", "measure_validation"]
+__all__ = ["measure_validation"]
+
+NUM_EXTREMES = 8  # pictures of the best reconstructions, and of the worst
 
 Batch = dict[str, Any]
 
 
-@dataclass
-class MeasuredValidation:
-    """Results of `measure_validation`; but for `likelihoods`, they are whole on the first process.
-
-    Attributes:
-        reconstructed: the reconstructions, as judged.
-        quality: a number an image, `(n,)`, by name: `psnr`, `ssim`, `l1` and perhaps `lpips`.
-        codebook: usage, perplexity and entropy of the codes.
-        likelihoods: numbers of the tokens, by name of the loss.
-    """
-
-    reconstructed: JudgedImages
-    quality: dict[str, Tensor] = field(default_factory=dict)
-    codebook: dict[str, float] = field(default_factory=dict)
-    likelihoods: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def numbers(self, real: JudgedImages) -> dict[str, Any]:
-        """Returns the numbers of the reconstructions: all together, and by class if there are."""
-        numbers, judges = self.reconstructed.numbers(real), self.reconstructed.judges
-        for name, values in self.quality.items():
-            numbers[name] = values.double().mean().item()
-            if len(values) <= MAX_IMAGES:
-                numbers[f"{name}_interval"] = mean_interval(values, judges.seed)
-        labels, classes = real.labels, judges.class_names
-        if classes and labels is not None:
-            rows = numbers.setdefault("by_class", [{"class": name} for name in classes])
-            for label, row in enumerate(rows):
-                chosen = labels == label
-                row["num_images"] = int(chosen.sum())
-                for name, values in self.quality.items():
-                    row[name] = values[chosen].double().mean().item() if chosen.any() else None
-        return numbers | self.codebook
-
-    def extremes(self, count: int) -> tuple[list[int], list[int]]:
-        """Returns the numbers of the images with the best and the worst PSNR, the best first."""
-        order = self.quality["psnr"].argsort(descending=True).tolist()
-        count = min(count, len(order) // 2)
-        return order[:count], order[len(order) - count :]
-
-
 @torch.no_grad()
 def measure_validation(
-    tokenizer: VQGAN,
-    batches: Iterable[Batch],
-    judges: Judges,
-    losses: Mapping[str, Callable[[Tensor, Batch], Tensor]],
-    lpips: LPIPSLoss | None = None,
-) -> MeasuredValidation:
-    """Measures a tokenizer and, by its tokens' likelihood, a transformer.
+    subject: ImageGenerator | VQGAN, real: RealImages, lpips: LPIPSLoss | None = None
+) -> tuple[dict[str, Any], dict[str, Image.Image]]:
+    """Measures a tokenizer, or a generator and its tokenizer, on the validation images.
 
-    `batches` are `images` `(b c H W)` in [-1, 1] and, with classes, `labels` `(b,)`. `losses` are
-    functions of tokens `(b n)` and their batch that return −log p of each token, by the name of the
-    likelihood in the result.
+    Returns:
+        The numbers, `reconstructions` and for a generator `likelihood`, and the picture
+        `reconstructions.png`. Both are empty but on the first process.
     """
-    found = MeasuredValidation(JudgedImages(judges))
+    tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
+    judges, device = real.judges, tokenizer.device
+    judged = JudgedImages(judges)
     qualities: list[dict[str, Tensor]] = []
     codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
+    losses = _token_losses(subject)
     likelihoods = {name: TokenLikelihood().to(judges.device) for name in losses}
-    device = tokenizer.device
-    for batch in batches:
-        images, labels = batch["images"].to(device), batch.get("labels")
-        indices = tokenizer.encode(images)  # (b h w)
-        reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
-        tokens = to_tokens(indices)
-        for name, likelihood in likelihoods.items():
-            likelihood.update(losses[name](tokens, batch).to(judges.device))
-        found.reconstructed.update(reconstructions, labels)
-        quality = image_quality(reconstructions.to(judges.device), images.to(judges.device))
-        if lpips is not None:
-            quality["lpips"] = _lpips(lpips, reconstructions, images, judges.device)
-        qualities.append({name: values.cpu() for name, values in quality.items()})
-        counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
-        codebook.update(counts.to(judges.device))
-    found.reconstructed.gather()
-    gathered = gather_shares(qualities)
-    for name in gathered[0] if gathered else ():
-        found.quality[name] = torch.cat([quality[name] for quality in gathered])
-    found.codebook = _plain(codebook)
-    entropy = math.log2(found.codebook["codebook_perplexity"])
-    found.codebook["codebook_entropy"] = entropy  # bits
+    with evaluation_mode(subject):
+        for _, batch in real.batches(real.data.val_dataset, real.val_numbers, "reconstructions"):
+            images = batch["images"].to(device)
+            indices = tokenizer.encode(images)  # (b h w)
+            reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
+            for name, likelihood in likelihoods.items():
+                likelihood.update(losses[name](to_tokens(indices), batch).to(judges.device))
+            judged.update(reconstructions, batch.get("labels"))
+            pair = reconstructions.to(judges.device), images.to(judges.device)
+            quality = image_quality(*pair)
+            if lpips is not None:
+                quality["lpips"] = image_lpips(lpips, *pair)
+            qualities.append({name: values.cpu() for name, values in quality.items()})
+            counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
+            codebook.update(counts.to(judges.device))
+    judged.gather()
+    quality = gather_rows(qualities)
+    usage = {name: value.item() for name, value in codebook.compute().items()}
+    entropy = math.log2(usage["codebook_perplexity"])
+    numbers: dict[str, Any] = {}
     for name, likelihood in likelihoods.items():
-        found.likelihoods[name] = {
+        numbers[name] = {
             "num_tokens": int(sum_over_ranks(likelihood.weight)),
-            **_plain(likelihood),
-            # what needs no transformer: all codes alike; the frequencies of these images' codes
+            **{key: value.item() for key, value in likelihood.compute().items()},
+            # what needs no transformer: equal probabilities, and the frequencies of the codes
             "bits_per_token_uniform": math.log2(tokenizer.codebook_size),
             "bits_per_token_frequencies": entropy,
         }
-    return found
+    if rank() > 0:
+        return {}, {}
+    reconstructed = judged.numbers(real.val)
+    _add_quality(reconstructed, quality, real)
+    numbers["reconstructions"] = reconstructed | usage | {"codebook_entropy": entropy}
+    return numbers, {"reconstructions.png": _best_and_worst(tokenizer, quality["psnr"], real)}
 
 
-def _lpips(
-    lpips: LPIPSLoss, reconstructions: Tensor, images: Tensor, device: torch.device
-) -> Tensor:
-    pairs = zip(reconstructions.to(device).split(1), images.to(device).split(1), strict=True)
-    with torch.autocast(device.type, enabled=False), full_precision():
-        return torch.stack([lpips(first, second.float()) for first, second in pairs])
+def _token_losses(
+    subject: ImageGenerator | VQGAN,
+) -> dict[str, Callable[[Tensor, Batch], Tensor]]:
+    """Returns functions from tokens `(b n)` and their batch to −log p of each, by likelihood."""
+    if isinstance(subject, VQGAN):
+        return {}
+    key = condition_key(subject)
+    losses: dict[str, Callable[[Tensor, Batch], Tensor]] = {
+        "likelihood": lambda tokens, batch: subject.token_losses(
+            tokens, batch[key] if key else None
+        )
+    }
+    if key and subject.conditioning.can_do_without:
+        losses["likelihood_without_condition"] = lambda tokens, batch: subject.token_losses(tokens)
+    return losses
 
 
-def _plain(metric: Metric) -> dict[str, float]:
-    return {name: value.item() for name, value in metric.compute().items()}
+def _add_quality(numbers: dict[str, Any], quality: dict[str, Tensor], real: RealImages) -> None:
+    """Adds the means of `quality`, one number per image, `(n,)`: of all images and by class."""
+    for name, values in quality.items():
+        numbers[name] = values.double().mean().item()
+        if len(values) <= MAX_IMAGES:
+            numbers[f"{name}_interval"] = mean_interval(values, real.judges.seed)
+    labels, classes = real.val.labels, real.judges.class_names
+    if classes and labels is not None:
+        rows = numbers.setdefault("by_class", [{"class": name} for name in classes])
+        for label, row in enumerate(rows):
+            in_class = labels == label
+            row["num_images"] = int(in_class.sum())
+            for name, values in quality.items():
+                row[name] = values[in_class].double().mean().item() if in_class.any() else None
+
+
+def _best_and_worst(tokenizer: VQGAN, psnr: Tensor, real: RealImages) -> Image.Image:
+    """Shows the images with the best and the worst PSNR, each next to its reconstruction."""
+    order = psnr.argsort(descending=True).tolist()
+    count = min(NUM_EXTREMES, len(order) // 2)
+    extremes = [("best", row) for row in order[:count]]
+    extremes += [("worst", row) for row in order[len(order) - count :]]
+    pictures, captions = [], []
+    for title, row in extremes:
+        image = real.data.val_dataset[real.val_numbers[row]]["images"][None]
+        reconstruction = tokenizer.decode(tokenizer.encode(image.to(tokenizer.device)))
+        pictures += [to_uint8(image)[0], to_uint8(reconstruction)[0]]
+        captions += [title, f"{psnr[row]:.1f} dB"]
+    return pixel_grid(np.stack(pictures), 8, captions, min_side=96)

@@ -109,7 +109,7 @@ def test_a_generator_of_classes(
     assert found["likelihood"]["bits_per_token_uniform"] == 4  # of 16 codes
     assert 0 <= found["likelihood"]["bits_per_token_frequencies"] <= 4
     assert 0 <= samples["classification_accuracy"] <= 1
-    assert any("Caution: with 4 images" in note for note in found["notes"])
+    assert any("Caution: 4 images" in note for note in found["notes"])
 
     # what the classifier says of samples is what it says of those that `sample` draws
     classifier = ImageClassifier.from_pretrained("out/classifier")

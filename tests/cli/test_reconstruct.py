@@ -61,7 +61,7 @@ def test_a_folder_of_many_sizes(reconstruct: Run, vqgan_path: Path, tmp_path: Pa
     assert found["num_latents"] == (16 * 24 + 16 * 24 + 32 * 12) // 16
     assert 0 < found["psnr"] < 20  # an untrained model of noise
     assert 0 < found["codebook_usage"] <= 1
-    for part in ("PSNR", "SSIM", "dogs/bad.jpg", "1 images cropped", "2 broken files"):
+    for part in ("PSNR", "SSIM", "dogs/bad.jpg", "1 images center-cropped", "2 broken files"):
         assert part in out, out
 
     vqgan = taming.VQGAN.from_pretrained(vqgan_path)

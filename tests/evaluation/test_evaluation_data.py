@@ -11,8 +11,8 @@ from tiny_models import tiny_generator, tiny_vqgan
 from taming.conditioning import ClassLabel, ImageCondition, Unconditional
 from taming.data import LabelMapReader, PictureReader
 from taming.evaluation import ClassifierTraining, ImageClassifier
-from taming.evaluation.classifier_training import train_on_real
-from taming.evaluation.real_images import check_classifier, check_data, chosen
+from taming.evaluation.classification_accuracy import train_on_real
+from taming.evaluation.real_images import check_classifier, check_data, choose_images
 from taming.runtime.errors import UserError
 from taming.tokenizer import CellClasses
 
@@ -121,7 +121,7 @@ class Stream:
 def test_a_stream_is_read_in_order(tmp_path: Path) -> None:
     """For an image further back it would begin anew."""
     stream: Any = Stream()
-    numbers = chosen(stream, 8, seed=0)
+    numbers = choose_images(stream, 8, seed=0)
     assert list(numbers) == sorted(numbers) and sum(number % 2 for number in numbers) == 4
     module = data(train_dataset=stream, num_workers_for=lambda _: 0)
     training = ClassifierTraining(num_steps=2, batch_size=8, base_channels=2)

@@ -121,5 +121,5 @@ def test_a_network_that_has_no_such_features(name: str, resolution: int, tmp_pat
 def test_an_unknown_network(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"resnet1 is unknown\. Give squeezenet1_1, .* resnet50"):
         load_feature_network(backbone="resnet1", weights=tmp_path / "none.pth")
-    with pytest.raises(UserError, match=r"inception is unknown\. .* or, to evaluate, inception"):
+    with pytest.raises(UserError, match=r"inception is unknown\. .* or, in evaluate.py, inception"):
         FeatureExtractor(backbone="inception", weights=tmp_path / "none.pth")

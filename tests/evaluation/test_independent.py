@@ -10,9 +10,14 @@ from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics
 from torch_fidelity.metric_isc import isc_features_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
 
-from taming.evaluation.bootstrap import frechet_interval, mean_interval
-from taming.evaluation.frechet import feature_statistics, frechet_distance, frechet_spread
-from taming.evaluation.kernel import kernel_distance, probability_score
+from taming.evaluation.distances import (
+    feature_statistics,
+    frechet_distance,
+    frechet_of_rows,
+    kernel_distance,
+)
+from taming.evaluation.intervals import frechet_interval, mean_interval
+from taming.evaluation.judges import probability_score
 from taming.evaluation.neighbours import fidelity_and_diversity, memorisation, nearest
 
 
@@ -36,7 +41,7 @@ def test_frechet_distance(count: int) -> None:
     assert distance(first, second) == pytest.approx(expected, rel=1e-3)
     assert distance(first, first) == pytest.approx(0, abs=1e-6)
     every_row = torch.arange(count)
-    assert frechet_spread(first, second)(every_row).item() == pytest.approx(expected, rel=1e-3)
+    assert frechet_of_rows(first, second)(every_row).item() == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("size", [50, 1000])

@@ -12,9 +12,9 @@ from taming.evaluation import (
     Judges,
     as_eight_bit,
     compare_features,
-    contract_differences,
-    contract_digest,
     in_proportion,
+    protocol_differences,
+    protocol_digest,
     report_text,
 )
 
@@ -107,9 +107,9 @@ def test_a_reference_counts_by_its_pixels_wherever_they_lie() -> None:
     one = {"reference": "a", "reference_digest": "1", "classifier_training": {"num_steps": 2}}
     moved = one | {"reference": "b"}
     other = moved | {"reference_digest": "2", "classifier_training": {"num_steps": 3}}
-    assert contract_digest(moved) == contract_digest(one) != contract_digest(other)
-    assert contract_differences(one, moved) == []
-    assert contract_differences(one, other) == [
+    assert protocol_digest(moved) == protocol_digest(one) != protocol_digest(other)
+    assert protocol_differences(one, moved) == []
+    assert protocol_differences(one, other) == [
         "reference b, not a",
         "reference_digest 2, not 1",
         "classifier_training.num_steps 3, not 2",
@@ -183,5 +183,5 @@ def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
         ["lpips", "none"],
     ):
         assert row in rows, text
-    assert "a network: not FID" in text
-    assert "4.0000 bits if all codes are equally probable, 3.2500 if they are as frequent" in text
+    assert "features of a network, so it is not FID" in text
+    assert "4.0000 bits if all codes are equally probable, 3.2500 with the frequencies" in text

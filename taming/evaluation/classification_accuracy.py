@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,12 @@ from taming.data import EndlessBatches, ImageArray, ImageDataset, Part
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.data.readers import Channels
-from taming.evaluation import ClassifierTraining, ImageClassifier, train_classifier
+from taming.evaluation.classifier import ClassifierTraining, ImageClassifier, train_classifier
+from taming.evaluation.real_images import RealImages
 from taming.pictures import to_uint8
-from taming.runtime.process_group import gather_shares, on_first_rank
+from taming.runtime.process_group import gather_shares, on_first_rank, rank
 
-__all__ = ["SampleSet", "train_on_real", "train_on_samples"]
+__all__ = ["SampleSet", "classification_accuracy", "train_on_real"]
 
 
 def train_on_real(
@@ -24,7 +26,7 @@ def train_on_real(
 ) -> ImageClassifier:
     """Trains a classifier on the training images, with the augmentation of their transform.
 
-    It is saved in the directory, and returned on the CPU.
+    Saves it in `directory`, and returns it on the CPU.
     """
     classifier = _train(data.train_dataset, data, training, device)
     classifier.save_pretrained(directory)
@@ -32,24 +34,24 @@ def train_on_real(
 
 
 class SampleSet:
-    """The samples that a classifier is trained on, as small as it sees them, on the CPU."""
+    """Samples to train a classifier on, at its resolution, on the CPU."""
 
     def __init__(self, resolution: tuple[int, int]) -> None:
         self._resolution = resolution
         self._batches: list[tuple[np.ndarray, np.ndarray]] = []
 
     def update(self, samples: Tensor, labels: Tensor) -> None:
-        """Adds `(b c H W)` in [-1, 1] and their classes `(b,)`."""
+        """Adds `(b c H W)` in [-1, 1] and their requested classes `(b,)`."""
         if samples.shape[2:] != self._resolution:
             samples = F.interpolate(samples, self._resolution, mode="bilinear", antialias=True)
         self._batches.append((to_uint8(samples.nan_to_num()), labels.cpu().numpy()))
 
     def gather(self) -> None:
-        """Collects all processes' samples on the first one."""
+        """Collects the samples of all processes on the first one."""
         self._batches = gather_shares(self._batches)
 
     def dataset(self, data: ImageDataModule, seed: int) -> ImageDataset:
-        """Returns the samples, augmented as the data are."""
+        """Returns the samples with the augmentation of `data`."""
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*self._batches, strict=True))
         channels: Channels = 1 if data.channels == 1 else 3
         images = ImageArray("samples", pixels, labels, data.class_names, channels)
@@ -65,18 +67,30 @@ class SampleSet:
         return ImageDataset(Part(images), transform, seed=seed)
 
 
-def train_on_samples(
-    samples: SampleSet, data: ImageDataModule, training: ClassifierTraining, device: torch.device
-) -> ImageClassifier:
-    """Trains a classifier as `train_on_real` does, on samples and the classes requested of them.
+def classification_accuracy(
+    samples: SampleSet, real: RealImages, training: ClassifierTraining
+) -> dict[str, Any]:
+    """Trains a classifier on samples, and returns its accuracy on the validation images.
 
-    Its accuracy on real images is the classification accuracy score (Ravuri and Vinyals 2019,
-    "Classification Accuracy Score for Conditional Generative Models").
+    This is the classification accuracy score (Ravuri and Vinyals 2019, "Classification Accuracy
+    Score for Conditional Generative Models"). The training is that of `train_on_real`. The result
+    is empty but on the first process.
     """
     samples.gather()
-    return on_first_rank(
-        lambda: _train(samples.dataset(data, training.seed), data, training, device)
+    data, judges = real.data, real.judges
+    classifier = on_first_rank(
+        lambda: _train(samples.dataset(data, training.seed), data, training, judges.device)
     )
+    judges = replace(judges, classifier=classifier.to(judges.device), features=None)
+    judged = real.judge_val(judges, "their classifier")
+    if rank() > 0:
+        return {}
+    numbers = judged.numbers()
+    names = {
+        "agreement": "classification_accuracy",
+        "agreement_interval": "classification_accuracy_interval",
+    }
+    return {new: numbers[name] for name, new in names.items() if name in numbers}
 
 
 def _train(

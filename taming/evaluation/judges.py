@@ -1,5 +1,6 @@
-"""Measurements of sets of images by a classifier and a feature network."""
+"""Judges: a classifier and a feature network that measure sets of images."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,42 +12,56 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from taming.evaluation.bootstrap import MAX_IMAGES, frechet_interval, mean_interval
 from taming.evaluation.classifier import ImageClassifier
-from taming.evaluation.contract import digest_images, join_digests
+from taming.evaluation.distances import feature_statistics, frechet_distance, kernel_distance
 from taming.evaluation.features import FeatureNetwork
-from taming.evaluation.frechet import feature_statistics, frechet_distance
-from taming.evaluation.kernel import kernel_distance, probability_score
+from taming.evaluation.intervals import MAX_IMAGES, frechet_interval, mean_interval
 from taming.evaluation.neighbours import fidelity_and_diversity
 from taming.runtime.errors import replacing, writing
 from taming.runtime.process_group import gather_shares
 
-__all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "in_proportion"]
+__all__ = [
+    "JudgedImages",
+    "Judges",
+    "as_eight_bit",
+    "compare_features",
+    "gather_rows",
+    "in_proportion",
+    "probability_score",
+]
 
 
 @dataclass(frozen=True)
 class Judges:
-    """The networks that judge images; the numbers of one that is missing are left out."""
+    """The networks that judge images. Without one of them its numbers are not measured.
 
-    classifier: ImageClassifier | None  # in evaluation mode
+    Attributes:
+        classifier: in evaluation mode.
+        features: the feature network.
+        device: where both networks are.
+        class_names: in the order of the labels; empty without classes.
+        seed: of intervals, subsets and the choice of images.
+    """
+
+    classifier: ImageClassifier | None
     features: FeatureNetwork | None
-    device: torch.device  # where they are
+    device: torch.device
     class_names: Sequence[str] = ()
-    seed: int | None = 0  # of intervals, subsets and the choice of images
+    seed: int | None = 0
 
 
 class JudgedImages:
-    """What the judges see in one set of images, a row an image.
+    """What the judges see in a set of images, one row per image.
 
-    Each process updates it with its `rank_share` of the batches. After `gather` the first process
-    has all of them, in order, and only it may read them.
+    Each process updates with its `rank_share` of the batches. After `gather` the first process has all
+    rows in order, and only it may read them.
 
     Attributes:
-        features: `(n f)`; None where they are not known, as are labels and logits.
-        labels: `(n,)`.
-        logits: the classifier's, `(n k)`.
+        features: `(n f)`; None without a feature network.
+        labels: `(n,)`; None without classes.
+        logits: of the classifier, `(n k)`; None without one.
         num_images: n.
-        num_not_finite: how many of them hold NaN or infinite numbers.
+        num_not_finite: how many images hold NaN or infinite numbers.
     """
 
     def __init__(self, judges: Judges) -> None:
@@ -60,7 +75,7 @@ class JudgedImages:
         finite = images.isfinite().all(dim=(1, 2, 3))
         images = as_eight_bit(images.to(judges.device)).nan_to_num()
         pixels = ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-        rows = {"digests": torch.from_numpy(digest_images(pixels)), "finite": finite}
+        rows = {"digests": _digests(pixels), "finite": finite}
         if judges.features is not None:
             rows["features"] = judges.features(images).float()
         if labels is not None:
@@ -70,14 +85,12 @@ class JudgedImages:
         self._batches.append({name: values.cpu() for name, values in rows.items()})
 
     def gather(self) -> "JudgedImages":
-        """Collects all processes' images on the first one."""
-        batches = gather_shares(self._batches)
+        """Collects the images of all processes on the first one."""
+        self._set_rows(gather_rows(self._batches))
         self._batches = []
-        names = batches[0] if batches else ()
-        self._keep({name: torch.cat([batch[name] for batch in batches]) for name in names})
         return self
 
-    def _keep(self, rows: dict[str, Tensor]) -> None:
+    def _set_rows(self, rows: dict[str, Tensor]) -> None:
         self._rows = rows
         self.features, self.labels = rows.get("features"), rows.get("labels")
         self.logits = rows.get("logits")
@@ -85,7 +98,7 @@ class JudgedImages:
         self.num_not_finite = self.num_images - int(rows["finite"].sum()) if "finite" in rows else 0
 
     def save_features(self, path: Path) -> None:
-        """Saves the gathered features, and what they are of, as safetensors."""
+        """Saves features, digests and labels as safetensors, for `load_features`."""
         names = ("features", "digests", "labels")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,21 +106,22 @@ class JudgedImages:
                 file.write(save({name: self._rows[name] for name in names if name in self._rows}))
 
     def load_features(self, path: Path) -> None:
-        """Loads what `save_features` saved of the same images."""
-        self._keep(self._rows | load_file(path))
+        """Loads a file that `save_features` wrote for the same images."""
+        self._set_rows(self._rows | load_file(path))
 
     @property
     def digest(self) -> str:
-        """Hex digest of the images, whatever their order."""
-        return join_digests(self._rows["digests"].numpy())
+        """Hex digest of the set of images, the same in any order."""
+        rows = sorted(row.tobytes() for row in self._rows["digests"].numpy())
+        return hashlib.sha256(b"".join(rows)).hexdigest()
 
     def numbers(self, reference: "JudgedImages | None" = None) -> dict[str, Any]:
-        """Returns `num_images` and, where they are known, more.
+        """Returns `num_images` and the numbers of the judges.
 
-        `agreement` is the share of images whose own class the classifier predicts; those of the
-        features are `compare_features`. With names of the classes there is `by_class`, for each its
-        images, their agreement, None without images, and `instead`, the commonest wrong prediction,
-        None without one. A set with images that are not finite has `num_not_finite` alone.
+        `agreement` is the share of images whose own class the classifier predicts. With class
+        names, `by_class` lists for each class its images, their `agreement`, and `instead`, the
+        commonest wrong prediction; both are None where there is none. `compare_features` adds the
+        distances to the reference. A set that is not finite has only `num_not_finite`.
         """
         judges, seed = self.judges, self.judges.seed
         numbers: dict[str, Any] = {"num_images": self.num_images}
@@ -125,12 +139,12 @@ class JudgedImages:
                 numbers["by_class"] = _by_class(self.labels, predictions, judges.class_names)
         if self.features is not None and reference is not None and not reference.num_not_finite:
             assert judges.features is not None
-            both = self.placed_features(), reference.placed_features()
-            numbers |= compare_features(*both, judges.features, seed)
+            features = self.features_on_device(), reference.features_on_device()
+            numbers |= compare_features(*features, judges.features, seed)
         return numbers
 
-    def placed_features(self) -> Tensor:
-        """Returns the features where the judges are."""
+    def features_on_device(self) -> Tensor:
+        """Returns the features on the device of the judges."""
         assert self.features is not None
         return self.features.to(self.judges.device)
 
@@ -138,11 +152,10 @@ class JudgedImages:
 def compare_features(
     features: Tensor, reference: Tensor, network: FeatureNetwork, seed: int | None = 0
 ) -> dict[str, Any]:
-    """Returns the distances of features `(n f)` to those of the reference, and their diversity.
+    """Returns the distances between features `(n f)` and a reference `(m f)`, and their diversity.
 
-    Those of Inception are called `fid`, `kid` and `inception_score`, those of another network
-    `frechet_distance` and `kernel_distance`. Intervals are of 95%, by bootstrap, for sets of up to
-    5000 images.
+    The names are `fid`, `kid` and `inception_score` for Inception, and `frechet_distance` and
+    `kernel_distance` for any other network. Sets of up to 5000 images get 95% intervals.
     """
     frechet, kernel = "frechet_distance", "kernel_distance"
     if network.is_inception:
@@ -160,9 +173,52 @@ def compare_features(
     return numbers | fidelity_and_diversity(features, reference)
 
 
+def probability_score(logits: Tensor, *, num_splits: int = 10, seed: int | None = 0) -> float:
+    """Returns the mean over splits of exp E KL(p(y|x) ‖ p(y)), from logits `(n k)`; in [1, k].
+
+    Salimans et al. 2016, "Improved Techniques for Training GANs". Call it the Inception Score only
+    if the logits come from Inception. With another classifier it measures how sure the predictions
+    are and how evenly they cover the classes. torch-fidelity has the same formula without a seed of
+    the splits, and is an optional dependency.
+    """
+    order = np.random.default_rng(seed).permutation(len(logits))
+    log_probabilities = logits[torch.from_numpy(order)].double().log_softmax(1)
+    scores = []
+    for split in log_probabilities.tensor_split(min(num_splits, len(logits))):
+        marginal = split.exp().mean(0).log()
+        scores.append((split.exp() * (split - marginal)).sum(1).mean().exp().item())
+    return float(np.mean(scores))
+
+
 def as_eight_bit(images: Tensor) -> Tensor:
-    """Rounds images in [-1, 1] to the 256 levels of a file, so that they equal what is written."""
+    """Rounds images in [-1, 1] to the 256 levels of a file."""
     return ((images.float().clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
+
+
+def gather_rows(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Joins tensors with one row per image; the first process gets the rows of all, in order."""
+    batches = gather_shares(batches)
+    names = batches[0] if batches else ()
+    return {name: torch.cat([batch[name] for batch in batches]) for name in names}
+
+
+def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) -> list[int]:
+    """Chooses `count` images, each class as often as its share of `labels`; sorted by class.
+
+    The images of a class are chosen at random. With fewer images than `count`, some repeat. Labels
+    are None without classes. Returns the numbers of the images.
+    """
+    order = np.random.default_rng(seed).permutation(len(labels))
+    classes = np.array([-1 if label is None else label for label in labels])
+    order = order[np.argsort(classes[order], kind="stable")]
+    positions = (np.arange(count) + 0.5) * len(order) / count
+    return order[positions.astype(np.int64)].tolist()
+
+
+def _digests(pixels: np.ndarray) -> Tensor:
+    """Returns the SHA-256 of each image of uint8 `(b H W c)`, as rows of bytes."""
+    digests = [hashlib.sha256(repr(x.shape).encode() + x.tobytes()).digest() for x in pixels]
+    return torch.from_numpy(np.array(list(map(list, digests)), np.uint8))
 
 
 def _by_class(labels: Tensor, predictions: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -180,16 +236,3 @@ def _by_class(labels: Tensor, predictions: Tensor, names: Sequence[str]) -> list
             }
         )
     return rows
-
-
-def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) -> list[int]:
-    """Chooses `count` images, each class as often as its share of `labels`; sorted by class.
-
-    Which images of a class is random. If there are fewer than `count`, some come several times.
-    Labels are None without classes. Returns the images' numbers.
-    """
-    order = np.random.default_rng(seed).permutation(len(labels))
-    classes = np.array([-1 if label is None else label for label in labels])
-    order = order[np.argsort(classes[order], kind="stable")]
-    positions = (np.arange(count) + 0.5) * len(order) / count
-    return order[positions.astype(np.int64)].tolist()
