@@ -53,8 +53,8 @@ class Judges:
 class JudgedImages:
     """What the judges see in a set of images, one row per image.
 
-    Each process updates with its `rank_share` of the batches. After `gather` the first process has all
-    rows in order, and only it may read them.
+    Each process updates with its `rank_share` of the batches. After `gather` the first process has
+    all rows in order, and only it may read them.
 
     Attributes:
         features: `(n f)`; None without a feature network.
