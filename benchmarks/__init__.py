@@ -1,1 +1,1 @@
-"""The speed of this program beside others; see README.md."""
+"""The speed of this program and of its peers; see README.md."""

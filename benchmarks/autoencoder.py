@@ -1,4 +1,4 @@
-"""Times stage 1: training steps, encoding and decoding, beside CompVis' VQGAN and diffusers'."""
+"""Times training steps, encoding and decoding of stage 1, of CompVis' VQGAN and of diffusers'."""
 
 from benchmarks.command import QUICK, Preset, main
 
@@ -42,7 +42,7 @@ CPU_PEERS = {
     "diffusers": ("diffusers_vqmodel", "float32"),
 }
 PRESETS: dict[str, Preset] = {
-    "cpu": {  # float32: a small model on small images, and the paper's on one
+    "cpu": {  # float32: a small model on small images, and the paper's model on one image
         "cases": {
             "ch32": SMALL,
             "f16": F16 | {"batch_size": 1, "resolution": 128, "attention_resolutions": [8]},
@@ -52,7 +52,7 @@ PRESETS: dict[str, Preset] = {
     "gpu": {  # ours in bf16
         "cases": {"f16": F16},
         "peers": {
-            "compvis_float32": ("compvis", "float32"),  # as it was
+            "compvis_float32": ("compvis", "float32"),  # unchanged
             "compvis_bf16": ("compvis", "bf16"),
             "diffusers_bf16": ("diffusers_vqmodel", "bf16"),
         },

@@ -1,4 +1,4 @@
-"""What the commands of both stages share: options, and the order in which things are timed."""
+"""The command line of both stages, and the order in which they time the cases."""
 
 import argparse
 import datetime
@@ -15,24 +15,24 @@ from benchmarks.compare import OURS, PEERS, ROOT, Program, ProgramError, Record,
 from benchmarks.machine import machine
 from benchmarks.table import table
 
-__all__ = ["DEFAULTS", "QUICK", "Preset", "main", "written"]
+__all__ = ["DEFAULTS", "QUICK", "Preset", "main", "write_lines"]
 
-# "cases": architectures and batches by name, whose "measurements" say what they are for;
-# "peers": by name, file in peers/ and dtype; the rest are defaults of the options
+# "cases": architectures and batches by name; a case's "measurements" limit what it is used for.
+# "peers": the file in peers/ and the dtype, by name. All other entries are defaults of options.
 Preset = Mapping[str, Any]
-DEFAULTS: dict[str, Any] = {  # of options; a case's own value comes before
+DEFAULTS: dict[str, Any] = {  # of options; a case can override them
     "device": "cuda" if torch.cuda.is_available() else "cpu",
-    "threads": torch.get_num_threads(),  # of each side, on the CPU
-    # not of peers; or bf16: autocast (in sampling the weights), and TF32 for the rest
+    "threads": torch.get_num_threads(),  # of each program, on the CPU
+    # of this program; "bf16" uses autocast (bf16 weights in sampling), and TF32 for the rest
     "dtype": "float32",
-    "compile": False,  # our training step; sampling has a measurement of its own
-    "channels_last": False,  # our side
-    "auto": False,  # what a long training chooses for its steps, and sampling for its weights
-    "rounds": 5,  # turns of each side
-    "warmup": 2,  # uncounted calls before them, besides the first
-    "turn_seconds": 1.0,  # least duration of a turn of ours, about
+    "compile": False,  # our training step; "sample_compiled" is a separate measurement
+    "channels_last": False,  # our program only
+    "auto": False,  # use what a long training chooses for its steps, and sampling for its weights
+    "rounds": 5,  # turns of each program
+    "warmup": 2,  # calls that are not counted, after the first call
+    "turn_seconds": 1.0,  # approximate minimum duration of one of our turns
 }
-QUICK = {"rounds": 1, "warmup": 0, "turn_seconds": 0.0}  # to see that it works
+QUICK = {"rounds": 1, "warmup": 0, "turn_seconds": 0.0}  # to check that the benchmark works
 
 
 def main(
@@ -41,28 +41,28 @@ def main(
     description: str | None,
     arguments: Sequence[str] | None = None,
 ) -> list[Record]:
-    """Times what the command line asks for, writes lines of JSON, and prints the table.
+    """Times what the command line selects, writes lines of JSON, and prints the table.
 
     Args:
-        presets: of the stage, the default first.
-        measurements: of the stage.
-        description: of the command.
-        arguments: the command line, if not that of the process.
+        presets: the stage's presets, the default one first.
+        measurements: the stage's measurements.
+        description: the help text.
+        arguments: the command line; None for the command line of this process.
     """
-    options = parsed(presets, measurements, description, arguments)
+    options = parse_options(presets, measurements, description, arguments)
     torch.set_num_threads(options.threads)
     computer = machine(options.device)
     with ExitStack() as stack:
         ours, *peers = map(stack.enter_context, map(closing, programs(options)))
-        timed = ({"machine": computer, **record} for record in measured(options, ours, peers))
-        records = list(written(timed, options.output))
+        measured = ({"machine": computer, **record} for record in measure(options, ours, peers))
+        records = list(write_lines(measured, options.output))
     results = table(records) or "nothing was timed: no case has these measurements"
     print(f"on {computer}\n{results}\nwrote {options.output}")
     return records
 
 
-def written(records: Iterable[Record], path: Path) -> Iterator[Record]:
-    """Yields records, each after writing it to a file as a line of JSON."""
+def write_lines(records: Iterable[Record], path: Path) -> Iterator[Record]:
+    """Writes each record to a file as a line of JSON, then yields it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for record in records:
@@ -71,7 +71,7 @@ def written(records: Iterable[Record], path: Path) -> Iterator[Record]:
 
 
 def programs(options: argparse.Namespace) -> Iterator[Program]:
-    """Yields our side, the chosen peers, and another checkout if there is one."""
+    """Yields this program, the selected peers, and another checkout if one was given."""
     yield Program("taming", ROOT / OURS, checkout=ROOT)
     for name in options.peers:
         script, dtype = options.all_peers[name]
@@ -85,19 +85,20 @@ def programs(options: argparse.Namespace) -> Iterator[Program]:
         yield Program(f"taming at {checkout.name}", checkout / OURS, checkout=checkout)
 
 
-def measured(
+def measure(
     options: argparse.Namespace, ours: Program, peers: Sequence[Program]
 ) -> Iterator[Record]:
-    """Yields our measurements beside each peer, and alone those that no peer could be timed in."""
+    """Yields our measurements with each peer, and alone where no peer could be timed."""
     common = {name: getattr(options, name) for name in DEFAULTS}
     for name in options.cases:
         case = common | options.all_cases[name] | dict(options.set) | {"name": name}
         possible = case.pop("measurements", options.measurements)
-        timed = set()
+        compared = set()
         for peer in [*peers, None]:
             for measurement in possible:
-                done = peer is None and measurement in timed
-                if done or measurement not in options.measurements:
+                if measurement not in options.measurements:
+                    continue
+                if peer is None and measurement in compared:
                     continue
                 try:
                     record = compare(case | {"measurement": measurement}, ours, peer)
@@ -105,19 +106,19 @@ def measured(
                     print(error, file=sys.stderr)
                     continue
                 if record is not None:
-                    timed.add(measurement)
+                    compared.add(measurement)
                     yield record
             if peer is not None:
                 peer.close()
 
 
-def parsed(
+def parse_options(
     presets: Mapping[str, Preset],
     measurements: Sequence[str],
     description: str | None,
     arguments: Sequence[str] | None,
 ) -> argparse.Namespace:
-    """Returns the options, with the chosen preset's cases, peers and defaults."""
+    """Parses the options, with the cases, peers and defaults of the selected preset."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=presets, default=next(iter(presets)))
     preset = dict(presets[first.parse_known_args(arguments)[0].preset])
@@ -131,7 +132,7 @@ def parsed(
     add = parser.add_argument
     add("--cases", nargs="+", choices=cases, default=list(cases))
     add("--measurements", nargs="+", choices=measurements, default=measurements)
-    add("--peers", nargs="*", choices=peers, default=list(peers), help="none, if no name follows")
+    add("--peers", nargs="*", choices=peers, default=list(peers), help="no names: no peers")
     add("--peer-python", type=Path, default=Path(".venv-peers/bin/python"), help="has the peers")
     add("--checkout", type=Path, help="another checkout of this program, timed as a peer")
     add("--set", nargs="+", type=assignment, default=[], metavar="KEY=VALUE", help="in all cases")

@@ -1,4 +1,4 @@
-"""Times one measurement of two programs, each a process."""
+"""Times one measurement of two programs, each in its own process."""
 
 import json
 import math
@@ -26,16 +26,16 @@ class ProgramError(Exception):
 
 
 class Program:
-    """A program in a process of its own, which starts when it is first asked.
+    """A program in its own process, which starts with the first request.
 
-    After an error the process is ended, and the next question starts another one.
+    An error ends the process. The next request starts a new one.
 
     Args:
-        name: of the program, in the results.
+        name: the program's name in the results.
         build: the file that builds its measurements (see `peers/serve.py`).
-        python: the Python it runs with.
-        checkout: where to import this program from; None for another program.
-        dtype: its precision, where it is not the run's.
+        python: the interpreter that runs it.
+        checkout: the checkout to import this program from; None for another program.
+        dtype: its precision; None for the precision of the run.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Program:
     ) -> None:
         self.name, self.dtype = name, dtype
         self._command = [python, "-s", PEERS / "serve.py", build]
-        # another program must not find our package, whose name CompVis' has too
+        # CompVis' package is also called taming, so a peer must not find ours
         self._environment = {**os.environ, "PYTHONPATH": str(checkout or "")}
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Returns what a method of `Session` in `peers/serve.py` returns.
+        """Calls a method of `Session` in `peers/serve.py` and returns its result.
 
         Raises:
-            ProgramError: if it fails, or the process ends.
+            ProgramError: The method failed, or the process ended.
         """
         if self._process is None:
             self._process = subprocess.Popen(
@@ -67,7 +67,7 @@ class Program:
                 env=self._environment,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):  # there is no answer then either
+        with suppress(BrokenPipeError):  # the read below then returns no line
             print(json.dumps([method, *arguments]), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         answer = json.loads(line) if line else {"error": "its process ended"}
@@ -85,25 +85,25 @@ class Program:
 
 
 def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None) -> Record | None:
-    """Times a measurement of our side, alone or beside a peer: first calls, then rounds.
+    """Times a measurement of our program, alone or with a peer: first calls, then rounds.
 
     Args:
-        settings: the measurement, its case and options, the same on both sides.
-        ours: this program.
-        peer: another one, or another version of this one.
+        settings: the measurement, its case and options, the same for both programs.
+        ours: This program.
+        peer: another program, or another version of this program.
 
     Returns:
-        A line of the results: `settings`, `ours`, `peer`, and its seconds over ours, the `ratio` of
-        each round; None if the peer does no such thing.
+        A line of the results: `settings`, `ours`, `peer` and, for each round, the `ratio` of the
+        peer's seconds to ours. None if the peer does not have this measurement.
 
     Raises:
-        ProgramError: if a side fails, or the peer has another architecture.
+        ProgramError: a program failed, or the architectures differ.
     """
     sides = {"ours": ours} if peer is None else {"peer": peer, "ours": ours}
     record: Record = {"settings": settings, "peer": None, "ratio": None}
     for key, side in sides.items():
         dtype = side.dtype or settings["dtype"]
-        facts = side.ask("begin", settings | {"dtype": dtype})
+        facts = side.ask("start", settings | {"dtype": dtype})
         if facts is None:
             return None
         record[key] = {"name": side.name, "dtype": dtype, **facts}
@@ -114,13 +114,14 @@ def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None
         record[key]["first_seconds"] = calls
     steps = max(1, math.ceil(settings["turn_seconds"] / calls[-1]))
     turns = {key: partial(side.ask, "run", steps) for key, side in sides.items()}
-    for key, taken in take_turns(turns, settings["rounds"]).items():
-        seconds = [turn["seconds"] / steps for turn in taken]
-        things = settings["batch_size"] * settings.get("num_tokens", 1)  # guided ones count once
+    for key, timings in take_turns(turns, settings["rounds"]).items():
+        seconds = [timing["seconds"] / steps for timing in timings]
+        # images or tokens; the two sequences of guidance count once
+        count = settings["batch_size"] * settings.get("num_tokens", 1)
         record[key] |= {
             "seconds": seconds,
-            "per_second": things / median(seconds),
-            "peak_memory_gib": max(turn["peak_memory_gib"] for turn in taken),
+            "per_second": count / median(seconds),
+            "peak_memory_gib": max(timing["peak_memory_gib"] for timing in timings),
         }
     if peer is not None:
         record["ratio"] = ratios(record["peer"]["seconds"], record["ours"]["seconds"])
@@ -128,11 +129,11 @@ def compare(settings: dict[str, Any], ours: Program, peer: Program | None = None
 
 
 def check_architecture(ours: Record, peer: Record) -> None:
-    """Raises ProgramError if parts that both have differ in their numbers of parameters."""
+    """Raises ProgramError if a part of both programs differs in its number of parameters."""
     for part in ours["parameters"].keys() & peer["parameters"].keys():
-        here, there = (side["parameters"][part] for side in (ours, peer))
-        if here != there:
+        our_count, peer_count = (side["parameters"][part] for side in (ours, peer))
+        if our_count != peer_count:
             raise ProgramError(
-                f"{peer['name']} is not of the same architecture: its {part} has {there:,} "
-                f"parameters, and ours has {here:,}"
+                f"{peer['name']} has another architecture: its {part} has {peer_count:,} "
+                f"parameters, and ours has {our_count:,}"
             )

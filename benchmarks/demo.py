@@ -1,8 +1,8 @@
-"""Runs the demo with several seeds, one after the other: how good it is, and what it costs.
+"""Runs the demo with several seeds in turn, and tabulates its quality, time and memory.
 
     python -m benchmarks.demo --seeds 0 1 2 3 4
 
-The demos stay in `--output`, with their reports together in `seeds.json`.
+`--output` keeps the demos, and collects their reports in `seeds.json`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ COLUMNS = (  # entries of the reports
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a row a seed, and the mean and spread of all."""
+    """Prints a row for each seed, and the mean and the spread."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, default=Path("outputs/demo_seeds"))
@@ -41,18 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds = time.monotonic() - started
         report = json.loads((directory / "report.json").read_text())
         reports[seed] = {**report, "total_seconds": seconds}
-        # written after each: a long run that is broken off leaves what it has
+        # after each demo, so that an interrupted run keeps its results
         (options.output / "seeds.json").write_text(json.dumps(reports, indent=2) + "\n")
     values = {name: [report[name] for report in reports.values()] for name in COLUMNS}
     rows = [
         {"seed": str(seed), **{name: number(report[name]) for name in COLUMNS}}
         for seed, report in reports.items()
     ]
-    rows.append({"seed": "mean", **{name: number(mean(found)) for name, found in values.items()}})
-    rows.append({"seed": "median", **{name: spread(found) for name, found in values.items()}})
+    rows.append({"seed": "mean", **{name: number(mean(column)) for name, column in values.items()}})
+    rows.append({"seed": "median", **{name: spread(column) for name, column in values.items()}})
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
-    print(f"\n{machine()}; {report['num_samples']} samples a seed")
-    print(f"{aligned(rows)}\nthe largest process took {largest:.2f} GB")
+    print(f"\n{machine()}; {report['num_samples']} samples per seed")
+    print(f"{aligned(rows)}\nthe largest process used {largest:.2f} GB")
 
 
 if __name__ == "__main__":

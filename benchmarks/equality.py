@@ -1,10 +1,10 @@
-"""Trains both stages in 1, 2 and 4 processes with the same global batch, and compares the numbers.
+"""Trains both stages in 1, 2 and 4 processes with one global batch, and compares the numbers.
 
     python -m benchmarks.equality --output outputs/equality
 
-Stage 2 is also trained with its weights split between two processes, then in one, then split again.
-It takes some minutes on two cores, and the GPUs where there are enough. What depends on random
-numbers of each process is off: dropout and the revival of codes.
+Stage 2 also trains with its weights split between two processes, then in one process, then split
+again. The command takes some minutes on two cores, and uses GPUs if there are enough. Dropout and
+the revival of codes are off, because each process draws its own random numbers for them.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(command: str, processes: int, *settings: str, split: bool = False) -> None:
-    """Runs a training command, with the weights split among the processes if wanted."""
+    """Runs a training command; `split` splits the weights among the processes."""
     gpus = torch.cuda.device_count() >= processes
     trainer = "fsdp" if split else "gpu" if gpus else "cpu"
     devices = [f"trainer={trainer}", f"trainer.accelerator={'gpu' if gpus else 'cpu'}"]
@@ -80,7 +80,7 @@ def train(command: str, processes: int, *settings: str, split: bool = False) -> 
 
 
 def run(command: str) -> None:
-    """Runs a command as its script does; splits weights among CPUs where there are no GPUs."""
+    """Runs a command like its script, and lets FSDP split weights among CPUs without GPUs."""
     from torch.distributed import fsdp
 
     from taming.cli.start import start
@@ -95,36 +95,36 @@ def run(command: str) -> None:
 
 
 def table(title: str, runs: dict[str, Path]) -> str:
-    """Lays out the last numbers of the first run, and how far the others' are from them."""
-    (first, expected), *others = ((name, numbers(run_dir)) for name, run_dir in runs.items())
+    """Tabulates the last numbers of the first run and the differences of the other runs."""
+    (first, reference), *rest = ((name, numbers(run_dir)) for name, run_dir in runs.items())
     rows = []
-    for key, value in expected.items():
+    for key, value in reference.items():
         size = value.abs().max()
         row = {title: key, f"{first} process": f"{size:.6g}"}
-        for name, found in others:
-            difference = (found[key] - value).abs().max()
+        for name, values in rest:
+            difference = (values[key] - value).abs().max()
             row[f"{name}: difference"] = f"{difference:.1e} ({difference / size:.0e})"
         rows.append(row)
     return aligned(rows)
 
 
 def numbers(run_dir: Path) -> dict[str, torch.Tensor]:
-    """Returns the last of the logged numbers, and the weights and codebook of the model."""
+    """Returns the last logged numbers, and the weights and the codebook of the model."""
     from taming.report.records import read_run
 
     metrics = read_run(run_dir).metrics
-    found = {
+    results = {
         name: torch.tensor(values[-1], dtype=torch.float64)
         for name, (_, values) in metrics.items()
         if name.split("/")[-1] in SHOWN
     }
-    *_, trained = sorted((run_dir / "model").rglob("model.safetensors"))  # the transformer is last
-    weights = load_file(trained)
+    *_, path = sorted((run_dir / "model").rglob("model.safetensors"))  # the transformer is last
+    weights = load_file(path)
     if "quantizer.codebook" in weights:
-        found["codebook"] = weights["quantizer.codebook"]
+        results["codebook"] = weights["quantizer.codebook"]
     floats = [weight.flatten() for weight in weights.values() if weight.is_floating_point()]
-    found["all weights"] = torch.cat(floats)
-    return found
+    results["all weights"] = torch.cat(floats)
+    return results
 
 
 if __name__ == "__main__":

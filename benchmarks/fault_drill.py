@@ -1,8 +1,8 @@
-"""Kills trainings at random moments, resumes them, and compares their models with undisturbed ones.
+"""Kills training runs at random moments, resumes them, and compares their models.
 
-Each run of a tiny stage 1 or 2 is killed (SIGKILL) several times: anywhere, or as soon as it writes
-a checkpoint, its tokens, or its model. Then it may finish, and its weights must be those of the
-same run without a kill, bit for bit.
+The drill kills (SIGKILL) each run of a tiny stage 1 or 2 several times: at any moment, or when it
+writes a checkpoint, its tokens or its model. Then it lets the run finish. The weights must equal
+the weights of an undisturbed run bit for bit.
 """
 
 import argparse
@@ -28,13 +28,16 @@ from benchmarks.table import aligned
 
 TINY = (
     *("size=tiny", "data.path=images", "data.batch_size=4", "logger=csv", "resume=auto"),
-    *("trainer.max_steps=24", "trainer.val_check_interval=4"),  # each writes a checkpoint
+    *(
+        "trainer.max_steps=24",
+        "trainer.val_check_interval=4",
+    ),  # a validation saves
 )
 STAGES = {
     "vqgan": ("data.resolution=16", "model.base_channels=16", "perceptual=none"),
     "transformer": ("vqgan=undisturbed/vqgan", "model.num_layers=2", "model.embed_dim=32"),
 }
-MOMENTS = {  # files below a run's directory that it writes then
+MOMENTS = {  # files that a run writes at that moment, in its directory
     "any": None,
     "saving": "checkpoints/*.unfinished",
     "encoding": "tokens/*.unfinished",
@@ -44,7 +47,7 @@ KILLS_A_RUN = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a table of kills and of runs that came to another end; exits with 1 if any did."""
+    """Prints a table of kills and the runs with other weights; exits with 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -52,32 +55,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rng = random.Random(options.seed)
     kills: Counter[tuple[str, str]] = Counter()
     runs: Counter[str] = Counter()
-    lost: list[str] = []
+    failures: list[str] = []
     with tempfile.TemporaryDirectory() as name, tqdm(total=options.kills, unit="kill") as bar:
         place = Path(name)
         write_images(place / "images", 24, 16)
-        expected, seconds = {}, {}
+        reference, seconds = {}, {}
         for stage in STAGES:
             started = time.monotonic()
             assert not finish(start(stage, place, f"undisturbed/{stage}"), place / "log")
             seconds[stage] = time.monotonic() - started
-            expected[stage] = weights(place / "undisturbed" / stage)
+            reference[stage] = weights(place / "undisturbed" / stage)
         while bar.n < options.kills:
             stage = rng.choice(list(STAGES))
             run = f"{stage}{runs.total()}"
             for _ in range(min(KILLS_A_RUN, options.kills - bar.n)):
                 moment = rng.choice(list(MOMENTS))
-                often = moment in ("any", "saving")
-                delay = rng.uniform(0, seconds[stage]) if often else 0.0
+                # the other moments come once in a run
+                can_wait = moment in ("any", "saving")
+                delay = rng.uniform(0, seconds[stage]) if can_wait else 0.0
                 if kill(start(stage, place, run), place / run, MOMENTS[moment], delay):
                     kills[stage, moment] += 1
                     bar.update()
             error = finish(start(stage, place, run), place / "log")
             runs[stage] += 1
-            if error or weights(place / run) != expected[stage]:
-                lost.append(f"{run}: {error or 'other weights'}")
-                bar.write(f"lost {lost[-1]}")
-    durations = ", ".join(f"{stage} {taken:.1f} s" for stage, taken in seconds.items())
+            if error or weights(place / run) != reference[stage]:
+                failures.append(f"{run}: {error or 'other weights'}")
+                bar.write(f"lost {failures[-1]}")
+    durations = ", ".join(f"{stage} {duration:.1f} s" for stage, duration in seconds.items())
     print(f"{machine()}; undisturbed runs: {durations}")
     rows = [
         {"stage": stage, "runs": str(runs[stage])}
@@ -85,12 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for stage in STAGES
     ]
     print(aligned(rows))
-    print(f"{kills.total()} kills, {runs.total()} runs, {len(lost)} lost", *lost, sep="\n  ")
-    sys.exit(bool(lost))
+    print(
+        f"{kills.total()} kills, {runs.total()} runs, {len(failures)} lost", *failures, sep="\n  "
+    )
+    sys.exit(bool(failures))
 
 
 def write_images(folder: Path, count: int, side: int) -> None:
-    """Writes small pictures of noise."""
+    """Writes small images of noise."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(count):
@@ -99,7 +105,7 @@ def write_images(folder: Path, count: int, side: int) -> None:
 
 
 def start(stage: str, place: Path, run: str) -> subprocess.Popen[bytes]:
-    """Starts or resumes a run in a process group of its own."""
+    """Starts or resumes a run in a new process group."""
     tokens = (f"tokens.cache_dir={run}/tokens",) if stage == "transformer" else ()
     script = ROOT / "scripts" / f"train_{stage}.py"
     with (place / "log").open("wb") as log:
@@ -114,25 +120,26 @@ def start(stage: str, place: Path, run: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Waits for a process; returns the last line of its log if it fails."""
+    """Waits for a process and returns the last line of its log if it failed."""
     return "" if process.wait() == 0 else log.read_text().strip().split("\n")[-1]
 
 
 def kill(process: subprocess.Popen[bytes], run: Path, pattern: str | None, delay: float) -> bool:
-    """Kills a process after a delay, and not before it writes a file of the pattern.
+    """Kills a process after a delay, once it writes a file that matches the pattern.
 
-    Returns whether it was still running: it finishes if no such file comes (any more).
+    Returns:
+        Whether it was killed. A process that writes no such file finishes.
     """
     started = time.time()
 
     def is_written(path: Path) -> bool:
-        with suppress(FileNotFoundError):  # it has its final name by now
-            return path.stat().st_mtime >= started  # others are an earlier kill's
+        with suppress(FileNotFoundError):  # renamed in the meantime
+            return path.stat().st_mtime >= started  # older files are from an earlier kill
         return False
 
     while process.poll() is None:
-        late = time.time() >= started + delay
-        if late and (pattern is None or any(map(is_written, run.glob(pattern)))):
+        due = time.time() >= started + delay
+        if due and (pattern is None or any(map(is_written, run.glob(pattern)))):
             os.killpg(process.pid, signal.SIGKILL)
             return process.wait() == -signal.SIGKILL
         time.sleep(0.0005)
@@ -140,7 +147,7 @@ def kill(process: subprocess.Popen[bytes], run: Path, pattern: str | None, delay
 
 
 def weights(run: Path) -> dict[str, bytes]:
-    """Returns the weights of the model that a run has written."""
+    """Returns the weight files of the model of a run."""
     return {
         str(file.relative_to(run)): file.read_bytes()
         for file in sorted((run / "model").rglob("*.safetensors"))

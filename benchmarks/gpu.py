@@ -1,10 +1,10 @@
-"""Measures everything on a GPU in nine minutes: tests, training steps, sampling, profiler traces.
+"""Measures a GPU in nine minutes: tests, training steps, sampling, profiler traces.
 
     python -m benchmarks.gpu --output outputs/gpu
     python -m benchmarks.gpu --output outputs/gpus --devices 2      # data-parallel steps
 
-The most important comes first, and what the time does not suffice for is named. Shares are of what
-the device was measured to do with large products in bfloat16, and with copies in its memory.
+The most important measurements come first, and the table lists those that did not fit into the
+time. Results are also shares of two measured peaks: large bfloat16 products and memory copies.
 """
 
 import argparse
@@ -24,12 +24,12 @@ import torch
 from torch.utils.benchmark import Timer
 
 from benchmarks import autoencoder, transformer
-from benchmarks.command import DEFAULTS, QUICK, written
+from benchmarks.command import DEFAULTS, QUICK, write_lines
 from benchmarks.compare import OURS, ROOT, Program, ProgramError, Record, compare
 from benchmarks.machine import machine
 from benchmarks.table import aligned, cells, number, spread
 
-# measurement, batch size, and what differs from an eager step: the targets first
+# measurement, batch size, and what differs from an eager step; the most important first
 PARTS = """
 step 16 channels_last compile profile
 gpt_step 64 compile profile
@@ -58,7 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "stages": (autoencoder.F16, transformer.LARGE),
         "timing": {"warmup": 3, "steps": 10},
     },
-    "tiny": {  # to see that it works, on a processor too; nothing is compiled
+    "tiny": {  # to check that the command works, also on a CPU; without compilation
         "stages": (autoencoder.TINY, transformer.TINY),
         "timing": {**QUICK, "batch_size": 2, "steps": 2},
     },
@@ -67,15 +67,15 @@ TEST_SECONDS = 150
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Record]:
-    """Runs everything that the time suffices for, and prints and writes what came out."""
+    """Runs as many measurements as fit into the time, and prints and writes the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--output", type=Path, default=Path("outputs/gpu"))
-    add("--seconds", type=float, default=540.0, help="time for everything, 540 if not given")
+    add("--seconds", type=float, default=540.0, help="total time, default 540")
     add("--device", default="cuda")
-    add("--devices", type=int, default=1, help="from 2 on, data-parallel steps alone are timed")
+    add("--devices", type=int, default=1, help="2 or more: time only data-parallel steps")
     add("--preset", choices=PRESETS, default="gpu")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -84,27 +84,27 @@ def main(arguments: Sequence[str] | None = None) -> list[Record]:
     parts = [part for part in PARTS if options.preset == "gpu" or "compile" not in part]
     lines, records = [machine(options.device)], []
     if find_spec("lpips") is None:
-        lines.append("lpips is not installed: the steps of stage 1 are without it")
+        lines.append("lpips is not installed, so the steps of stage 1 have no LPIPS loss")
     signal.signal(signal.SIGALRM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, options.seconds)
     try:
         if options.devices > 1:
             parts = [part for part in parts if "profile" in part][:2]  # one of each stage
-            found = measure_in_parallel(options, parts)
+            measured = measure_in_parallel(options, parts)
         else:
             lines.append(run_tests(options.output / "tests.txt"))
             flops, bandwidth = measure_peaks(torch.device(options.device), options.preset)
             peaks = f"{flops / 1e12:.4g} Tflop/s in bf16, copies {bandwidth / 1e9:.4g} GB/s"
             lines.append(f"measured: {peaks}")
-            found = measure(options, parts, flops, bandwidth)
-        for record in written(found, options.output / "results.jsonl"):
+            measured = measure(options, parts, flops, bandwidth)
+        for record in write_lines(measured, options.output / "results.jsonl"):
             records.append(record)
     except TimeoutError:
-        lines.append(f"{options.seconds:g} s were too few for everything")
+        lines.append(f"{options.seconds:g} s were not enough for all measurements")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    timed = {record["part"] for record in records}
-    lines += [f"not timed: {part}" for part in parts if part not in timed]
+    names = {record["part"] for record in records}
+    lines += [f"not timed: {part}" for part in parts if part not in names]
     text = "\n".join([*lines, aligned([record["row"] for record in records])])
     (options.output / "table.txt").write_text(text + "\n", encoding="utf-8")
     print(f"{text}\nwrote {options.output}")
@@ -112,16 +112,16 @@ def main(arguments: Sequence[str] | None = None) -> list[Record]:
 
 
 def out_of_time(*_: object) -> NoReturn:
-    """Ends what is running."""
+    """Handles the alarm at the end of the time."""
     raise TimeoutError
 
 
 def run_tests(path: Path) -> str:
-    """Runs the tests that need a GPU; returns how they ended."""
+    """Runs the tests that need a GPU and returns a line with their result."""
     if find_spec("pytest") is None:
-        return "GPU tests: not run, pytest is not installed"
+        return "GPU tests: not run, because pytest is not installed"
     marked = [
-        str(file)  # those of training first: the others compile, which may take all the time
+        str(file)  # the tests of training come first, because other tests compile for minutes
         for file in sorted((ROOT / "tests").rglob("test_*.py"), reverse=True)
         if "mark.gpu" in file.read_text(encoding="utf-8") and file.parent.name != "benchmarks"
     ]
@@ -135,7 +135,7 @@ def run_tests(path: Path) -> str:
 
 
 def measure_peaks(device: torch.device, preset: str) -> tuple[float, float]:
-    """Returns the operations a second of large products, and the bytes that copies move."""
+    """Returns operations per second of large products, and bytes per second of memory copies."""
     size, num_bytes = (8192, 2**30) if preset == "gpu" else (64, 2**16)
     a, b = torch.rand(2, size, size, device=device).to(torch.bfloat16)
     tensors = {"a": a, "b": b, "c": torch.zeros(num_bytes, dtype=torch.uint8, device=device)}
@@ -144,11 +144,11 @@ def measure_peaks(device: torch.device, preset: str) -> tuple[float, float]:
         timer = Timer(statement, globals=tensors, num_threads=torch.get_num_threads())
         return timer.blocked_autorange(min_run_time=1.0).median
 
-    return 2 * size**3 / seconds("a @ b"), 2 * num_bytes / seconds("c.clone()")  # read and written
+    return 2 * size**3 / seconds("a @ b"), 2 * num_bytes / seconds("c.clone()")  # reads and writes
 
 
 def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings of both stages' benchmarks, in bf16, with what a part changes."""
+    """Returns the settings of a part: its stage's defaults in bf16 with the part's changes."""
     measurement, batch_size, *words = part.split()
     preset = PRESETS[options.preset]
     return {
@@ -169,7 +169,7 @@ def settings_of(part: str, options: argparse.Namespace) -> dict[str, Any]:
 def measure(
     options: argparse.Namespace, parts: Sequence[str], flops: float, bandwidth: float
 ) -> Iterator[Record]:
-    """Yields a record for each part, with its share of a peak; writes traces."""
+    """Measures each part and its share of a peak, and writes the traces."""
     with (
         closing(Program("taming", ROOT / OURS, checkout=ROOT)) as program,
         (options.output / "profiles.txt").open("w", encoding="utf-8") as profiles,
@@ -197,30 +197,30 @@ def measure(
 
 
 def output_of(command: Sequence[str]) -> str | None:
-    """Returns what a command prints, None if it fails; what it has started ends with it."""
+    """Returns the output of a command, None if it fails, and kills the processes it started."""
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            printed, _ = process.communicate()
-        finally:  # out of time, the other ranks would wait for the first on their GPUs
+            output, _ = process.communicate()
+        finally:  # otherwise the other ranks would wait on their GPUs for the first
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return None if process.returncode else printed
+    return None if process.returncode else output
 
 
 def measure_in_parallel(options: argparse.Namespace, parts: Sequence[str]) -> Iterator[Record]:
-    """Yields a record of each part in one process, and one in several; see `ranks.py`."""
+    """Measures each part in one process and in several; see `ranks.py`."""
     for part in parts:
         alone: float | None = None
         for devices in (1, options.devices):
             print(f"{part} in {devices} processes", flush=True)
             settings = settings_of(part, options) | {"devices": devices}
             command = [sys.executable, "-m", "benchmarks.ranks", json.dumps(settings)]
-            printed = output_of(command)
-            if printed is None:
-                continue  # it has said why
-            record: Record = json.loads(printed.strip().splitlines()[-1])
+            output = output_of(command)
+            if output is None:
+                continue  # the process has printed the error
+            record: Record = json.loads(output.strip().splitlines()[-1])
             per_second = devices * settings["batch_size"] / median(record["rounds"])
             alone = alone or (per_second if devices == 1 else None)
             calls = ", ".join(f"{count} {name}" for name, count in record["collectives"].items())

@@ -1,7 +1,7 @@
-"""Times training batches from a folder, an archive, shards and parquet, beside torchvision.
+"""Times training batches from a folder, a zip, shards and parquet, and torchvision's batches.
 
-Each source loads the same images in turns, cropped at random, resized and mirrored, in float32:
-ours with its Lanczos filter, torchvision's `ImageFolder` and `DataLoader` with its bilinear one.
+The sources take turns with the same images: cropped at random, resized and mirrored, in float32.
+Our sources resize with a Lanczos filter, torchvision's `ImageFolder` with a bilinear filter.
 """
 
 import argparse
@@ -35,27 +35,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("images", type=Path, help="a folder or .zip file with folders of classes")
     parser.add_argument("--resolution", type=int, default=64)
-    parser.add_argument("--scale", type=float, default=1, help="enlarge the images so many times")
+    parser.add_argument("--scale", type=float, default=1, help="factor to enlarge the images by")
     parser.add_argument("--max-images", type=int, default=3000)
     parser.add_argument("--num-workers", type=int, default=1)
-    parser.add_argument("--batches", type=int, default=20, help="a round")
+    parser.add_argument("--batches", type=int, default=20, help="per round")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as place:
-        rates = measured(Path(place), options)
+        rates = measure(Path(place), options)
     rows = [
         {
             "source": source,
-            "images/s": spread(found),
-            "times torchvision": spread(ratios(found, rates["torchvision"])),
+            "images/s": spread(rounds),
+            "times torchvision": spread(ratios(rounds, rates["torchvision"])),
         }
-        for source, found in rates.items()
+        for source, rounds in rates.items()
     ]
     print(f"{machine()}; {options.num_workers} loader processes; {options.images}\n{aligned(rows)}")
 
 
-def measured(place: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Returns the images a second of each source, round by round."""
+def measure(place: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Returns the images per second of each source, round by round."""
     batches = sources(place, options)
     for stream in batches.values():  # starts the workers
         rate(stream, options.num_workers * 2 + 1)
@@ -64,7 +64,7 @@ def measured(place: Path, options: argparse.Namespace) -> dict[str, list[float]]
 
 
 def rate(batches: Iterator[Any], count: int) -> float:
-    """Loads some batches; returns images a second."""
+    """Loads some batches and returns images per second."""
     started = time.perf_counter()
     for _ in islice(batches, count):
         pass
@@ -72,13 +72,13 @@ def rate(batches: Iterator[Any], count: int) -> float:
 
 
 def sources(place: Path, options: argparse.Namespace) -> dict[str, Iterator[Any]]:
-    """Writes the images into each kind of source, and returns their batches."""
+    """Writes the images to each kind of source and returns the batches of each."""
     folder, shards = place / "folder", place / "shards"
     copy(options.images, folder, options.max_images, options.scale)
     make_shards(folder, shards, shard_size=64)
     archive = Path(shutil.make_archive(str(folder), "zip", folder))
 
-    def ours(source: Any, draft: bool = True) -> Iterator[Any]:
+    def batches(source: Any, draft: bool = True) -> Iterator[Any]:
         transform = ImageTransform(
             resolution=options.resolution, resize="shorter_side", crop="random",
             crop_scale=(0.8, 1.0), horizontal_flip=True, draft=draft,
@@ -89,16 +89,16 @@ def sources(place: Path, options: argparse.Namespace) -> dict[str, Iterator[Any]
     files = partial(ImageFiles, reader=PictureReader(), check="none")
     return {
         "torchvision": torchvision(folder, options),
-        "folder, whole JPEGs": ours(files(path=folder), draft=False),
-        "folder": ours(files(path=folder)),
-        "zip": ours(files(path=archive)),
-        "shards": ours(HuggingFaceImages(path=str(shards), reader=PictureReader())),
-        "parquet": ours(parquet(folder)),
+        "folder, whole JPEGs": batches(files(path=folder), draft=False),
+        "folder": batches(files(path=folder)),
+        "zip": batches(files(path=archive)),
+        "shards": batches(HuggingFaceImages(path=str(shards), reader=PictureReader())),
+        "parquet": batches(parquet(folder)),
     }
 
 
 def torchvision(folder: Path, options: argparse.Namespace) -> Iterator[Any]:
-    """Returns torchvision's batches, one pass after the other."""
+    """Returns torchvision's batches, pass after pass."""
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(options.resolution, scale=(0.64, 1), ratio=(1, 1)),
@@ -118,15 +118,15 @@ def torchvision(folder: Path, options: argparse.Namespace) -> Iterator[Any]:
     return chain.from_iterable(repeat(loader))
 
 
-def copy(images: Path, folder: Path, most: int, scale: float) -> None:
-    """Writes the images, perhaps enlarged, as JPEG files."""
-    listed = open_files(images)
-    step = -(-len(listed.entries) // most)  # of every class
-    for entry in islice(listed.entries, 0, None, step):
+def copy(images: Path, folder: Path, max_images: int, scale: float) -> None:
+    """Writes the images as JPEG files, enlarged by `scale`."""
+    files = open_files(images)
+    step = -(-len(files.entries) // max_images)  # takes images of every class
+    for entry in islice(files.entries, 0, None, step):
         path = Path(entry.name)
         target = folder / path.parent.name / f"{path.stem}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
-        with listed.open(entry) as file:
+        with files.open(entry) as file:
             if scale == 1:
                 target.write_bytes(file.read())
             else:
@@ -135,12 +135,12 @@ def copy(images: Path, folder: Path, most: int, scale: float) -> None:
 
 
 def parquet(folder: Path) -> HuggingFaceImages:
-    """Returns the images of a folder in a Parquet file, read by Hugging Face's `datasets`."""
+    """Writes a folder to a Parquet file and opens it with Hugging Face's `datasets`."""
     from datasets import ClassLabel, Dataset, Features, Image
 
-    found, file = sorted(folder.glob("*/*.jpg")), folder.with_name("images.parquet")
-    labels = [path.parent.name for path in found]
-    images = [{"bytes": path.read_bytes(), "path": None} for path in found]
+    paths, file = sorted(folder.glob("*/*.jpg")), folder.with_name("images.parquet")
+    labels = [path.parent.name for path in paths]
+    images = [{"bytes": path.read_bytes(), "path": None} for path in paths]
     features = Features({"image": Image(), "label": ClassLabel(names=sorted(set(labels)))})
     Dataset.from_dict({"image": images, "label": labels}, features).to_parquet(file)
     return HuggingFaceImages(path=str(file), reader=PictureReader())

@@ -1,6 +1,7 @@
-"""Names the machine, and times a fixed product of matrices.
+"""Names the machine and times a fixed matrix product.
 
-A duration divided by the product's seconds at the same hour can be compared between machines:
+To compare durations between machines, divide each by the seconds of this product on its machine,
+measured at about the same time:
 
     python -m benchmarks.machine
 """
@@ -13,9 +14,9 @@ __all__ = ["machine"]
 
 
 def machine(device: str = "cpu") -> str:
-    """Returns GPU, processor with its kinds of bfloat16 products, and PyTorch's version."""
-    found = torch.cpu.get_capabilities()
-    flags = [f"{f} {found[f]}" for f in ("amx_bf16", "avx512_bf16") if f in found]
+    """Returns the GPU, the processor and its bfloat16 instructions, and PyTorch's version."""
+    capabilities = torch.cpu.get_capabilities()
+    flags = [f"{f} {capabilities[f]}" for f in ("amx_bf16", "avx512_bf16") if f in capabilities]
     processor = [device_name(torch.device("cpu")), torch.backends.cpu.get_cpu_capability(), *flags]
     gpu = [device_name(torch.device(device))] if device != "cpu" else []
     return "; ".join([*gpu, ", ".join(processor), f"torch {torch.__version__}"])

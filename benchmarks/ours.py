@@ -1,6 +1,6 @@
-"""This program's side: `training_step` of both stages, `encode`, `decode`, `sample_tokens`.
+"""This program's measurements: training steps, `encode`, `decode` and `sample_tokens`.
 
-What the peers do not do (averaged weights, gradient clipping, codebook revival) is off.
+Everything that the peers do not do is off: averaged weights, gradient clipping, codebook revival.
 """
 
 from contextlib import nullcontext
@@ -29,8 +29,8 @@ from taming.training import (
 from taming.training.execution import choose_execution
 from taming.transformer import GPT, GPTConfig
 
-NEVER = 10**9  # a step that is not reached
-DEFAULT_STEPS = 50_000  # of a training whose length is not given
+NEVER = 10**9  # a step that no benchmark reaches
+DEFAULT_STEPS = 50_000  # `trainer.max_steps` in the configs
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
 
 
@@ -45,7 +45,7 @@ def build(
             "blocks": [gpt.blocks],
             "embeddings": [gpt.token_embedding, gpt.positions],
             "head": [gpt.norm, gpt.head],
-            "prefix": [gpt.prefix_embedding],  # the peers have none
+            "prefix": [gpt.prefix_embedding],  # no peer has this part
         }
     else:
         module = vqgan_training(settings, measurement).to(inputs.device)
@@ -57,14 +57,14 @@ def build(
     parameters = num_parameters(**parts)
     facts: dict[str, Any] = {"versions": {"taming": taming.__version__}, "parameters": parameters}
     if "step" in measurement:
-        return step(module, settings, batch_of(inputs), facts), facts
+        return build_step(module, settings, batch_of(inputs), facts), facts
     if measurement in transformer.MEASUREMENTS:
-        return sampling(module.generator, settings, measurement, facts), facts
-    return coding(module, settings, measurement, inputs), facts
+        return build_sampling(module.generator, settings, measurement, facts), facts
+    return build_coding(module, settings, measurement, inputs), facts
 
 
 def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
-    """Builds stage 1; `step` has a discriminator, `step_before_start` one that does nothing yet."""
+    """Builds stage 1; the discriminator trains in `step` and waits in `step_before_start`."""
     quantizer = {
         "kind": "vector",
         "codebook_size": settings["codebook_size"],
@@ -88,7 +88,7 @@ def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
             adaptive=True,
         )
         if settings.get("perceptual", True):
-            perceptual = LPIPSLoss(pretrained=False)  # the same work, and no download
+            perceptual = LPIPSLoss(pretrained=False)  # the same work without a download
     return VQGANTraining(
         VQGAN(quantizer=quantizer, **{key: settings[key] for key in autoencoder.NETWORK}),
         perceptual,
@@ -100,7 +100,7 @@ def vqgan_training(settings: Settings, measurement: str) -> VQGANTraining:
 
 
 def transformer_training(settings: Settings) -> TransformerTraining:
-    """Builds stage 2; where there is guidance the model knows one class."""
+    """Builds stage 2, with one class if it is sampled with guidance."""
     guided, grid_size = settings["guidance_scale"] != 1, (1, settings["num_tokens"])
     conditioning: Conditioning = ClassLabel(1, dropout=0.1) if guided else Unconditional()
     config = GPTConfig(
@@ -113,37 +113,43 @@ def transformer_training(settings: Settings) -> TransformerTraining:
 
 
 def batch_of(inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns images `(b c H W)` or tokens `(b n)` as the batch that their stage trains on."""
+    """Wraps images `(b c H W)` or tokens `(b n)` as a training batch of their stage."""
     if inputs.ndim == 4:
         return {"images": inputs}
     return {"indices": inputs[:, None], "labels": inputs.new_zeros(len(inputs))}
 
 
-def step(
+def build_step(
     module: TrainingModule,
     settings: Settings,
     batch: dict[str, torch.Tensor],
     facts: dict[str, Any],
 ) -> Call:
-    """Makes a step as Lightning's Trainer does it, on the same batch each time.
+    """Builds a training step like that of Lightning's Trainer, always on the same batch.
 
-    With the setting `auto` the facts tell what a long training has chosen.
+    With the setting `auto`, `facts` records what a long training would choose.
     """
     if settings["compile"] or settings["auto"]:
-        torch.compiler.reset()  # earlier measurements' compilations count against a limit
+        torch.compiler.reset()  # compilations of earlier measurements count towards a limit
     if settings["auto"]:
         device = torch.device(settings["device"])
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         module.set_execution(channels_last="auto", compile="auto")
-        way = choose_execution("auto", module, lambda: batch, device, num_batches=DEFAULT_STEPS)
-        dtype = "bf16" if way.precision == "bf16-mixed" else "float32"
-        facts |= {"dtype": dtype, "channels_last": way.channels_last, "compile": way.compile}
+        execution = choose_execution(
+            "auto", module, lambda: batch, device, num_batches=DEFAULT_STEPS
+        )
+        dtype = "bf16" if execution.precision == "bf16-mixed" else "float32"
+        facts |= {
+            "dtype": dtype,
+            "channels_last": execution.channels_last,
+            "compile": execution.compile,
+        }
         settings = settings | {"dtype": dtype}
     module.setup("fit")
     module.trainer = Trainer(
         accelerator="auto" if settings["device"].startswith("cuda") else "cpu",
-        benchmark=True,  # as configs/trainer has it
+        benchmark=True,  # as in configs/trainer
         max_steps=NEVER,
         log_every_n_steps=NEVER,
         logger=False,
@@ -156,10 +162,10 @@ def step(
     return training_step(settings, lambda: module.training_step(batch, 0)["loss"], optimizer)
 
 
-def coding(
+def build_coding(
     module: VQGANTraining, settings: Settings, measurement: str, images: torch.Tensor
 ) -> Call:
-    """Makes `encode` or `decode`."""
+    """Builds `encode` or `decode`."""
     module.setup("fit")
     if settings["channels_last"]:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -169,10 +175,10 @@ def coding(
     return encode if measurement == "encode" else inference(settings, lambda: vqgan.decode(indices))
 
 
-def sampling(
+def build_sampling(
     generator: ImageGenerator, settings: Settings, measurement: str, facts: dict[str, Any]
 ) -> Call:
-    """Makes sampling; the facts tell how many bytes it must read."""
+    """Builds sampling; `facts` records how many bytes it must read."""
     b, n, guided = settings["batch_size"], settings["num_tokens"], settings["guidance_scale"] != 1
     generator.eval()
     device = torch.device(settings["device"])
@@ -181,8 +187,8 @@ def sampling(
     if settings["dtype"] == "bf16":
         generator.to(torch.bfloat16)
     facts["dtype"] = settings["dtype"]
-    # each token's step reads all weights but the tables', of which it needs a row, and of each
-    # sequence the keys and values so far
+    # the step of a token reads all weights except the embedding tables, and the cached keys and
+    # values of each sequence
     cached = n * (n + 1) * settings["embed_dim"] * settings["num_layers"] * b * (1 + guided)
     weights = n * (facts["parameters"]["blocks"] + facts["parameters"]["head"])
     facts["bytes_read"] = (weights + cached) * generator.transformer.head.weight.element_size()
@@ -197,7 +203,7 @@ def sampling(
     caches = iter([fresh_cache()] if compiled else [])
 
     def sample() -> torch.Tensor:
-        with next(caches, nullcontext()):  # the first call takes what a newcomer's does
+        with next(caches, nullcontext()):  # the first call compiles from scratch
             return generator.sample_tokens(b, condition, options=options)
 
     return sample

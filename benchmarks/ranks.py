@@ -1,6 +1,6 @@
-"""Times a stage's training steps as Lightning runs them, in one process or one a device.
+"""Times the training steps of a stage under Lightning, with one process per device.
 
-`benchmarks.gpu --devices` starts it; the first process prints a line of JSON.
+`benchmarks.gpu --devices` starts this module. The first process prints a line of JSON.
 """
 
 import json
@@ -24,10 +24,10 @@ WARMUP, ROUNDS = 5, 5
 
 
 class Clock(L.Callback):
-    """Times rounds of steps after a warm-up, and records the calls of one more step.
+    """Times rounds of steps after a warm-up, then profiles one more step.
 
     Args:
-        steps: of a round.
+        steps: number of steps in a round.
     """
 
     def __init__(self, steps: int) -> None:
@@ -47,22 +47,24 @@ class Clock(L.Callback):
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Trains for as many steps as `Clock` needs, and prints what it found."""
+    """Trains for as many steps as `Clock` needs and prints the results."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    of_gpt = settings["measurement"] == "gpt_step"
+    is_stage_2 = settings["measurement"] == "gpt_step"
     module: TrainingModule
-    if of_gpt:
+    if is_stage_2:
         module = transformer_training(settings)
     else:
         module = vqgan_training(settings, settings["measurement"])
     clock = Clock(settings["steps"])
+    single = settings["devices"] == 1
+    strategy = "auto" if single else data_parallel(discriminator=not is_stage_2)
     trainer = L.Trainer(
         accelerator="gpu" if settings["device"] == "cuda" else "cpu",
         devices=settings["devices"],
-        strategy="auto" if settings["devices"] == 1 else data_parallel(discriminator=not of_gpt),
+        strategy=strategy,
         precision="bf16-mixed",
         benchmark=True,
         max_steps=clock.ends[-1] + 1,

@@ -1,6 +1,6 @@
-"""Times commands up to the first line of output, on random pictures and a tiny random generator.
+"""Times commands from their start to the first line of output, on random images and a tiny model.
 
-The command is ended after that line. With another checkout the two take turns.
+The benchmark ends each command after that line. With another checkout, the two take turns.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkout", type=Path, help="another checkout of this program")
-    parser.add_argument("--generator", type=Path, help="a model directory that both can read")
+    parser.add_argument("--generator", type=Path, help="a model directory for both checkouts")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     options = parser.parse_args(arguments)
@@ -49,19 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sides = {side: partial(run, checkout=path) for side, path in checkouts.items()}
             take_turns(sides, 1)  # fills the disk's cache
             seconds = take_turns(sides, options.rounds)
-            row = {"": name} | {f"{side} s": spread(taken) for side, taken in seconds.items()}
+            row = {"": name} | {f"{side} s": spread(rounds) for side, rounds in seconds.items()}
             if options.checkout:
                 ours, other = seconds.values()
                 row["ratio"] = spread(ratios(other, ours))
             rows.append(row)
-    print(f"{machine()}; median of {options.rounds} rounds (least–greatest)\n{aligned(rows)}")
+    print(f"{machine()}; median of {options.rounds} rounds (minimum–maximum)\n{aligned(rows)}")
 
 
 def seconds_to_first_line(inputs: str, script: str, *arguments: str, checkout: Path) -> float:
-    """Runs a script of a checkout on a copy of the inputs, up to its first line.
+    """Runs a script of a checkout on a copy of the inputs until it prints its first line.
 
     Raises:
-        RuntimeError: if there is none, or it tells of an error.
+        RuntimeError: if it prints nothing, or an error.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         shutil.copytree(inputs, directory, dirs_exist_ok=True)
@@ -79,12 +79,12 @@ def seconds_to_first_line(inputs: str, script: str, *arguments: str, checkout: P
             seconds = time.perf_counter() - started
             process.kill()
     if not line or "error" in line.lower():
-        raise RuntimeError(f"{script} of {checkout} says: {line or 'nothing'}")
+        raise RuntimeError(f"{script} of {checkout} prints: {line or 'nothing'}")
     return seconds
 
 
 def write_generator(directory: Path) -> None:
-    """Writes a tiny random model."""
+    """Writes a tiny random generator."""
     from taming.conditioning import Unconditional
     from taming.generation import ImageGenerator
     from taming.tokenizer import VQGAN

@@ -1,4 +1,4 @@
-"""Sides take turns, and what they took is a table."""
+"""Programs take turns, and their results become a table."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 
 def take_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Calls each side once a round, and returns what they gave.
+    """Calls each side once per round and returns the results of each side.
 
     The order changes from round to round, so that a machine that slows down or speeds up favours no
     side.
     """
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    results: dict[str, list[T]] = {name: [] for name in sides}
     for index in range(rounds):
         for name in list(sides)[:: -1 if index % 2 else 1]:
-            found[name].append(sides[name]())
-    return found
+            results[name].append(sides[name]())
+    return results
 
 
-def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Returns the quotients of two sides round by round."""
-    return [a / b for a, b in zip(over, under, strict=True)]
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
 def number(value: float) -> str:
@@ -36,12 +36,12 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Returns `median (least–greatest)`."""
+    """Returns `median (minimum–maximum)`."""
     return f"{number(median(values))} ({number(min(values))}–{number(max(values))})"
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> str:
-    """Lays out rows of cells, headings first, without the columns empty in all of them."""
+    """Formats rows of cells as a table with headings, without the columns that are always empty."""
     names = dict.fromkeys(name for row in rows for name in row if row[name])
     lines = [{name: name for name in names}, *rows]
     widths = {name: max(len(line.get(name, "")) for line in lines) for name in names}
@@ -50,7 +50,7 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def cells(settings: Mapping[str, Any], side: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what one side of a record of `compare` took, by heading."""
+    """Returns the cells of one program in a record of `compare`, by heading."""
     unit = "tokens/s" if "num_tokens" in settings else "images/s"
     return {
         "program": side["name"],
@@ -64,7 +64,7 @@ def cells(settings: Mapping[str, Any], side: Mapping[str, Any]) -> dict[str, str
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Lays out records of `compare`, and says below which cases and versions were timed."""
+    """Formats records of `compare` as a table, with the cases and versions below it."""
     rows, notes, eager = [], {}, {}
     for record in records:
         settings, ours, peer = dict(record["settings"]), record["ours"], record["peer"]
@@ -86,10 +86,10 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def pays_after(compiled: Mapping[str, Any], eager: Mapping[str, Any], batch_size: int) -> str:
-    """Returns after how many images compiling has saved the time that its first call took."""
-    spent = compiled["first_seconds"][0] - eager["first_seconds"][0]
-    saved = median(eager["seconds"]) - median(compiled["seconds"])  # by each call but the first
-    if spent > 0 and saved <= 0:
+    """Returns the number of images after which compilation has saved more time than it took."""
+    cost = compiled["first_seconds"][0] - eager["first_seconds"][0]
+    gain = median(eager["seconds"]) - median(compiled["seconds"])  # per call after the first
+    if cost > 0 and gain <= 0:
         return "never"
-    calls = 1 + (math.ceil(spent / saved) if spent > 0 else 0)
+    calls = 1 + (math.ceil(cost / gain) if cost > 0 else 0)
     return f"{calls * batch_size:,} images"

@@ -1,9 +1,9 @@
-"""Times stage 2: training steps and sampling, beside CompVis' transformer and GPT-2's `generate`.
+"""Times training steps and sampling of stage 2, of CompVis' transformer and of GPT-2's `generate`.
 
-All are GPTs with LayerNorm, GELU, learned positions and a head of their own. Sampling draws all
-tokens of a batch from one start id, at temperature 1, with cached keys and values. With guidance
-each image is two sequences for our transformer; programs that know no guidance draw twice as many
-sequences instead: the same work, and only the images' tokens count.
+All three are GPTs with LayerNorm, GELU, learned positions and an untied head. Sampling draws all
+tokens of a batch from one start id, at temperature 1, with cached keys and values. With guidance,
+our transformer computes two sequences for each image. The peers have no guidance, so they draw
+twice as many sequences instead. The work is the same, and only the tokens of the images count.
 """
 
 from benchmarks.command import QUICK, Preset, main
@@ -45,7 +45,7 @@ PRESETS: dict[str, Preset] = {
         "peers": CPU_PEERS,
         "warmup": 1,
     },
-    "cpu_sequence_length": {  # two blocks, and few rounds of the longest: within 12 minutes
+    "cpu_sequence_length": {  # two blocks, and two rounds of the longest, to end within 12 minutes
         "cases": {
             f"tokens_{n}": SMALL | SAMPLING | {"num_layers": 2, "num_tokens": n, "rounds": rounds}
             for n, rounds in ((256, 5), (1024, 5), (4096, 2))
@@ -57,7 +57,7 @@ PRESETS: dict[str, Preset] = {
         "cases": {f"sample_{b}": GUIDED | {"batch_size": b} for b in (1, 2, 16, 64)}
         | {"step_64": LARGE | TRAINING | {"batch_size": 64}},
         "peers": {
-            "compvis_float32": ("compvis", "float32"),  # as it was
+            "compvis_float32": ("compvis", "float32"),  # unchanged
             "compvis_bf16": ("compvis", "bf16"),
             "generate_bf16": ("transformers_gpt2", "bf16"),
         },

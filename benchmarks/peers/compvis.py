@@ -1,9 +1,9 @@
 """CompVis' program of 2021, from the package `taming-transformers-rom1504`.
 
-Its LightningModules, losses, networks and `sample_with_past` do all the work, unchanged. Here is
-only what PyTorch Lightning 1.0 did around `training_step`, what its imports miss among today's
-libraries, and stand-ins for downloads (VGG and LPIPS stay random) and for logging. The transformer
-trains on tokens that are there already; each sequence begins with its start id, 0.
+Its LightningModules, losses, networks and `sample_with_past` do all the work, unchanged. This file
+adds what PyTorch Lightning 1.0 did around `training_step`, and the names that today's libraries
+have removed. It replaces downloads (VGG and LPIPS stay random) and logging. The transformer trains
+on ready tokens, and each sequence starts with its start id, 0.
 """
 
 import importlib
@@ -34,26 +34,26 @@ def build(settings: Settings, measurement: str, inputs: torch.Tensor) -> Any:
 
 
 def compvis_module(name: str) -> Any:
-    """Imports a module of its package `taming`, with what newer libraries have moved or removed."""
+    """Imports a module of its package `taming`, with stubs for what newer libraries removed."""
     import pytorch_lightning
 
-    moved = types.ModuleType("pytorch_lightning.utilities.distributed")
-    moved.rank_zero_only = pytorch_lightning.utilities.rank_zero_only
-    removed = types.ModuleType("transformers")  # nothing else of transformers is used
-    removed.top_k_top_p_filtering = top_k_filtering
-    sys.modules |= {moved.__name__: moved, removed.__name__: removed}
+    distributed = types.ModuleType("pytorch_lightning.utilities.distributed")
+    distributed.rank_zero_only = pytorch_lightning.utilities.rank_zero_only
+    transformers = types.ModuleType("transformers")  # it uses nothing else of transformers
+    transformers.top_k_top_p_filtering = top_k_filtering
+    sys.modules |= {distributed.__name__: distributed, transformers.__name__: transformers}
     return importlib.import_module(f"taming.{name}")
 
 
 def top_k_filtering(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Puts logits `(b v)` below the k-th to -∞, as transformers 4.3 did with a `top_p` of 1."""
+    """Sets logits `(b v)` below the k-th to -∞, like transformers 4.3 with a `top_p` of 1."""
     kth = torch.topk(logits, min(top_k, logits.shape[-1])).values[..., -1, None]
     logits[logits < kth] = -torch.inf
     return logits
 
 
 class Unlogged:
-    """A LightningModule without a trainer: what it logs is computed and not kept."""
+    """A LightningModule without a trainer: it computes what it logs and drops it."""
 
     global_step = 0
 
@@ -114,9 +114,9 @@ def vqgan_call(
 
 
 def vqgan_step(model: Any, settings: Settings, images: torch.Tensor) -> Call:
-    """Makes a step: for each optimizer `training_step`, backward and Adam, for its weights alone.
+    """Builds a step: `training_step`, backward and Adam for the weights of each optimizer.
 
-    Its LPIPS is in training mode too, and the dropout there on, as it was in its training.
+    Its LPIPS is in training mode with active dropout, as in the original training.
     """
     model.learning_rate = 4.5e-6 * len(images)
     optimizers, _ = model.configure_optimizers()
@@ -139,10 +139,10 @@ def vqgan_step(model: Any, settings: Settings, images: torch.Tensor) -> Call:
 
 
 class Tokens(nn.Module):
-    """A tokenizer whose images are the tokens already."""
+    """A tokenizer whose images are tokens."""
 
     def encode(self, tokens: torch.Tensor) -> Any:
-        """Returns them in the form of its own VQGAN's."""
+        """Returns tokens in the format of its VQGAN."""
         return tokens, None, (None, None, tokens)
 
 

@@ -1,7 +1,7 @@
-"""`VQModel` of diffusers, which is the same architecture; it comes without a training of its own.
+"""`VQModel` of diffusers, which has the same architecture but no training code.
 
-Its training step is therefore the autoencoder's alone: forward, L1 and its quantizer's loss,
-backward, Adam.
+Its training step therefore covers only the autoencoder: forward pass, L1 and quantizer loss,
+backward pass, Adam.
 """
 
 from importlib.metadata import version

@@ -1,14 +1,15 @@
-"""Builds what a program does in a measurement and times it; imports nothing of this project.
+"""Builds and times the measurements of one program; imports nothing of this project.
 
-Each program in a comparison is a process `python serve.py BUILD.py` that answers lines of JSON, the
-name of a `Session`'s method and its arguments:
+Each program in a comparison is a process `python serve.py BUILD.py`. It reads lines of JSON with
+the name of a method of `Session` and its arguments, and answers each with a line of JSON:
 
-    ["begin", {"measurement": "encode", …}]  ->  {"result": {…}}; null: it does no such thing
+    ["start", {"measurement": "encode", …}]  ->  {"result": {…}}, or null if it has no such thing
     ["run", 10]  ->  {"result": {"seconds": 0.8, "peak_memory_gib": 0.0}}
 
-or {"error": "…"}. `BUILD.py` has a function `build(settings, measurement, inputs)` that returns
-None for what the program does not do, or a pair: the call to time, which returns a tensor whose
-values show that it worked, and facts about the program, among them `versions` and `parameters`.
+An error gives {"error": "…"}. `BUILD.py` defines `build(settings, measurement, inputs)`. It returns
+None if the program does not have the measurement. Otherwise it returns the call to time and a
+dictionary of facts about the program, with `versions` and `parameters`. The call returns a tensor
+whose values show that it worked.
 """
 
 import gc
@@ -29,14 +30,14 @@ Build = Callable[[Settings, str, torch.Tensor], tuple[Call, dict[str, Any]] | No
 
 
 class Session:
-    """Times what `build` makes, one measurement after the other."""
+    """Times the calls that `build` returns, one measurement after the other."""
 
     def __init__(self, build: Build) -> None:
         self.build = build
         self.call: Call | None = None
 
-    def begin(self, settings: Settings) -> dict[str, Any] | None:
-        """Builds a measurement; returns facts about it, None if the program does no such thing."""
+    def start(self, settings: Settings) -> dict[str, Any] | None:
+        """Builds a measurement and returns facts about it; None if the program does not have it."""
         self.call = None
         gc.collect()
         self.device = torch.device(settings["device"])
@@ -54,10 +55,10 @@ class Session:
         return facts | {"versions": {"torch": torch.__version__, **facts["versions"]}}
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Calls it `steps` times; returns the seconds of all together and the peak memory.
+        """Runs `steps` calls and returns their total seconds and the peak memory.
 
         Raises:
-            FloatingPointError: if the result is not finite, which makes its time meaningless.
+            FloatingPointError: if the result is not finite, so that its time means nothing.
         """
         assert self.call is not None
         if self.on_gpu:
@@ -70,17 +71,17 @@ class Session:
             torch.cuda.synchronize(self.device)
         seconds = time.perf_counter() - started
         if not bool(result.isfinite().all()):
-            raise FloatingPointError("it gave NaN or infinite numbers")
+            raise FloatingPointError("the result is NaN or infinite")
         peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.on_gpu else 0.0
         return {"seconds": seconds, "peak_memory_gib": peak}
 
     def flops(self) -> int:
-        """Returns the operations of a call; see `count_flops`."""
+        """Counts the operations of a call; see `count_flops`."""
         assert self.call is not None
         return count_flops(self.call)
 
     def profile(self, path: str) -> str:
-        """Writes a trace of two calls to `path`; returns a table of the most costly operations."""
+        """Writes a trace of two calls to `path` and returns a table of the slowest operations."""
         from torch.profiler import ProfilerActivity, profile
 
         assert self.call is not None
@@ -95,7 +96,7 @@ class Session:
 
 
 def random_inputs(settings: Settings) -> torch.Tensor:
-    """Draws images `(b 3 H W)` in [-1, 1], or tokens `(b n)`; always the same ones."""
+    """Draws images `(b 3 H W)` in [-1, 1] or tokens `(b n)`, always with the same seed."""
     generator = torch.Generator().manual_seed(0)
     b = settings["batch_size"]
     if "num_tokens" in settings:
@@ -106,13 +107,13 @@ def random_inputs(settings: Settings) -> torch.Tensor:
 
 
 def count_flops(call: Callable[[], object]) -> int:
-    """Counts a call's matrix products, convolutions and attention, by PyTorch's formulas.
+    """Counts the matrix products, convolutions and attention of a call with PyTorch's formulas.
 
-    Backward passes are included, and compiled parts run uncompiled. Attention counts whole, causal
-    or not, as is usual (Chowdhery et al. 2022, "PaLM", appendix B).
+    The count includes backward passes. Compiled parts run uncompiled. Causal attention counts like
+    full attention, as usual (Chowdhery et al. 2022, "PaLM", appendix B).
     """
-    # the public part of FlopCounterMode also follows modules by hooks, which fail in a step that
-    # asks for the gradient of a leaf, as ours does
+    # FlopCounterMode itself also hooks into modules. The hooks fail in our step, which takes the
+    # gradient of a leaf. The inner mode only counts.
     from torch.utils.flop_counter import FlopCounterMode, _FlopCounterMode
 
     counter = FlopCounterMode(display=False)
@@ -121,27 +122,27 @@ def count_flops(call: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-# what build files share
+# functions for build files
 
 
 def autocast(settings: Settings) -> torch.autocast:
-    """Makes a context of the settings' `dtype`, `"float32"` or `"bf16"` (mixed precision)."""
+    """Builds a context for the `dtype` of the settings: `"float32"` or `"bf16"` (mixed)."""
     device = torch.device(settings["device"])
     return torch.autocast(device.type, torch.bfloat16, enabled=settings["dtype"] == "bf16")
 
 
 def inference(settings: Settings, call: Call) -> Call:
-    """Wraps a call: no gradients, and autocast."""
+    """Wraps a call in inference mode and autocast."""
 
-    def timed() -> torch.Tensor:
+    def wrapped_call() -> torch.Tensor:
         with torch.inference_mode(), autocast(settings):
             return call()
 
-    return timed
+    return wrapped_call
 
 
 def training_step(settings: Settings, loss: Call, optimizer: torch.optim.Optimizer) -> Call:
-    """Makes a step: the loss under autocast, its gradients, and an update of the weights."""
+    """Builds a step: the loss under autocast, its gradients, and an update of the weights."""
 
     def step() -> torch.Tensor:
         with autocast(settings):
@@ -155,7 +156,7 @@ def training_step(settings: Settings, loss: Call, optimizer: torch.optim.Optimiz
 
 
 def num_parameters(**parts: list[Any]) -> dict[str, int]:
-    """Counts parameters by part; a part is a list of modules and parameters."""
+    """Counts the parameters of each part; a part is a list of modules and parameters."""
     return {
         name: sum(
             p.numel() for x in part for p in (x.parameters() if isinstance(x, nn.Module) else [x])
@@ -165,9 +166,9 @@ def num_parameters(**parts: list[Any]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Answers lines until the input ends."""
-    sys.modules["serve"] = sys.modules["__main__"]  # build files import it by that name
-    # what the program prints goes to standard error; answers have the real standard output
+    """Answers requests until the input ends."""
+    sys.modules["serve"] = sys.modules["__main__"]  # build files import this module by that name
+    # answers use the real standard output; prints of the program go to standard error
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         session = Session(runpy.run_path(sys.argv[1])["build"])
@@ -175,7 +176,7 @@ def main() -> None:
             method, *arguments = json.loads(line)
             try:
                 answer = {"result": getattr(session, method)(*arguments)}
-            except Exception as error:  # whatever a foreign program raises
+            except Exception as error:  # another program can raise anything
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,7 +1,7 @@
-"""`GPT2LMHeadModel` of transformers, and its `generate`, with tokens of images for words.
+"""`GPT2LMHeadModel` of transformers and its `generate`, with image tokens instead of words.
 
-A head of its own and the exact GELU make it the architecture of the other programs. Training is
-its forward pass, cross-entropy, backward and AdamW in one kernel, the choice of its Trainer.
+With an untied head and the exact GELU it has the architecture of the other programs. A training
+step is its forward pass, cross-entropy, backward pass and fused AdamW, the default of its Trainer.
 """
 
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""The command for a GPU runs, tiny and on the CPU: all of it but CUDA itself."""
+"""The GPU benchmark on a CPU with tiny models: everything except CUDA."""
 
 import gzip
 import json
@@ -17,17 +17,17 @@ from benchmarks.compare import ROOT, Program
 from benchmarks.gpu import PARTS, PRESETS
 
 TINY = ["--device=cpu", "--preset=tiny"]
-NOT_NEEDED = ("hydra", "omegaconf", "lpips", "wandb", "sklearn", "huggingface_hub", "pytest")
+OPTIONAL = ("hydra", "omegaconf", "lpips", "wandb", "sklearn", "huggingface_hub", "pytest")
 
 
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has neither LPIPS nor pytest."""
+    """Hides LPIPS and pytest."""
     missing = ("lpips", "pytest")
     monkeypatch.setattr(gpu, "find_spec", lambda name: None if name in missing else find_spec(name))
 
 
-def test_everything_is_measured(
+def test_measures_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = [part for part in PARTS if "compile" not in part]
@@ -35,24 +35,26 @@ def test_everything_is_measured(
 
     def compare(settings: dict[str, Any], program: Program) -> Any:
         return (
-            program.ask("fail") if settings["measurement"] == "encode" else timed(settings, program)
+            program.ask("fail")
+            if settings["measurement"] == "encode"
+            else original(settings, program)
         )
 
-    timed = gpu.compare
+    original = gpu.compare
     monkeypatch.setattr(gpu, "compare", compare)
     (tmp_path / "profiles.txt").write_text("of an earlier run")
     records = gpu.main([*TINY, f"--output={tmp_path}"])
     printed = capsys.readouterr().out
-    assert f"{failed}: taming cannot be timed: " in printed  # and it goes on
+    assert f"{failed}: taming cannot be timed: " in printed  # and the next measurement runs
     assert [record["part"] for record in records] == parts
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == records
-    for record in records:  # in bf16; of the measured peaks
+    for record in records:
         assert record["ours"]["dtype"] == "bf16"
         assert record["share"] > 0
     table = (tmp_path / "table.txt").read_text()
     assert table in printed
-    assert "GPU tests: not run, pytest is not installed" in table
+    assert "GPU tests: not run, because pytest is not installed" in table
     assert "lpips is not installed" in table and f"not timed: {failed}" in table
     assert "of peak" in table and "of bandwidth" in table
     profiles = (tmp_path / "profiles.txt").read_text()
@@ -63,17 +65,18 @@ def test_everything_is_measured(
             assert json.load(file)["traceEvents"]
 
 
-def test_what_the_time_does_not_suffice_for_is_named(
+def test_lists_the_measurements_that_did_not_fit_into_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(PRESETS["tiny"]["timing"], "warmup", 10**9)  # it never ends
+    monkeypatch.setitem(PRESETS["tiny"]["timing"], "warmup", 10**9)  # never ends
     assert gpu.main([*TINY, "--seconds=4", f"--output={tmp_path}"]) == []
     printed = capsys.readouterr().out
-    assert "4 s were too few for everything\nnot timed: step 16 channels_last profile" in printed
+    first = "not timed: step 16 channels_last profile"
+    assert f"4 s were not enough for all measurements\n{first}" in printed
 
 
-def test_what_is_out_of_time_leaves_no_process_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rank's process starts the others, which have its output."""
+def test_the_alarm_leaves_no_process_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the first rank starts the other ranks, which inherit its output."""
     assert gpu.output_of([sys.executable, "-c", "raise SystemExit(1)"]) is None
     start = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
     other = "import time; print('started', flush=True); time.sleep(60)"
@@ -88,13 +91,13 @@ def test_what_is_out_of_time_leaves_no_process_on_a_gpu(monkeypatch: pytest.Monk
     with pytest.raises(TimeoutError):
         gpu.output_of([sys.executable, "-c", start, other])
     assert select.select(outputs, [], [], 10)[0] == outputs
-    assert os.read(outputs[0], 1) == b""  # no process is left that could write
+    assert os.read(outputs[0], 1) == b""  # no process that could write is alive
     os.close(outputs[0])
 
 
-def test_the_targets_come_first() -> None:
+def test_the_most_important_measurements_come_first() -> None:
     assert len(set(PARTS)) == len(PARTS)
-    assert PARTS[:4] == [  # a step of each stage with its trace, and sampling one image and 64
+    assert PARTS[:4] == [  # a traced step of each stage, then sampling one image and 64
         "step 16 channels_last compile profile",
         "gpt_step 64 compile profile",
         "sample_compiled 1",
@@ -102,34 +105,36 @@ def test_the_targets_come_first() -> None:
     ]
 
 
-def test_the_tests_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_runs_the_gpu_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: list[str] = []
 
     def run(command: list[str], *, stdout: Any, **_: Any) -> None:
-        asked.extend(command)
+        arguments.extend(command)
         stdout.write("..\n2 passed, 9 deselected in 3.00s\n")
 
     monkeypatch.setattr(gpu, "find_spec", lambda name: name)
     monkeypatch.setattr(subprocess, "run", run)
-    ended = gpu.run_tests(tmp_path / "tests.txt")
-    assert ended == "GPU tests: 2 passed, 9 deselected in 3.00s"
-    names = [Path(argument).name for argument in asked]
+    result = gpu.run_tests(tmp_path / "tests.txt")
+    assert result == "GPU tests: 2 passed, 9 deselected in 3.00s"
+    names = [Path(argument).name for argument in arguments]
     assert names.index("test_on_a_gpu.py") < names.index("test_compiled.py")
 
 
-def test_few_packages_suffice() -> None:
-    program = f"import sys; sys.modules |= dict.fromkeys({NOT_NEEDED}); import benchmarks.ranks"
-    done = subprocess.run(
+def test_needs_few_packages() -> None:
+    program = f"import sys; sys.modules |= dict.fromkeys({OPTIONAL}); import benchmarks.ranks"
+    result = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_are_compared_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     records = gpu.main([*TINY, "--devices=2", f"--output={tmp_path}"])
     assert [record["settings"]["devices"] for record in records] == [1, 2, 1, 2]
@@ -137,6 +142,6 @@ def test_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(one["rounds"]) == len(two["rounds"]) == 5
         assert one["collectives"] == {}
         assert one["row"]["of one"] == "1" and float(two["row"]["of one"]) > 0
-    # of the gradients; in stage 1 also of what its codes were used for
+    # one sum of the gradients; stage 1 also sums the usage of its codes
     assert records[3]["collectives"] == {"allreduce": 1}
     assert records[1]["collectives"].keys() == {"allreduce"}

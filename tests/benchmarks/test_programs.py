@@ -1,4 +1,4 @@
-"""The protocol between the benchmark and the programs that it times."""
+"""The protocol between the benchmark and its programs."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -41,38 +41,38 @@ def program(tmp_path: Path) -> Callable[..., Program]:
     return lambda **changes: Program("fake", tmp_path / "fake.py", **changes)
 
 
-def begin(program: Program, measurement: str) -> Any:
-    return program.ask("begin", SETTINGS | {"measurement": measurement})
+def start(program: Program, measurement: str) -> Any:
+    return program.ask("start", SETTINGS | {"measurement": measurement})
 
 
-def test_a_peer_process(program: Callable[..., Program]) -> None:
+def test_a_peer_answers_requests_and_errors(program: Callable[..., Program]) -> None:
     with closing(program()) as peer:
-        facts = begin(peer, "autoencoder_step")
+        facts = start(peer, "autoencoder_step")
         assert facts["parameters"] == {"all": 12}
         assert facts["versions"] == {"torch": torch.__version__, "fake": "1"}
         answer = peer.ask("run", 2)
         assert answer["seconds"] > 0
-        assert answer["peak_memory_gib"] == 0  # the CPU's is not asked for
+        assert answer["peak_memory_gib"] == 0  # measured on GPUs only
         assert peer.ask("flops") == 2 * 2 * 2 * (3 * 8 * 8)
-        assert begin(peer, "encode") is None
+        assert start(peer, "encode") is None
         with pytest.raises(ProgramError, match="fake cannot be timed: RuntimeError: no decoder"):
-            begin(peer, "decode")
+            start(peer, "decode")
         with pytest.raises(ProgramError, match="its process ended"):
-            begin(peer, "step")
-        assert begin(peer, "autoencoder_step") == facts  # in another process
+            start(peer, "step")
+        assert start(peer, "autoencoder_step") == facts  # in a new process
 
 
-def test_a_checkout_is_imported_and_peers_see_no_pythonpath(
+def test_a_checkout_is_imported_and_peers_ignore_pythonpath(
     program: Callable[..., Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taming").mkdir()
     package = tmp_path / "taming" / "__init__.py"
     package.touch()
     with closing(program(checkout=tmp_path)) as other:
-        assert begin(other, "gpt_step")["package"] == str(package)
+        assert start(other, "gpt_step")["package"] == str(package)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with closing(program()) as peer:
         try:
-            assert begin(peer, "gpt_step")["package"] != str(package)
-        except ProgramError as error:  # this environment has no package of that name
+            assert start(peer, "gpt_step")["package"] != str(package)
+        except ProgramError as error:  # taming is not installed in this environment
             assert "ModuleNotFoundError" in str(error)

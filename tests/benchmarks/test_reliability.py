@@ -1,4 +1,4 @@
-"""What loads and what kills: the loader's table, and when the fault drill kills a process."""
+"""The table of the loader benchmark, and the moment at which the fault drill kills."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tiny_images import write_picture
 from benchmarks import fault_drill, loader
 
 
-def test_loader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_loader_times_every_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         for number in range(20):
             write_picture(tmp_path / "images" / name / f"{number}.jpg", seed=number)
@@ -42,8 +42,8 @@ time.sleep(float(sys.argv[2]))
 @pytest.mark.parametrize(
     ("moment", "rest", "expected"), [("saving", 60, True), ("export", 0, False), ("any", 60, True)]
 )
-def test_the_moment_of_a_kill(moment: str, rest: int, expected: bool, tmp_path: Path) -> None:
-    for name in ("checkpoints/0.unfinished", "model.unfinished"):  # an earlier kill has left them
+def test_kills_at_the_right_moment(moment: str, rest: int, expected: bool, tmp_path: Path) -> None:
+    for name in ("checkpoints/0.unfinished", "model.unfinished"):  # left by an earlier kill
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))

@@ -1,4 +1,4 @@
-"""Each script runs once, tiny; its peers too where their environment is."""
+"""Each benchmark runs once with tiny models, and with its peers where they are installed."""
 
 import json
 import shutil
@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from benchmarks import autoencoder, ours, startup, studio, transformer
-from benchmarks.command import DEFAULTS, main, parsed, programs
+from benchmarks.command import DEFAULTS, main, parse_options, programs
 from benchmarks.compare import ROOT
 from benchmarks.peers.serve import count_flops
+from taming.training.execution import Execution
 
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 TINY = DEFAULTS | transformer.TINY | {"device": "cpu"}
@@ -30,20 +31,20 @@ def run(script: ModuleType, *arguments: str) -> list[dict[str, Any]]:
     return main(script.PRESETS, script.MEASUREMENTS, script.__doc__, quick)
 
 
-def test_peers_are_in_the_precision_of_their_preset() -> None:
+def test_peers_use_the_precision_of_their_preset() -> None:
     arguments = ["--preset=tiny", "--dtype=bf16", f"--peer-python={sys.executable}"]
-    options = parsed(transformer.PRESETS, transformer.MEASUREMENTS, None, arguments)
+    options = parse_options(transformer.PRESETS, transformer.MEASUREMENTS, None, arguments)
     assert options.dtype == "bf16"
     assert [side.dtype for side in programs(options)] == [None, "float32", "float32"]
 
 
-def test_autoencoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_autoencoder_without_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "speed" / "lines.jsonl"
     arguments = ["--peer-python", str(tmp_path / "python"), "--channels-last"]
     records = run(autoencoder, *arguments, f"--output={output}")
     assert [json.loads(line) for line in output.read_text().splitlines()] == records
-    measured = [r["settings"]["measurement"] for r in records]
-    assert measured == list(autoencoder.MEASUREMENTS)
+    names = [r["settings"]["measurement"] for r in records]
+    assert names == list(autoencoder.MEASUREMENTS)
     assert all(r["peer"] is None and len(r["ours"]["seconds"]) == 1 for r in records)
     assert records[0]["ours"]["parameters"].keys() == {"autoencoder", "discriminator", "perceptual"}
     printed = capsys.readouterr()
@@ -52,7 +53,7 @@ def test_autoencoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"wrote {output}" in printed.out
 
 
-def test_transformer_beside_another_checkout(
+def test_transformer_with_another_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "before" / "benchmarks").mkdir(parents=True)
@@ -72,9 +73,9 @@ def test_transformer_beside_another_checkout(
     for record in records:
         assert record["ours"]["parameters"] == counts
         assert record["peer"]["parameters"] == {"blocks": counts["blocks"]}
-    # nine steps that read all weights but the tables', and 1 + … + 9 tokens' keys and values
-    read = n * (counts["blocks"] + counts["head"]) + 45 * (d + d) * layers * b
-    assert records[1]["ours"]["bytes_read"] == 4 * read
+    # nine steps read all weights except the tables, and 1 + … + 9 cached keys and values
+    num_values = n * (counts["blocks"] + counts["head"]) + 45 * (d + d) * layers * b
+    assert records[1]["ours"]["bytes_read"] == 4 * num_values
     assert "taming at before" in capsys.readouterr().out
 
 
@@ -85,54 +86,54 @@ def test_sampling_compiled_and_with_guidance_in_bf16() -> None:
         first, second = call(), call()
     assert first.shape == (2, 9)
     assert torch.equal(first, second)
-    assert facts["parameters"]["prefix"] == 2 * 8  # one class, and none
+    assert facts["parameters"]["prefix"] == 2 * 8  # one class and no class
     assert facts["bytes_read"] % 2 == 0
 
 
-def test_a_step_as_a_long_training_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_auto_uses_what_a_long_training_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
 
-    def choose(wanted: Any, *arguments: Any, num_batches: int, **options: Any) -> Any:
-        asked.append((wanted, num_batches))
-        return ours.Execution("bf16-mixed", True, False)
+    def choose(precision: str, *arguments: Any, num_batches: int) -> Any:
+        calls.append((precision, num_batches))
+        return Execution("bf16-mixed", True, False)
 
     monkeypatch.setattr(ours, "choose_execution", choose)
     tokens = torch.zeros(2, 9, dtype=torch.int64)
     call, facts = ours.build(TINY | {"auto": True}, "gpt_step", tokens)
-    assert asked == [(ours.Execution("auto", "auto", "auto"), 50_000)]
+    assert calls == [("auto", 50_000)]
     assert facts["dtype"] == "bf16" and facts["channels_last"] and not facts["compile"]
     assert call().isfinite()
 
 
-def test_operations_of_a_step() -> None:
+def test_counts_the_operations_of_a_step() -> None:
     call, _ = ours.build(TINY, "gpt_step", torch.zeros(2, 9, dtype=torch.int64))
     d, v, n, layers, b = 8, 16, 9, 2, 2
-    # a multiplication and an addition for each weight of a matrix and token, in three passes;
-    # QKᵀ and softmax·V, and backwards the four products of their gradients and QKᵀ again
+    # two operations for each weight of a matrix and token, in three passes; in attention QKᵀ and
+    # softmax·V, then the four products of their gradients and QKᵀ again
     matrices = 3 * 2 * b * n * (layers * 12 * d * d + d * v)
     assert matrices <= count_flops(call) <= matrices + layers * b * 2 * n * n * d * (2 + 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "measurements", "measured"),
+    ("script", "measurements", "num_records"),
     [
         (autoencoder, autoencoder.MEASUREMENTS, 4 + 3),
         (transformer, ["gpt_step", "sample"], 2 * 2),
     ],
 )
 def test_real_peers(
-    script: ModuleType, measurements: list[str], measured: int, tmp_path: Path
+    script: ModuleType, measurements: list[str], num_records: int, tmp_path: Path
 ) -> None:
     if not PEER_PYTHON.is_file():
         pytest.skip(f"needs the peers' environment at {PEER_PYTHON}")
     options = [f"--peer-python={PEER_PYTHON}", f"--output={tmp_path / 'lines.jsonl'}"]
     records = run(script, *options, "--measurements", *measurements)
-    assert sum(r["peer"] is not None for r in records) == measured  # of the same architecture
+    assert sum(r["peer"] is not None for r in records) == num_records  # with equal architectures
 
 
 def test_presets_have_the_published_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "step", lambda *arguments: None)  # built, not run
+    monkeypatch.setattr(ours, "build_step", lambda *arguments: None)  # build the model, run nothing
 
     def parameters(case: dict[str, Any], measurement: str) -> dict[str, int]:
         with torch.device("meta"):
@@ -152,7 +153,7 @@ def test_presets_have_the_published_sizes(monkeypatch: pytest.MonkeyPatch) -> No
             assert ids == d * (1 if case["guidance_scale"] == 1 else 2)
 
 
-def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_startup_times_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     startup.main(["--rounds=1", "--commands", "help"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["taming", "s"]
@@ -160,7 +161,7 @@ def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.browser
-def test_studio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_studio_times_clicks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gradio")
     pytest.importorskip("playwright")
     if shutil.which("chromium") is None:
