@@ -1,8 +1,8 @@
-"""From logits to tokens: guidance, filters, and random numbers that belong to the image.
+"""From logits to tokens: guidance, filters, and each image's own random numbers.
 
-The filters are pure functions of `(… v)` logits, each row with a finite greatest one. A token that
-is ruled out gets -∞. Of equally probable tokens the lower one counts as the more probable, so that
-the result is always well defined. Half-precision logits are computed with in float32.
+The filters are pure functions of logits `(… v)` whose rows have a finite maximum. They set the
+logits of excluded tokens to -∞. Among equally probable tokens the lower one counts as more
+probable, so the result is well defined. Half-precision logits are filtered in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,13 @@ __all__ = [
 def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
     """Returns guided logits: unconditional + scale·(conditional - unconditional), in float32.
 
-    Computed as conditional + (scale - 1)·(conditional - unconditional), so that logits come out of
-    a scale of 1 exactly as they are. Logits are `(b v)`; a scale that is a tensor has one element.
+    The formula is conditional + (scale - 1)·(conditional - unconditional), so that a scale of 1
+    returns the conditional logits exactly.
+
+    Args:
+        conditional: logits `(b v)` with condition.
+        unconditional: logits `(b v)` without condition.
+        scale: a number, or a tensor of one element.
     """
     conditional, unconditional = conditional.float(), unconditional.float()
     scale = torch.as_tensor(scale, dtype=torch.float32)
@@ -40,13 +45,13 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> 
 
 
 def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
-    """Divides the logits: below 1 probable tokens become more probable, above 1 less.
+    """Divides the logits: below 1 probable tokens become more probable, above 1 less probable.
 
-    The greatest is put to 0 first, which changes no probability and lets no temperature overflow.
-    At 1e-30 and below only the most probable tokens are left, at 1e30 and above all that are not
-    ruled out are equally probable.
+    It first shifts the maximum to 0, which changes no probability and prevents overflow. At 1e-30
+    and below only the most probable tokens remain. At 1e30 and above all tokens that are not
+    excluded become equally probable.
     """
-    temperature = min(max(temperature, 1e-30), 1e30)  # in float32 neither 0 nor ∞, nor is 1 / it
+    temperature = min(max(temperature, 1e-30), 1e30)  # its inverse is also finite in float32
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
 
@@ -55,13 +60,13 @@ def top_k_tokens(logits: Tensor, k: int) -> Tensor:
     """Returns the k most probable tokens, `(… k)` int64 in ascending order; k is at most v."""
     highest = logits.topk(k).values  # (… k)
     threshold = highest[..., -1:]  # (… 1)
-    room = (highest == threshold).sum(dim=-1, keepdim=True)  # for the first that are level with it
-    level = logits == threshold  # (… v)
-    kept = (logits > threshold) | (level & (level.cumsum(dim=-1, dtype=torch.int32) <= room))
-    place = torch.arange(1, k + 1, dtype=torch.int32, device=logits.device)
-    # the token at which the count of those kept reaches each place
-    counts = kept.cumsum(dim=-1, dtype=torch.int32)  # (… v)
-    return torch.searchsorted(counts, place.expand(highest.shape).contiguous())
+    num_ties = (highest == threshold).sum(dim=-1, keepdim=True)  # the first ties are in the top k
+    ties = logits == threshold  # (… v)
+    in_top_k = (logits > threshold) | (ties & (ties.cumsum(dim=-1, dtype=torch.int32) <= num_ties))
+    ranks = torch.arange(1, k + 1, dtype=torch.int32, device=logits.device)
+    # the running count reaches i at the i-th token of the top k
+    counts = in_top_k.cumsum(dim=-1, dtype=torch.int32)  # (… v)
+    return torch.searchsorted(counts, ranks.expand(highest.shape).contiguous())
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
@@ -71,14 +76,14 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     equation 2). At least one token is kept.
     """
     if p == 1:
-        return logits  # whatever rounding makes of the sum
+        return logits  # rounding could make the sum reach 1 early
     order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
     precision = torch.promote_types(logits.dtype, torch.float32)
     probabilities = logits.to(precision).softmax(dim=-1).gather(-1, order)  # (… v)
-    reached = probabilities.cumsum(dim=-1) >= p  # (… v), with this token
-    reached_before = F.pad(reached[..., :-1], (1, 0))  # (… v), False for the first
-    ruled_out = torch.empty_like(reached).scatter(-1, order, reached_before)
-    return logits.masked_fill(ruled_out, -torch.inf)
+    reaches_p = probabilities.cumsum(dim=-1) >= p  # (… v), including this token
+    is_excess = F.pad(reaches_p[..., :-1], (1, 0))  # (… v), False for the first token
+    excluded = torch.empty_like(reaches_p).scatter(-1, order, is_excess)
+    return logits.masked_fill(excluded, -torch.inf)
 
 
 def filter_logits(
@@ -86,11 +91,12 @@ def filter_logits(
 ) -> tuple[Tensor, Tensor | None]:
     """Applies temperature, top-k and top-p in this order; None skips a filter.
 
-    Temperature leaves the order of the tokens as it is, so top-k comes first in fact: what follows
-    computes with k logits and not with all v.
+    Temperature does not change the order of the tokens. The code therefore applies top-k first, and
+    the other filters compute with k logits instead of v.
 
     Returns:
-        Logits, and the tokens that they are of, in ascending order; None where they are of all.
+        logits `(… k)` and their tokens `(… k)` in ascending order; or `(… v)` and None, without
+        top-k.
     """
     tokens = None
     if top_k is not None and top_k < logits.shape[-1]:
@@ -101,9 +107,9 @@ def filter_logits(
 
 
 def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> Tensor:
-    """Returns numbers in [0, 1) for each token of images, `(b num_tokens)` float64 on the CPU.
+    """Returns a number in [0, 1) for each token of images, `(b num_tokens)` float64 on the CPU.
 
-    They depend on the seed and the image's number alone, not on batch or device.
+    They depend only on the seed and the image's number, not on batch or device.
     """
     rows = [
         np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,))).random(num_tokens)
@@ -115,11 +121,18 @@ def random_numbers(seed: int, image_numbers: Sequence[int], num_tokens: int) -> 
 def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
     """Samples softmax(logits): the first token whose cumulative probability exceeds the number.
 
-    From logits `(b v)` and numbers `(b,)` in [0, 1) to tokens `(b,)`, none of probability 0.
+    Args:
+        logits: `(b v)`.
+        uniform: numbers `(b,)` in [0, 1).
+
+    Returns:
+        tokens `(b,)`, never of probability 0.
     """
-    precision = torch.float32 if logits.device.type == "mps" else torch.float64  # all mps has
+    precision = (
+        torch.float32 if logits.device.type == "mps" else torch.float64
+    )  # MPS has no float64
     cumulative = logits.to(precision).softmax(dim=-1).cumsum(dim=-1)  # (b v)
-    total = cumulative[:, -1:]  # (b 1), 1 but for rounding
+    total = cumulative[:, -1:]  # (b 1), 1 except for rounding
     threshold = uniform.to(cumulative)[:, None] * total  # (b 1)
     threshold = torch.minimum(threshold, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
@@ -129,9 +142,9 @@ def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
 class TokenChoice:
     """Chooses tokens from logits: guidance, then filters, then a random number."""
 
-    uniforms: Tensor | None = None  # (b n) from `random_numbers`; None takes the most probable
+    uniforms: Tensor | None = None  # (b n) from `random_numbers`; None: the most probable token
     scales: Tensor | None = None  # (n,) guidance scale of each token; None: no guidance
-    guided: range = range(0)  # the tokens whose scale is not 1, and those between them
+    guided: range = range(0)  # from the first to the last token whose scale is not 1
     temperature: float = 1.0  # see `filter_logits`
     top_k: int | None = None
     top_p: float | None = None
@@ -140,13 +153,13 @@ class TokenChoice:
     def of(
         cls, options: SamplingOptions, numbers: Sequence[int], num_tokens: int, device: torch.device
     ) -> Self:
-        """Returns the choice for images of these numbers; the options must have a seed."""
+        """Returns the choice for images with these numbers; the options must have a seed."""
         uniforms = scales = None
         if not options.greedy:
             assert options.seed is not None
             uniforms = random_numbers(options.seed, numbers, num_tokens)  # (b n)
             if device.type == "mps":
-                uniforms = uniforms.float()  # it has no float64
+                uniforms = uniforms.float()
             uniforms = uniforms.to(device)
         if guided := options.guidance.guided(num_tokens):
             scales = options.guidance.scales(num_tokens).to(device)
@@ -154,13 +167,18 @@ class TokenChoice:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences through the transformer for each image: 2 with guidance, with and without."""
+        """Number of sequences for each image: with guidance 2, with and without condition."""
         return 1 if self.scales is None else 2
 
     def __call__(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Takes the token of a number `(1,)` for each image, `(b,)` int64.
+        """Chooses one token for each image.
 
-        Logits are `(b v)`; with guidance `(2b v)`, those with condition first.
+        Args:
+            logits: `(b v)`; with guidance `(2b v)`, the half with condition first.
+            number: `(1,)`, the token's number in the image.
+
+        Returns:
+            `(b,)` int64.
         """
         logits = logits.float()
         if self.scales is not None:
@@ -168,29 +186,29 @@ class TokenChoice:
             logits = guide(conditional, unconditional, self.scales[number])
         if self.uniforms is None:
             return logits.argmax(dim=-1)
-        kept, tokens = filter_logits(logits, self.temperature, self.top_k, self.top_p)
+        filtered, tokens = filter_logits(logits, self.temperature, self.top_k, self.top_p)
         uniform = self.uniforms.index_select(1, number).squeeze(1)  # (b)
-        place = sample_by_inverse_cdf(kept, uniform)
-        return place if tokens is None else tokens.gather(1, place[:, None]).squeeze(1)
+        index = sample_by_inverse_cdf(filtered, uniform)
+        return index if tokens is None else tokens.gather(1, index[:, None]).squeeze(1)
 
     @property
     def unguided(self) -> Self:
-        """The choice where the scale is 1: from the logits with condition alone."""
+        """The choice where the scale is 1: it reads only the logits with condition."""
         return replace(self, scales=None)
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What a compiled step is specialised on: settings and shapes, not values."""
+        """The settings and shapes that a compiled step depends on, without the values."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
 
     def narrow(self, start: int, length: int) -> Self:
-        """Returns the choice for some tokens of the image, which then count from 0."""
+        """Returns the choice for `length` tokens from `start` on, counted from 0."""
         guided = range(self.guided.start - start, self.guided.stop - start)
         return replace(self._map(lambda x: x.narrow(-1, start, length)), guided=guided)
 
     def clone(self) -> Self:
-        """Returns the choice with memory of its own."""
+        """Returns a copy that shares no memory with this choice."""
         return self._map(torch.clone)
 
     def copy_(self, other: "TokenChoice") -> None:

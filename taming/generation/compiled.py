@@ -23,9 +23,9 @@ class CompiledDecoder(Decoder):
     """Decodes with a step that it compiles at its first call, which takes a while.
 
     A step is small. Without compilation, most of its time goes into starting operations. A step
-    attends to the first 64 positions, 128, 192 and so on, and the compiled code takes any of these
-    numbers. On GPUs each number is also captured as a graph. That requires the cache and the random
-    numbers to stay in the same memory from batch to batch.
+    attends to the first 64 positions, 128, 192 and so on; one compilation serves every span. On
+    GPUs each span is also captured as a graph, so the cache and the random numbers stay in the same
+    memory from batch to batch.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class ImageGenerator(ConditionalTransformer):
         progress: bool = False,
         first_image: int = 0,
     ) -> Tensor:
-        """Draws the tokens of images. The model is in evaluation mode meanwhile.
+        """Draws the tokens of images, with the transformer in evaluation mode.
 
         Each image has its own random numbers, which depend only on the seed and the image's
         number. In float32 the batch an image is drawn in makes no difference; in bfloat16 it
@@ -205,7 +205,7 @@ class ImageGenerator(ConditionalTransformer):
         condition = self.conditioning.check(condition, num_images)
         if not options.guidance.is_off and condition is None:
             raise UserError(
-                "guidance strengthens a condition, and no condition is given: leave guidance out."
+                "guidance strengthens a condition: pass a condition, or leave guidance out."
             )
         if not options.guidance.is_off and not self.conditioning.can_do_without:
             raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
@@ -310,20 +310,24 @@ class ImageGenerator(ConditionalTransformer):
 
     @torch.no_grad()
     def first_tokens(self, images: Tensor, keep_rows: int) -> Tensor:
-        """Returns the tokens `(b m)` of the first rows of images, `(b c H W)` in [-1, 1]."""
+        """Returns the tokens `(b m)` of the first rows of images `(b c H W)` in [-1, 1]."""
         indices = self.require_tokenizer().encode(images.to(self.device))  # (b h w)
         check_keep_rows(keep_rows, indices.shape[1])
         return to_tokens(indices[:, :keep_rows])
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, grid_size: int | Sequence[int] | None = None) -> Tensor:
-        """Shows tokens, integers `(b n)`, as images; larger ones need their `grid_size` in codes.
+        """Decodes tokens into images.
 
-        The decoder takes as many images at once as it needs to be busy: more would need more memory
-        and be no faster.
+        A batch is as large as the decoder needs to be busy. A larger batch would only use more
+        memory.
+
+        Args:
+            tokens: integers `(b n)`.
+            grid_size: (height, width) in codes; None: the trained size.
 
         Returns:
-            `(b c H W)` in [-1, 1]; with a tokenizer of label maps logits of the classes.
+            `(b c H W)` in [-1, 1]; with a tokenizer of label maps, logits of the classes.
 
         Raises:
             UserError: if there is no tokenizer, the tokens are not its codes, or the images are not
@@ -341,10 +345,10 @@ class ImageGenerator(ConditionalTransformer):
         images = torch.cat(decoded)
         if not images.isfinite().all():
             raise UserError(
-                "the decoder's images are not finite numbers: the training of its VQGAN diverged "
-                "or its weights are damaged. Use an earlier checkpoint."
+                "the decoder's images are not finite numbers: the VQGAN's training diverged or its "
+                "weights are damaged. Use an earlier checkpoint."
             )
-        images = images.to(torch.promote_types(images.dtype, torch.float32))  # for bytes from it
+        images = images.to(torch.promote_types(images.dtype, torch.float32))
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:
@@ -363,7 +367,7 @@ class ImageGenerator(ConditionalTransformer):
         """Rebuilds a generator, in eval mode.
 
         Raises:
-            UserError: if it is of another kind, or incomplete.
+            UserError: if it is not a generator, or incomplete.
         """
         saved.require(cls.kind)
         missing = {"grid_size", "conditioning", "transformer"} - {*saved.config, *saved.parts}
@@ -387,9 +391,9 @@ class ImageGenerator(ConditionalTransformer):
     def prepare_sampling(
         self, options: SamplingOptions, dtype: SamplingDtype, num_images: int
     ) -> SamplingOptions:
-        """Settles precision and compilation for so many images, and logs them in a line.
+        """Decides precision and compilation for this number of images, and logs both.
 
-        The weights are converted; the options come back with the choice. See
+        It converts the weights and returns the options with the decision. See
         `taming.generation.speed`.
         """
         tokenizer = self.require_tokenizer()
@@ -403,26 +407,26 @@ class ImageGenerator(ConditionalTransformer):
         return options
 
     def require_tokenizer(self) -> VQGAN:
-        """Returns the tokenizer; raises a `UserError` that says how to get one if there is none."""
+        """Returns the tokenizer; raises a `UserError` if it is missing."""
         if self.tokenizer is None:
             raise UserError(
-                "this generator has no tokenizer, so it draws tokens but no images: save it with "
-                "the VQGAN it was trained on, or import it once more with tokenizer=DIR."
+                "this generator has no tokenizer, so it draws tokens but no images. Save it with "
+                "the VQGAN it was trained on, or import it again with tokenizer=DIR."
             )
         return self.tokenizer
 
 
 def check_keep_rows(keep_rows: int, height: int) -> None:
-    """Raises a `UserError` unless so many rows of `height` leave something to generate."""
+    """Raises a `UserError` unless `keep_rows` of `height` rows leave something to generate."""
     if not 0 < keep_rows < height:
         raise UserError(
-            f"keep_rows is {keep_rows}: an image is {height} rows of codes, so keep 1 to "
-            f"{height - 1} of them."
+            f"keep_rows is {keep_rows}. An image has {height} rows of codes: keep 1 to "
+            f"{height - 1}."
         )
 
 
 def load_model(path: str | Path) -> tuple[VQGAN, ImageGenerator | None]:
-    """Loads the model at a path, see `find_model`: a tokenizer, and the generator that has it.
+    """Loads the model at a path: a tokenizer, and the generator that contains it, if any.
 
     Raises:
         MissingPathError: if the path does not exist.
@@ -436,7 +440,7 @@ def load_model(path: str | Path) -> tuple[VQGAN, ImageGenerator | None]:
 
 
 def load_condition_tokenizer(saved: SavedModel) -> Tokenizer | None:
-    """Rebuilds a saved generator's tokenizer of condition images; None if it has none."""
+    """Rebuilds a saved generator's tokenizer of condition images; None for other conditions."""
     part = saved.parts.get("condition_tokenizer")
     if part is None:
         return None

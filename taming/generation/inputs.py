@@ -242,7 +242,7 @@ def _add_labels(
 def _folder_classes(
     files: Sequence[str], path: str | Path, class_names: Sequence[str]
 ) -> list[str] | None:
-    """Returns the class that each image's folder is named after; None without such folders.
+    """Returns each image's class by the name of its folder; None if no folder has such a name.
 
     As in training, the outermost such folder below `path` counts; `path` itself comes last.
 

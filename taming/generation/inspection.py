@@ -1,6 +1,6 @@
 """Looks into a trained model: attention, surprise, candidates for a token, and its codes.
 
-All in evaluation mode whatever mode the model is in, and without gradients.
+All functions run in evaluation mode and without gradients.
 """
 
 import math
@@ -22,7 +22,7 @@ from taming.transformer import GPT
 __all__ = ["attention_maps", "candidates", "codes_alone", "token_surprise"]
 
 CODES_AT_ONCE = 64
-ALONE_SIDE = 3  # codes a side of the grid that shows one code; its middle is cut out
+ALONE_SIDE = 3  # side, in codes, of the grid that shows one code; only its middle is returned
 
 
 @torch.no_grad()
@@ -34,14 +34,14 @@ def attention_maps(
 ) -> Tensor:
     """Returns how much the prediction of each token attends to each token before it.
 
-    The weights are those of the written-out equation. What a row lacks to a sum of 1 goes to the
-    prefix; the row of the first token, which has nothing but the prefix before it, is all zeros.
+    The weights come from the written-out equation. The rest of a row, up to a sum of 1, goes to the
+    prefix. The first token has only the prefix before it, so its row is all zeros.
 
     Args:
-        generator: whose transformer is looked into.
+        generator: the model to look into.
         tokens: `(b n)` integers, n at most `num_tokens`.
         condition: see `ImageGenerator.sample_tokens`.
-        positions: predicted tokens to return, q of them, in memory for these alone; None for all.
+        positions: the q predicted tokens to return, which bounds the memory; None for all.
 
     Returns:
         `(b layers heads q n)` float32, by predicted token and by attended token.
@@ -53,8 +53,8 @@ def attention_maps(
 
     def keep(weights: Tensor) -> None:
         num_prefix = weights.shape[-1] - (n - 1)  # the last token is no input
-        chosen = weights[:, :, queries + num_prefix - 1, num_prefix:]  # (b heads q n-1)
-        maps.append(F.pad(chosen.float(), (0, 1)))
+        token_weights = weights[:, :, queries + num_prefix - 1, num_prefix:]  # (b heads q n-1)
+        maps.append(F.pad(token_weights.float(), (0, 1)))
 
     with evaluation_mode(generator.transformer), _weights_of(generator.transformer, keep):
         generator.logits(tokens, condition)
@@ -65,7 +65,7 @@ def attention_maps(
 def token_surprise(
     generator: ConditionalTransformer, tokens: Tensor, condition: Condition = None
 ) -> Tensor:
-    """Returns −log₂ p of each token given those before it, `(b n)`: bits; see `attention_maps`."""
+    """Returns −log₂ p of each token given the earlier ones, `(b n)` bits; see `attention_maps`."""
     with evaluation_mode(generator.transformer):
         return generator.token_losses(tokens, condition) / math.log(2)
 
@@ -80,8 +80,8 @@ def candidates(
 ) -> tuple[Tensor, Tensor]:
     """Returns the k most probable codes at a position of the sequence, most probable first.
 
-    They depend on the tokens before it alone, so tokens `(b n)` may end there, and on neither
-    temperature nor guidance.
+    They depend only on the tokens before the position, so tokens `(b n)` may end there. Temperature
+    and guidance do not affect them.
 
     Returns:
         codes `(b k)` int64, and their probabilities `(b k)` float32; fewer than k if there are
@@ -90,27 +90,27 @@ def candidates(
     with evaluation_mode(generator.transformer):
         logits = generator.logits(F.pad(tokens[:, :position], (0, 1)), condition)[:, -1]
     probabilities = logits.float().softmax(-1)  # (b v)
-    found = probabilities.topk(min(k, probabilities.shape[-1]))
-    return found.indices, found.values
+    values, codes = probabilities.topk(min(k, probabilities.shape[-1]))
+    return codes, values
 
 
 @torch.no_grad()
 def codes_alone(vqgan: VQGAN, codes: Tensor) -> Tensor:
-    """Decodes each code by itself: the middle of a small grid that is full of it.
+    """Decodes each code alone: fills a small grid with it and returns the middle.
 
     Args:
         vqgan: the tokenizer.
-        codes: `(k,)` int64; for a large codebook choose some.
+        codes: `(k,)` int64.
 
     Returns:
-        `(k c f f)` with f the downsample factor, in [-1, 1]; of label maps logits of the classes.
+        `(k c f f)` with f the downsample factor, in [-1, 1]; label maps as logits.
     """
     pictures = []
     f, margin = vqgan.downsample_factor, ALONE_SIDE // 2
     middle = slice(margin * f, (margin + 1) * f)
     with evaluation_mode(vqgan):
-        for some in codes.to(vqgan.device).split(CODES_AT_ONCE):
-            grids = some[:, None, None].expand(-1, ALONE_SIDE, ALONE_SIDE)
+        for batch in codes.to(vqgan.device).split(CODES_AT_ONCE):
+            grids = batch[:, None, None].expand(-1, ALONE_SIDE, ALONE_SIDE)
             pictures.append(vqgan.decode(grids)[:, :, middle, middle])
     images = torch.cat(pictures).float()
     return images if vqgan.label_maps else images.clamp(-1, 1)
@@ -118,7 +118,7 @@ def codes_alone(vqgan: VQGAN, codes: Tensor) -> Tensor:
 
 @contextmanager
 def _weights_of(transformer: GPT, keep: Callable[[Tensor], None]) -> Iterator[None]:
-    """Lets the layers attend by the equation, first to last, and hands each one's weights out."""
+    """Computes attention by the equation, and calls `keep` with each layer's weights."""
 
     def attention(
         query: Tensor,

@@ -25,24 +25,25 @@ GridSize = Annotated[tuple[Count, Count], BeforeValidator(height_and_width)]
 class Guidance:
     """Classifier-free guidance (Ho & Salimans 2022): the scale of each token of an image.
 
-    For logits the scale is that of LlamaGen (Sun et al. 2024): 1 is the model as it is trained, 0
-    the model without condition. With s the scale and i the token's number among the n of the image,
-    counted from 0:
+    A scale of 1 is the model as trained, and 0 is the model without condition, as in LlamaGen (Sun
+    et al. 2024). Let s be the scale, n the number of tokens of the image, and i the token's number,
+    counted from 0. The schedules are:
 
     - `constant`: s.
-    - `linear`: 1 + (s - 1)·i / (n - 1), from 1 at the first token to s at the last; a single
-      token gets 1. (Muse, Chang et al. 2023, lets the scale grow linearly.)
-    - `power_cosine`: 1 + (s - 1)·(1 - cos(π·(i / n)^power)) / 2. It starts at 1 and would be s for
-      token n, just after the last one, as RAR has it (Yu et al. 2024, "Randomized Autoregressive
-      Visual Generation"), so that its published scales and powers hold here; from MDT (Gao et al.
-      2023, "Masked Diffusion Transformer"). A greater power keeps the scale low for longer.
+    - `linear`: 1 + (s - 1)·i / (n - 1), from 1 at the first token to s at the last token; a single
+      token gets 1. In Muse (Chang et al. 2023) the scale also grows linearly.
+    - `power_cosine`: 1 + (s - 1)·(1 - cos(π·(i / n)^power)) / 2, from 1 at the first token towards
+      s, which token n after the last one would get. A greater power keeps the scale low for longer.
+      The schedule is from MDT (Gao et al. 2023, "Masked Diffusion Transformer"). RAR (Yu et al.
+      2024, "Randomized Autoregressive Visual Generation") uses this form, so its published scales
+      and powers hold here.
 
-    Outside the interval the scale is 1: a token is inside if start <= i / n < end, as fractions of
-    the image, so that an end of 1 includes the last token. (Kynkäänniemi et al. 2024, "Applying
-    Guidance in a Limited Interval", for the noise levels of diffusion.)
+    Outside the interval the scale is 1. A token is inside if start <= i / n < end, so an end of 1
+    includes the last token. Kynkäänniemi et al. 2024, "Applying Guidance in a Limited Interval",
+    propose this for the noise levels of diffusion.
     """
 
-    scale: Annotated[float, Ge(0)] = 1.0  # 1: no guidance; more follows the condition more strongly
+    scale: Annotated[float, Ge(0)] = 1.0  # 1: no guidance; above 1: follow the condition more
     schedule: Literal["constant", "linear", "power_cosine"] = "constant"
     power: Annotated[float, Gt(0)] = 1.0  # only power_cosine uses it
     interval: tuple[Share, Share] = (0.0, 1.0)  # (start, end)
@@ -56,20 +57,20 @@ class Guidance:
         """Returns a note if guidance does not affect any drawn token."""
         if self.is_off and self != Guidance():
             return [
-                "no effect of guidance_schedule, guidance_power and guidance_interval: "
+                "guidance_schedule, guidance_power and guidance_interval have no effect, because "
                 "guidance_scale=1 is no guidance."
             ]
         if not self.is_off and (self.scales(num_tokens)[num_given:] == 1).all():
             return [
-                "no effect of guidance: by guidance_schedule and guidance_interval the scale is 1 "
-                "for every token that is drawn."
+                "guidance has no effect, because guidance_schedule and guidance_interval make the "
+                "scale 1 for every token that is drawn."
             ]
         return []
 
     def scale_at(self, number: int, num_tokens: int) -> float:
         """Returns the scale of one token, by its number from 0 to `num_tokens` - 1."""
         start, end = self.interval
-        # a quotient is rounded as the fraction that a user writes; start * num_tokens would not be
+        # a quotient rounds like the fraction that a user writes; start * num_tokens does not
         if not start <= number / num_tokens < end:
             return 1.0
         if self.schedule == "constant":
@@ -93,29 +94,29 @@ class Guidance:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SamplingOptions:
-    """How tokens are drawn, for any model and condition.
+    """How to draw tokens, for any model and condition.
 
     Raises:
         ValueError: pydantic's, if a value is not of its type or out of its range.
     """
 
-    # below 1 more of the probable, above 1 less, 0 the most probable alone
+    # below 1: more of the probable tokens; above 1: fewer; 0: only the most probable token
     temperature: Annotated[float, Ge(0)] = 1.0
-    top_k: Count | None = None  # draw among this many most probable; None: all
-    # draw among the most probable tokens with this probability together
+    top_k: Count | None = None  # draw among the k most probable tokens; None: all
+    # draw among the fewest most probable tokens whose probabilities sum to p; None: all
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    guidance: Guidance = field(default_factory=Guidance)  # how strongly the condition is followed
-    greedy: bool = False  # the most probable token each time, whatever the other filters and seed
-    seed: Annotated[int, Ge(0)] | None = None  # None: taken from PyTorch's global random state
+    guidance: Guidance = field(default_factory=Guidance)  # how strongly to follow the condition
+    greedy: bool = False  # always the most probable token, regardless of filters and seed
+    seed: Annotated[int, Ge(0)] | None = None  # None: from PyTorch's global random state
     # (height, width) in codes of larger images, drawn through a sliding window of the trained size;
     # one number for a square; None: the trained size
     grid_size: GridSize | None = None
-    stride: int | None = None  # of that window, see `plan_windows`
-    # compile the step: slow to start, then faster; the same tokens up to rounding. Batches are
-    # filled up to the batch size, for which it is compiled. auto: where it saves time. Not the
-    # default here, for a program that calls often for a few images knows how many will come
+    stride: int | None = None  # of the sliding window, see `plan_windows`
+    # compile the step: slow to start, then faster, with the same tokens except for rounding. It is
+    # compiled for the batch size, so the last batch is padded. auto: compile if that saves time,
+    # for the number of images in this call; a program that makes many small calls decides better
     compile: bool | Literal["auto"] = False
-    batch_size: Count | None = None  # images drawn at once, which bounds the memory; None: 64
+    batch_size: Count | None = None  # images to draw at once, which bounds the memory; None: 64
 
     @property
     def images_at_once(self) -> int:
@@ -129,7 +130,7 @@ class SamplingOptions:
         """Returns `options`, or new ones from the arguments of `ImageGenerator.sample_tokens`.
 
         Raises:
-            UserError: if both are given, or an argument is out of range.
+            UserError: if the arguments repeat the options, or an argument is out of range.
         """
         try:
             new_options = cls(guidance=Guidance(scale=guidance_scale), **settings)

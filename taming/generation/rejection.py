@@ -1,4 +1,4 @@
-"""Rejection sampling: of several candidates the one a classifier is surest of."""
+"""Rejection sampling: a classifier selects the best of several candidates."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,14 +17,14 @@ from taming.runtime.errors import UserError
 
 __all__ = ["BestSamples", "sample_best"]
 
-NUMBERS_A_CANDIDATE = 2**32  # how many numbers lie between an image's candidates
+NUMBERS_PER_CANDIDATE = 2**32  # distance between the numbers of an image's candidates
 
 
 class BestSamples(NamedTuple):
-    """The images kept, on the generator's device."""
+    """The selected images, on the generator's device."""
 
     images: Tensor  # (n c H W) in [-1, 1]
-    probabilities: Tensor  # (n,) of the requested class, as the classifier sees the image kept
+    probabilities: Tensor  # (n,) of the requested class, by the classifier
 
 
 @torch.no_grad()
@@ -40,18 +40,26 @@ def sample_best(
     first_image: int = 0,
     progress: bool = False,
 ) -> BestSamples:
-    """Draws several candidates for each image and keeps the one most probable to be of its class.
+    """Draws several candidates for each image and keeps the one that is surest of its class.
 
-    Classifier-based rejection sampling (Razavi et al. 2019, "Generating Diverse High-Fidelity
-    Images with VQ-VAE-2", §3.3): better images, and fewer kinds of them, the more candidates.
+    More candidates give better but less varied images. This is classifier-based rejection sampling
+    (Razavi et al. 2019, "Generating Diverse High-Fidelity Images with VQ-VAE-2", §3.3).
 
-    Candidate c of image number i is drawn as image number i + c · 2³²: its random stream is its
-    own, whatever the batch; candidate 0 is the image that `generator.sample` draws; and more
-    candidates only add to those there were. Ties go to the first.
+    Candidate c of image number i is image number i + c · 2³² and has its own random stream.
+    Candidate 0 is therefore the image that `generator.sample` draws, and more candidates add to the
+    earlier ones. The first of equal candidates wins.
 
-    The classifier turns images `(b c H W)` in [-1, 1] into logits `(b k)` over the model's classes;
-    a module is used in evaluation mode. The other arguments are those of
-    `ImageGenerator.sample_tokens`; the progress bar counts candidates.
+    Args:
+        generator: a model of classes.
+        classifier: turns images `(b c H W)` in [-1, 1] into logits `(b k)` over the model's
+            classes. A module runs in evaluation mode.
+        num_images: n.
+        condition: see `ImageGenerator.sample_tokens`, as for the arguments below.
+        num_candidates: number of candidates for each image.
+        given_tokens: fixed first tokens.
+        options: how to draw.
+        first_image: number of the first image.
+        progress: whether to show a progress bar, which counts candidates.
 
     Raises:
         UserError: if the model has no classes, or the classifier does not give a number for each.
@@ -59,8 +67,7 @@ def sample_best(
     num_classes = generator.conditioning.num_classes
     if num_classes is None:
         raise UserError(
-            "rejection sampling keeps what a classifier takes for the requested class, and this "
-            "model was not trained on classes."
+            "rejection sampling needs a requested class, and this model was not trained on classes."
         )
     labels = generator.conditioning.check(condition, num_images)
     assert labels is not None
@@ -71,25 +78,25 @@ def sample_best(
     batch_size = options.images_at_once
     probability = partial(_probabilities, classifier, num_classes)
 
-    kept: BestSamples | None = None
+    best: BestSamples | None = None
     total = num_images * num_candidates
     bar = tqdm(None, "sampling", total, unit="image", disable=not progress)
     with bar, evaluation_mode(classifier) if isinstance(classifier, nn.Module) else nullcontext():
         for candidate in range(num_candidates):
-            number = first_image + candidate * NUMBERS_A_CANDIDATE
+            number = first_image + candidate * NUMBERS_PER_CANDIDATE
             images = generator.sample(
                 num_images, labels, given_tokens=given_tokens, options=options, first_image=number
             )
             batches = zip(images.split(batch_size), labels.split(batch_size), strict=True)
             probabilities = torch.cat([probability(*batch) for batch in batches])
-            drawn = BestSamples(images, probabilities)
-            kept = kept or drawn
-            better = drawn.probabilities > kept.probabilities
-            for old, new in zip(kept, drawn, strict=True):
+            candidates = BestSamples(images, probabilities)
+            best = best or candidates
+            better = candidates.probabilities > best.probabilities
+            for old, new in zip(best, candidates, strict=True):
                 old[better] = new[better]
             bar.update(num_images)
-    assert kept is not None, f"{num_candidates} candidates"
-    return kept
+    assert best is not None, f"{num_candidates} candidates"
+    return best
 
 
 def _probabilities(
@@ -99,8 +106,8 @@ def _probabilities(
     logits = classifier(images)
     if logits.shape != (len(images), num_classes):
         raise UserError(
-            f"the classifier gives {tuple(logits.shape)} for {len(images)} images, and must give "
-            f"a logit for each of the model's {num_classes} classes."
+            f"the classifier returns shape {tuple(logits.shape)} for {len(images)} images. It must "
+            f"return a logit for each of the model's {num_classes} classes."
         )
     own = labels.to(logits.device)[:, None]
     return logits.float().softmax(dim=-1).gather(1, own).squeeze(1).to(images.device)

@@ -1,8 +1,8 @@
-"""What makes sampling fast on the machine at hand: precision of the weights, and compilation.
+"""Fast sampling on the current machine: the precision of the weights, and compilation.
 
-Each choice depends on the device, the sizes of the model and the number of images alone, so that
-the same seed gives the same images on one machine. Only whether a processor is faster in bfloat16
-is timed, with a margin that other work on it hardly ever decides.
+Each decision depends only on the device, the model's sizes and the number of images, so that the
+same seed gives the same images on one machine. One decision is timed: whether a processor is faster
+in bfloat16. Its margin is wide enough that other work on the machine hardly ever changes it.
 """
 
 import math
@@ -30,23 +30,23 @@ SamplingDtype = Literal["auto", "float32", "bfloat16"]
 def in_bfloat16(device: torch.device, width: int) -> bool:
     """Returns whether a network is faster in bfloat16 than in float32.
 
-    - On GPUs that have it: half the bytes to read for each token, and tensor cores.
-    - On older GPUs not: they emulate it, and in float16 the sums of a deep transformer can
-      overflow, which nothing would notice.
-    - On processors whose products are faster in it, from a width of 384 on. With AMX, a training
-      step of a GPT 512 wide was 1.8 times as fast, of one 128 wide 1.4 times as slow, and of a
-      VQGAN of 128 channels, up to 512 wide, 1.7 times as fast. An AMD EPYC with AVX-512's bfloat16
-      and no AMX drew so many times as many tokens a second from GPTs of 8 layers:
+    - GPUs with bfloat16 are faster: they read half the bytes for each token and use tensor cores.
+    - Older GPUs emulate it and are slower. In float16 the sums of a deep transformer can overflow
+      unnoticed.
+    - Some processors multiply faster in it, which pays from a width of 384 on. With AMX, a training
+      step was 1.8 times as fast for a GPT of width 512, 1.4 times as slow for a GPT of width 128,
+      and 1.7 times as fast for a VQGAN of 128 to 512 channels. On an AMD EPYC with AVX-512's
+      bfloat16 and without AMX, bfloat16 multiplied the tokens per second of GPTs of 8 layers by:
 
       | width     | 128  | 256  | 384  |
       |-----------|------|------|------|
       | 1 image   | 0.74 | 1.24 | 1.94 |
       | 16 images | 0.73 | 1.02 | 1.29 |
-    - On other processors not.
+    - Other processors are slower.
 
     Args:
         device: where the network is.
-        width: of a transformer its `embed_dim`, of a decoder its widest level.
+        width: a transformer's `embed_dim`, or the channels of a decoder's widest level.
     """
     if device.type == "cpu":
         return width >= 384 and multiplies_faster_in_bf16()
@@ -56,15 +56,15 @@ def in_bfloat16(device: torch.device, width: int) -> bool:
 def compiles(device: str, num_sequences: int, num_steps: int) -> bool:
     """Returns whether compiling the step that draws a token saves more time than it takes.
 
-    It takes 14 to 25 seconds on a processor, up to a minute on a GPU. On a processor (AVX-512) a
-    compiled step of one sequence was 1.4 times as fast, one of two 1.25 times, which paid after
-    5,000 to 12,000 steps, and one of 16 no faster; on a GPU a captured step saves the start of
-    hundreds of kernels, a few milliseconds.
+    Compilation takes 14 to 25 seconds on a processor and up to a minute on a GPU. On a processor
+    with AVX-512, a compiled step was 1.4 times as fast for one sequence, 1.25 times for two, and
+    not faster for 16. That paid off after 5,000 to 12,000 steps. On a GPU a captured step saves a
+    few milliseconds, the time to start hundreds of kernels.
 
     Args:
         device: `torch.device.type`.
-        num_sequences: through the transformer at once; with guidance two for each image.
-        num_steps: steps that are coming, one after the other.
+        num_sequences: number of sequences in a batch; with guidance two for each image.
+        num_steps: number of steps to come.
     """
     return num_steps >= 20_000 and (device == "cuda" or (device == "cpu" and num_sequences <= 4))
 
@@ -79,14 +79,14 @@ def use_dtype(transformer: GPT, tokenizer: VQGAN, dtype: SamplingDtype) -> None:
             for network in networks:
                 network.to(torch.bfloat16)
     if device.type == "cuda" and tokenizer.last_layer.dtype == torch.bfloat16:
-        for network in decoder:  # as tensor cores read them
+        for network in decoder:  # the format that tensor cores read
             network.to(memory_format=torch.channels_last)
 
 
 def decide_compilation(
     options: SamplingOptions, device: torch.device, grid_size: tuple[int, int], num_images: int
 ) -> SamplingOptions:
-    """Replaces `compile="auto"` for so many images of a model's grid size."""
+    """Replaces `compile="auto"` by the better choice for this number of images."""
     if options.compile != "auto":
         return options
     height, width = options.grid_size or grid_size

@@ -1,8 +1,8 @@
-"""The sliding window: a grid larger than the trained one, each token drawn within a window of it.
+"""The sliding window, for grids larger than the trained grid.
 
-Esser et al. 2021, "Taming Transformers for High-Resolution Image Synthesis", the paragraph on
-high-resolution images: the transformer sees a window of the size it was trained on, which moves
-over the larger grid with the token that is drawn.
+The transformer sees a window of the trained size, which moves over the larger grid with the token
+to draw. (Esser et al. 2021, "Taming Transformers for High-Resolution Image Synthesis", the
+paragraph on high-resolution images.)
 """
 
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ __all__ = ["WindowRun", "plan_windows"]
 
 @dataclass(frozen=True)
 class WindowRun:
-    """Tokens that are drawn one after the other in one place of the window.
+    """Consecutive tokens that are drawn without moving the window.
 
-    They follow each other in the window's raster order as in the grid's, so that one prefill, of
-    the `start` tokens before them in the window, serves them all.
+    They are consecutive in the raster order of both the window and the grid. One prefill, with the
+    `start` tokens before them in the window, therefore serves all of them.
     """
 
-    row: int  # of the grid, the window's first
-    column: int  # likewise
+    row: int  # of the grid, at which the window starts
+    column: int  # of the grid, at which the window starts
     start: int  # the first token's number in the window's raster order, counted from 0
     count: int  # number of tokens
 
@@ -34,21 +34,26 @@ def plan_windows(
     num_given: int = 0,
     step: tuple[int, int] = (1, 1),
 ) -> list[WindowRun]:
-    """Returns the window in which each token of the grid is drawn, in the grid's raster order.
+    """Returns the windows in which the tokens of a grid are drawn, in the grid's raster order.
 
-    All that is before a token in its window has then been drawn: the window's rows above it, and
-    what is left of it in its row. The first `num_given` tokens are there already.
+    A token's window then contains only drawn tokens before it: the rows above it, and the columns
+    to its left.
 
-    A token has its window's row h // 2 and column w // 2, except near a border of the grid, where
-    the window stays inside. That is the paper's scheme and `stride` 1; it fills the cache anew for
-    nearly every token. With a greater stride, at most the window's width, its first column is the
-    nearest multiple of it instead (or the last that fits): one prefill serves `stride` tokens, and
-    a token is at most stride / 2 columns off the middle. The default, a quarter of the window,
-    needs about a quarter of the prefills at 16 columns and still leaves a token 3 / 8 of the window
-    on either side.
+    With stride 1, the paper's scheme, a token is at row h // 2 and column w // 2 of its window,
+    except near a border of the grid, where the window stays inside. Nearly every token then needs a
+    prefill. With a greater stride the window starts at the nearest multiple of the stride, or at
+    the last column that fits. One prefill then serves `stride` tokens, and a token is at most
+    stride / 2 columns off the middle.
 
-    The window begins only at multiples of `step`, (rows, columns), by which its sides divide, so as
-    not to cut through cells of a condition image of several tokens; the stride must be one, too.
+    Args:
+        grid_size: (height, width) of the grid.
+        window: (height, width) of the window, at most as large.
+        stride: columns the window moves by, 1 to its width and a multiple of the step. None: a
+            quarter of the width. At 16 columns that needs about a quarter of the prefills and
+            leaves at least 3 / 8 of the window on either side of a token.
+        num_given: number of first tokens that are not drawn.
+        step: (rows, columns); the window starts at multiples of them. They divide its sides. A
+            window thus never cuts through a cell of a condition image.
 
     Raises:
         UserError: if the grid is smaller than the window or does not divide by the step, or the
@@ -58,8 +63,7 @@ def plan_windows(
     if grid_height < height or grid_width < width:
         raise UserError(
             f"a grid of {grid_height} × {grid_width} codes is smaller than the "
-            f"{height} × {width} the model was trained on: grid_size must be at least as high and "
-            "as wide."
+            f"{height} × {width} codes of training: grid_size must be at least as large."
         )
     if grid_height % row_step or grid_width % column_step:
         raise UserError(
@@ -71,8 +75,8 @@ def plan_windows(
         stride = max(column_step, width // 4 // column_step * column_step)
     if not 1 <= stride <= width or stride % column_step:
         raise UserError(
-            f"stride is {stride} and must be 1 to {width}, the width of the grid the model was "
-            f"trained on, and a multiple of {column_step}."
+            f"stride is {stride} and must be 1 to {width}, the width of the trained grid, and a "
+            f"multiple of {column_step}."
         )
     runs: list[WindowRun] = []
     for number in range(num_given, grid_height * grid_width):
@@ -80,14 +84,14 @@ def plan_windows(
         row = _origin(i - height // 2, row_step, grid_height - height)
         column = _origin(j - width // 2, stride, grid_width - width)
         if runs and (runs[-1].row, runs[-1].column) == (row, column):
-            # the next in the window too: it can be of another row only if the grid is as wide
+            # also the next token of the window; in another row only if the grid is as wide
             runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
         else:
             runs.append(WindowRun(row, column, start=(i - row) * width + (j - column), count=1))
     return runs
 
 
-def _origin(wanted: int, step: int, largest: int) -> int:
-    """Returns the nearest multiple of the step from 0 to the largest, or the largest itself."""
-    nearest = (wanted + step // 2) // step * step
+def _origin(ideal: int, step: int, largest: int) -> int:
+    """Returns the multiple of the step nearest to `ideal`, at least 0 and at most `largest`."""
+    nearest = (ideal + step // 2) // step * step
     return min(max(nearest, 0), largest)

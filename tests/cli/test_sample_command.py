@@ -179,7 +179,7 @@ def test_rejection_by_a_classifier_of_ours_and_one_in_the_current_directory(
         best = sample_best(of_classes, classifier, 4, labels, 3, options=options)
         assert np.array_equal(drawn, to_uint8(best.images))
         assert f"{best.probabilities.mean():.0%} for their class" in out
-    assert "note: no effect of guidance_" in out
+    assert "note: guidance_schedule, guidance_power" in out
     assert "wrote out/samples.npz" in out
     assert "evaluate.py checkpoint=of_classes data.path=MY_IMAGES" in out
     outcome = run("sample", *fixed, "rejection.classifier={_target_: my_modul.My}")

@@ -68,7 +68,7 @@ def test_arguments_and_options_are_the_same(generator: ImageGenerator) -> None:
         ({"given_tokens": torch.zeros(2, 5).long()}, r"shape \(2, 5\)\. .* at most 4"),
         ({"given_tokens": torch.zeros(3, 1).long()}, "given_tokens are of 3 images, not 2"),
         ({"options": SamplingOptions(stride=3, grid_size=4)}, "stride is 3 .* 1 to 2"),
-        ({"condition": None, "guidance_scale": 2}, "no condition is given"),
+        ({"condition": None, "guidance_scale": 2}, "pass a condition"),
     ],
 )
 def test_arguments_that_cannot_be(
