@@ -40,8 +40,7 @@ from taming.training import (
     train,
 )
 from taming.training.execution import choose_execution, default_precision
-from taming.training.lineage import log_lineage
-from taming.training.loggers import finish_wandb
+from taming.training.tracking import finish_wandb, log_lineage
 
 __all__ = ["begin_run", "finish_run"]
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from taming.runtime.errors import MissingPathError, UserError
 from taming.training import TrainingResult
-from taming.training.loggers import read_rows
+from taming.training.metrics_file import read_rows
 
 __all__ = ["RunRecord", "Series", "is_run", "read_run"]
 

@@ -1,7 +1,7 @@
 """The two training stages on Lightning."""
 
 from taming.training.adversary import Adversary
-from taming.training.callbacks import Clock, EndAfterStep, WarmEMA, average_weights
+from taming.training.averaging import WarmEMA, average_weights
 from taming.training.checkpoints import (
     IntervalCheckpoint,
     LastCheckpoint,
@@ -11,12 +11,14 @@ from taming.training.checkpoints import (
 from taming.training.finetuning import finetuned_adversary, finetuned_vqgan
 from taming.training.grids import ReconstructionGrids, SampleGrids
 from taming.training.health import HealthWatch, OverfittingWatch
-from taming.training.loggers import MetricsFile, wandb_logger
+from taming.training.metrics_file import MetricsFile
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
 from taming.training.progress import StepProgress
 from taming.training.run import TrainingResult, check_resume, finished_steps, train
-from taming.training.strategy import data_parallel
+from taming.training.stopping import Clock, EndAfterStep
+from taming.training.strategies import data_parallel
+from taming.training.tracking import wandb_logger
 from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
 

@@ -1,4 +1,4 @@
-"""How checkpoints are written while the training goes on, how often, and what time it takes."""
+"""When and how checkpoints are written while the training continues."""
 
 import io
 import logging
@@ -18,28 +18,29 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from taming.runtime.errors import replacing
 from taming.serialization import read_training_checkpoint
-from taming.training.callbacks import TrainingInterrupted, is_asked_after
 from taming.training.module import TrainingModule
+from taming.training.stopping import TrainingInterrupted, ranks_can_agree
 
-__all__ = ["IntervalCheckpoint", "LastCheckpoint", "SavingShare", "WholeFileCheckpointIO"]
+__all__ = ["IntervalCheckpoint", "LastCheckpoint", "SavingShare", "WholeFileCheckpointIO",
+    "put_in_place", "remove"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
-MAX_WAITING = 2  # in memory: best.ckpt and last.ckpt of one validation
+MAX_QUEUED = 2  # in memory: best.ckpt and last.ckpt of one validation
 
 
 class WholeFileCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints in a thread, each beside its place until it is whole.
+    """Writes checkpoints in a thread, each to a temporary file that replaces the earlier one.
 
-    A checkpoint is made in the host's memory first, where the next steps do not change it. A full
-    disk or a kill costs the new checkpoint, never the old one, and does not end the training.
+    A checkpoint is serialised in the host's memory first, so that the next steps do not change it.
+    A full disk or a kill loses the new checkpoint, never the old one, and the training continues.
 
-    Lightning's own plugin writes to the system's directory for temporary files first, which may be
-    small. Its `AsyncCheckpointIO` makes copies on the GPU, any number of them, stores tensors twice
-    that share their memory, and ends the training when the disk is full.
+    Lightning's own plugin first writes to the system's temporary directory, which may be small. Its
+    `AsyncCheckpointIO` copies checkpoints on the GPU without a limit, stores tensors that share
+    their memory twice, and ends the training when the disk is full.
 
     Args:
-        keep: how many of the checkpoints saved as `last.ckpt` are kept: it, `last-1.ckpt` …
+        keep: how many checkpoints saved as `last.ckpt` to keep: it, `last-1.ckpt` …
 
     Attributes:
         failures: by file, why its latest checkpoint is not on the disk.
@@ -50,39 +51,38 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         self.keep = keep
         self.failures: dict[Path, str] = {}
         self.seconds = 0.0
-        self._thread = ThreadPoolExecutor(1, "checkpoints")  # one: files come in their order
-        self._waiting: list[Future[None]] = []
+        self._thread = ThreadPoolExecutor(1, "checkpoints")  # one thread keeps the order
+        self._queue: list[Future[None]] = []
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Takes down `checkpoint`, to be written to `path` while the training goes on."""
-        started = time.perf_counter()
-        self._wait(MAX_WAITING - 1)
+        """Serialises `checkpoint` and queues the write to `path`."""
+        start = time.perf_counter()
+        self._wait(MAX_QUEUED - 1)
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        self._waiting.append(self._thread.submit(self._write, content, Path(path)))
-        self.seconds += time.perf_counter() - started
+        self._queue.append(self._thread.submit(self._write, content, Path(path)))
+        self.seconds += time.perf_counter() - start
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a file once the checkpoints saved before are written."""
-        self._waiting.append(self._thread.submit(super().remove_checkpoint, path))
+        """Queues the removal of a file."""
+        self._queue.append(self._thread.submit(super().remove_checkpoint, path))
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads a checkpoint, of several processes too, once those saved before are written."""
+        """Reads a checkpoint, a file or a directory, after all queued writes."""
         self._wait()
         if Path(path).is_dir():
             return read_training_checkpoint(Path(path))[0]
         return super().load_checkpoint(path, *args, **kwargs)
 
     def teardown(self) -> None:
-        """Waits until everything is written: Lightning calls it at each end of a training."""
+        """Waits for all queued writes; Lightning calls it at each end of a training."""
         self._wait()
 
-    def _wait(self, at_most: int = 0) -> None:
-        """Waits until only `at_most` files are to be written."""
-        while len(self._waiting) > at_most:
-            self._waiting.pop(0).result()
+    def _wait(self, num_queued: int = 0) -> None:
+        while len(self._queue) > num_queued:
+            self._queue.pop(0).result()
 
     def _write(self, content: io.BytesIO, path: Path) -> None:
         """Writes a checkpoint to `path`, or warns why it cannot."""
@@ -97,68 +97,68 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
             self.report_failure(path, error)
 
     def put(self, new: Path, path: Path) -> None:
-        """Puts a whole checkpoint, a file or a directory, in its place, and the earlier aside."""
-        old, places = path.with_suffix(".old"), [path]
-        if path.stem == "last":
-            places += [path.with_stem(f"last-{n}") for n in range(1, self.keep)]
-        directory = new.is_dir() or path.is_dir()  # which cannot be replaced
-        if path.exists() and (len(places) > 1 or directory):
-            remove(old)
-            for older, newer in pairwise([old, *reversed(places)]):
-                if newer.exists():
-                    newer.rename(older)
-        new.replace(path)
-        remove(old)
+        """Moves a complete checkpoint to its place."""
+        put_in_place(new, path, self.keep if path.stem == "last" else 1)
 
     def report_failure(self, path: Path, error: BaseException) -> None:
         """Warns why a checkpoint is not on the disk."""
-        kept = f" The earlier {path.name} is intact." if path.exists() else ""
+        intact = f" The earlier {path.name} is intact." if path.exists() else ""
         self.failures[path] = (
-            f"the checkpoint {path} could not be written ({error}).{kept} Is the disk full? "
+            f"the checkpoint {path} could not be written ({error}).{intact} Is the disk full? "
             "Free some space."
         )
-        log.warning("%s Training goes on.", self.failures[path])
+        log.warning("%s Training continues.", self.failures[path])
+
+
+def put_in_place(new: Path, path: Path, num_versions: int = 1) -> None:
+    """Moves a complete file or directory to `path`, and keeps earlier versions as `PATH-1` ….
+
+    The last of `num_versions` is removed once the new one is in its place.
+    """
+    old = path.with_suffix(".old")
+    places = [path, *(path.with_stem(f"{path.stem}-{n}") for n in range(1, num_versions))]
+    is_directory = new.is_dir() or path.is_dir()  # which cannot be replaced
+    if path.exists() and (num_versions > 1 or is_directory):
+        remove(old)
+        for older, newer in pairwise([old, *reversed(places)]):
+            if newer.exists():
+                newer.rename(older)
+    new.replace(path)
+    remove(old)
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint, a file or a directory, if it is there."""
+    """Removes a file or a directory if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def set_aside(path: Path) -> None:
-    """Renames a damaged checkpoint to `*.damaged`."""
-    aside = path.with_name(f"{path.name}.damaged")
-    remove(aside)
-    path.rename(aside)
-
-
 class LastCheckpoint(ModelCheckpoint):
-    """Saves a checkpoint at each validation, and, in one process, when something fails.
+    """Saves a checkpoint at each validation and, in a single process, after a failure.
 
-    Saving needs all ranks. If one fails alone, it would wait for the others, and they for its
+    Saving needs all ranks. A rank that failed alone would wait for the others, and they for its
     gradients, until the timeout.
     """
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Saves one where all ranks are sure to come here: with one process, or at a signal."""
+        """Saves a checkpoint if all ranks do so: in a single process, or at a signal."""
         if trainer.world_size == 1 or isinstance(exception, TrainingInterrupted):
             super().on_exception(trainer, pl_module, exception)
 
 
 class IntervalCheckpoint(ModelCheckpoint):
-    """Saves a checkpoint each time that some minutes have passed, always between two steps.
+    """Saves a checkpoint every few minutes, always between two steps.
 
-    `ModelCheckpoint(train_time_interval=...)` also saves in the midst of a step of several batches,
-    from which no training can go on exactly, and lets all ranks wait for the first at each batch.
+    `ModelCheckpoint(train_time_interval=...)` also saves within a step of several batches, from
+    which no run can resume exactly, and lets all ranks wait for the first at each batch.
 
     Args:
-        minutes: between two checkpoints; several ranks look at the clock every 20 steps.
-        settings: those of `ModelCheckpoint`.
+        minutes: between two checkpoints; several ranks check the time every 20 steps.
+        settings: further arguments of `ModelCheckpoint`.
     """
 
     def __init__(self, minutes: Annotated[float, Gt(0)] = 10.0, **settings: Any) -> None:
@@ -167,23 +167,23 @@ class IntervalCheckpoint(ModelCheckpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
     ) -> None:
-        """Saves one after a step, if it is time."""
-        if is_asked_after(trainer, index):
+        """Saves a checkpoint after a step if it is time."""
+        if ranks_can_agree(trainer, index):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, index)
 
 
 class SavingShare(L.Callback):
-    """Logs which share of the training's time saving has taken so far: `train/saving_share`."""
+    """Logs the share of the training's time that saving has taken so far: `train/saving_share`."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._started = time.perf_counter()
+        self._start = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """Logs it together with the training's other metrics."""
+        """Logs it together with the other training metrics."""
         assert isinstance(pl_module, TrainingModule)
         files = trainer.strategy.checkpoint_io
         if pl_module.report and isinstance(files, WholeFileCheckpointIO):
-            share = files.seconds / (time.perf_counter() - self._started)
+            share = files.seconds / (time.perf_counter() - self._start)
             pl_module.log("train/saving_share", share)

@@ -1,4 +1,4 @@
-"""One training run: what it checks first, how it is fitted, and what it leaves."""
+"""One training run: its checks, the fit, and the model and result that it writes."""
 
 import json
 import logging
@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 
 import lightning as L
 from annotated_types import Ge, Lt
-from lightning.pytorch.callbacks import LambdaCallback
 
 from taming.runtime.errors import MissingPathError, UserError, replacing
 from taming.runtime.hardware import device_name
@@ -26,9 +25,9 @@ from taming.serialization import (
     save_model_directory,
     saved_checkpoints,
 )
-from taming.training.callbacks import Clock, TrainingInterrupted
-from taming.training.checkpoints import WholeFileCheckpointIO, set_aside
+from taming.training.checkpoints import WholeFileCheckpointIO, put_in_place, remove
 from taming.training.module import TrainingModule
+from taming.training.stopping import Clock, TrainingInterrupted
 
 __all__ = ["TrainingResult", "check_resume", "finished_steps", "train"]
 
@@ -37,19 +36,19 @@ log = logging.getLogger("taming")
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended; `result.json` holds the same.
+    """The outcome of a run, as in `result.json`.
 
     Attributes:
-        step: finished steps.
-        interrupted: whether the user ended it.
+        step: completed steps.
+        interrupted: whether the user ended the run.
         exported_step: the step of the model in `model/`.
-        metrics: the numbers of the latest validation up to that step.
+        metrics: metrics of the latest validation up to that step.
         metrics_step: the step of that validation; None if there was none.
-        duration_seconds: how long the run took, validations and resumed parts included.
-        images_per_second: speed of the latest session's training, validations left out.
+        duration_seconds: duration of the run with its validations, over all sessions.
+        images_per_second: training images per second in the latest session, without validations.
         device: the GPU or processor, and the number of processes if there are several.
-        precision: that of the steps, in Lightning's words.
-        versions: of the program and of what it builds on.
+        precision: precision of the steps, as in Lightning.
+        versions: versions of the program and its libraries.
     """
 
     step: int
@@ -65,27 +64,28 @@ class TrainingResult:
 
 
 def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
-    """Returns the checkpoint to resume the run in `run_dir` from, and the model in it.
+    """Returns the newest undamaged checkpoint of a run, and the model in it.
 
-    It is the newest that is whole; a warning names one that is not. `kind` is that of the model,
-    `"vqgan"` or `"generator"`.
+    Args:
+        run_dir: the run directory.
+        kind: kind of the model: `"vqgan"` or `"generator"`.
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
-        UserError: if all are damaged, or it is unreadable, another stage's or an older version's.
+        UserError: if all checkpoints are damaged, or the newest is unreadable or of another stage.
     """
-    damaged: list[DamagedCheckpointError] = []
+    damage: list[DamagedCheckpointError] = []
     for path in saved_checkpoints(run_dir):
         try:
             checkpoint, saved = read_training_checkpoint(path, check=True)
         except DamagedCheckpointError as error:
-            damaged.append(error)
+            damage.append(error)
             continue
-        for why in damaged:
-            log.warning("%s Going on from %s, step %d.", why, path, checkpoint["global_step"])
+        for damaged in damage:
+            log.warning("%s Resuming from %s, step %d.", damaged, path, checkpoint["global_step"])
         return path, saved.require(kind)
-    if damaged:
-        raise damaged[0]
+    if damage:
+        raise damage[0]
     raise MissingPathError(
         f"nothing to resume: {run_dir / 'checkpoints' / 'last.ckpt'} does not exist. Give the "
         "directory of a run that has saved a checkpoint."
@@ -93,7 +93,7 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
 
 
 def finished_steps(run_dir: Path) -> int:
-    """Returns the steps of the run that ended in `run_dir` with all it leaves; 0 without one."""
+    """Returns the step in `result.json`; 0 if the run has no result."""
     try:
         return int(json.loads((run_dir / "result.json").read_text())["step"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -111,37 +111,50 @@ def train(
 ) -> TrainingResult:
     """Trains, and writes `model/` and `result.json` into the run directory.
 
-    The trainer's callbacks have a `Clock`, and write the checkpoints into `run_dir/checkpoints`:
-    `export` says which becomes `model/`, and `resume_from` is the one to go on from.
+    A resumed run keeps its earlier `model/` and `result.json` until it replaces them at its end.
+
+    Args:
+        module: the module to train.
+        data: its data.
+        trainer: a Trainer with a `Clock`, whose callbacks write into `run_dir/checkpoints`.
+        run_dir: the run directory.
+        export: the checkpoint that becomes `model/`.
+        resume_from: the checkpoint to resume from.
 
     Raises:
-        UserError: if a checkpoint is to be chosen by a number that validation does not report, or
-            a checkpoint or the model cannot be written.
-        SystemExit: 128 + its number, if a signal other than Ctrl-C's ended it: whoever sends those
-            leaves little time for more than the checkpoint.
+        UserError: if a callback monitors an unknown metric, or a checkpoint or the model cannot be
+            written.
+        SystemExit: with status 128 + its number, if a signal other than SIGINT ended the training.
+            Schedulers leave little time after such a signal, so only the checkpoint is saved.
     """
     check_monitors(module, trainer)
-    writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
-    resume_from = on_first_rank(lambda: resume_from)  # each has chosen one
-    saved = saved_checkpoints(run_dir)
-    if writes and resume_from in saved:  # what is newer is damaged, and the next must not keep it
-        for path in saved[: saved.index(resume_from)]:
-            set_aside(path)
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    clock = next(c for c in callbacks if isinstance(c, Clock))
-    if writes:  # what a resumed run has written is outdated, and in its checkpoint
-        callbacks.insert(0, LambdaCallback(on_train_start=lambda *_: _remove_export(run_dir)))
-    ended_by = _fit(module, data, trainer, resume_from)
-    if ended_by is not None and ended_by != signal.SIGINT:
-        log.info("%s: ended at step %d; resume=%s", ended_by.name, trainer.global_step, run_dir)
-        handler = signal.getsignal(ended_by)
-        if callable(handler):  # of what has started this: submitit's queues the job again
-            handler(ended_by, None)
-        raise SystemExit(128 + ended_by)
-    interrupted = ended_by is not None
+    resume_from = on_first_rank(lambda: resume_from)  # the ranks may have chosen differently
+    if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        _set_newer_checkpoints_aside(run_dir, resume_from)
+    interruption = _fit(module, data, trainer, resume_from)
+    if interruption is not None and interruption != signal.SIGINT:
+        log.info(
+            "%s: stopped at step %d; resume=%s", interruption.name, trainer.global_step, run_dir
+        )
+        handler = signal.getsignal(interruption)
+        if callable(handler):  # submitit's handler queues the job again
+            handler(interruption, None)
+        raise SystemExit(128 + interruption)
     return on_first_rank(
-        lambda: _export(module, trainer, clock, run_dir, export, resume_from, interrupted)
+        lambda: _export(
+            module, trainer, run_dir, export, resume_from, interrupted=interruption is not None
+        )
     )
+
+
+def _set_newer_checkpoints_aside(run_dir: Path, resume_from: Path | None) -> None:
+    """Renames checkpoints newer than `resume_from`, which are damaged, to `*.damaged`."""
+    paths = saved_checkpoints(run_dir)
+    if resume_from in paths:
+        for path in paths[: paths.index(resume_from)]:
+            aside = path.with_name(f"{path.name}.damaged")
+            remove(aside)
+            path.rename(aside)
 
 
 def _fit(
@@ -150,74 +163,69 @@ def _fit(
     trainer: L.Trainer,
     resume_from: Path | None,
 ) -> signal.Signals | None:
-    """Trains until all checkpoints are written; returns the signal that ended it, if one did."""
-    ended_by = None
+    """Trains and waits for all checkpoints; returns the signal that interrupted it, if any."""
+    interruption = None
     with warnings.catch_warnings():
-        # Lightning's advice on data loaders does not fit endless ones
+        # Lightning's advice on data loaders does not apply to endless ones
         warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
-        # where a sharded checkpoint is saved, PyTorch warns of functions of its own
+        # saving a sharded checkpoint, PyTorch warns of its own functions
         warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
-        except TrainingInterrupted as end:
-            ended_by = end.signal
-        finally:  # Lightning leaves this out with FSDP, and where saving on an exception fails
+        except TrainingInterrupted as exception:
+            interruption = exception.signal
+        finally:  # Lightning omits this with FSDP, and if saving on an exception fails
             trainer.strategy.checkpoint_io.teardown()
-    return ended_by
+    return interruption
 
 
 def _export(
     module: TrainingModule,
     trainer: L.Trainer,
-    clock: Clock,
     run_dir: Path,
     export: Literal["best", "last"],
     resume_from: Path | None,
+    *,
     interrupted: bool,
 ) -> TrainingResult:
-    """Writes `model/`, and how the run ended into `result.json`; nothing in a `fast_dev_run`.
+    """Writes `model/` and then `result.json`; a `fast_dev_run` writes neither.
 
     Raises:
-        UserError: if the chosen checkpoint could not be written or is damaged, or `model/` cannot
-            be written.
+        UserError: if the checkpoint could not be written or is damaged, or `model/` cannot be
+            written.
     """
-    seconds = clock.time_elapsed()
-    best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
-    path = Path(getattr(best, "best_model_path", ""))
-    if export == "last" or not is_checkpoint(path):
-        path = (run_dir / "checkpoints" / "last.ckpt").resolve()  # as ModelCheckpoint does
-    files = trainer.strategy.checkpoint_io
-    if isinstance(files, WholeFileCheckpointIO) and path in files.failures:
-        raise UserError(files.failures[path])
-    if not is_checkpoint(path) and resume_from is not None:  # no step was left to save
-        path = resume_from
+    path = _exported_checkpoint(trainer, run_dir, export, resume_from)
     step, metrics, metrics_step = trainer.global_step, module.val_metrics, module.val_step
-    if trainer.fast_dev_run:  # type: ignore[attr-defined]
-        saved = None
-    elif is_checkpoint(path):
-        checkpoint, saved = read_training_checkpoint(path, check=True)
-        step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
-        metrics_step = checkpoint.get("val_step")  # unknown in older ones
-    else:  # the user's callbacks save none
-        saved = module.to_saved(module.state_dict())
+    saved = None
+    if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if is_checkpoint(path):
+            checkpoint, saved = read_training_checkpoint(path, check=True)
+            step, metrics = checkpoint["global_step"], checkpoint["val_metrics"]
+            metrics_step = checkpoint["val_step"]
+        else:  # the user's callbacks save none
+            saved = module.to_saved(module.state_dict())
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    clock = next(callback for callback in callbacks if isinstance(callback, Clock))
+    device = device_name(trainer.strategy.root_device)
     result = TrainingResult(
         step=trainer.global_step,
         interrupted=interrupted,
         exported_step=step,
         metrics=metrics,
         metrics_step=metrics_step,
-        duration_seconds=round(seconds, 1),
+        duration_seconds=round(clock.time_elapsed(), 1),
         images_per_second=round(clock.images_per_second, 2),
-        device=described_device(trainer),
+        device=device if trainer.world_size == 1 else f"{device}, {trainer.world_size} processes",
         precision=str(trainer.precision),
         versions=versions(),
     )
     if saved is None:
         return result
-    _remove_export(run_dir)  # where no step was left, what a killed one has written
     try:
-        save_model_directory(saved, run_dir / "model")
-        with replacing(run_dir / "result.json") as file:  # it says that all is written
+        for unfinished in run_dir.glob("model.unfinished*"):  # of a killed process
+            shutil.rmtree(unfinished)
+        put_in_place(save_model_directory(saved, run_dir / "model.unfinished"), run_dir / "model")
+        with replacing(run_dir / "result.json") as file:  # last, because it says that all is there
             file.write(json.dumps(asdict(result), indent=2) + "\n")
     except OSError as error:
         raise UserError(
@@ -227,10 +235,20 @@ def _export(
     return result
 
 
-def described_device(trainer: L.Trainer) -> str:
-    """Returns the name of the device, and the number of processes if there are several."""
-    name = device_name(trainer.strategy.root_device)
-    return name if trainer.world_size == 1 else f"{name}, {trainer.world_size} processes"
+def _exported_checkpoint(
+    trainer: L.Trainer, run_dir: Path, export: Literal["best", "last"], resume_from: Path | None
+) -> Path:
+    """Returns the checkpoint that becomes the model; raises if writing it has failed."""
+    best = next((c for c in trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
+    path = Path(getattr(best, "best_model_path", ""))
+    if export == "last" or not is_checkpoint(path):
+        path = (run_dir / "checkpoints" / "last.ckpt").resolve()  # as ModelCheckpoint does
+    files = trainer.strategy.checkpoint_io
+    if isinstance(files, WholeFileCheckpointIO) and path in files.failures:
+        raise UserError(files.failures[path])
+    if not is_checkpoint(path) and resume_from is not None:  # there was no step to save
+        return resume_from
+    return path
 
 
 def check_monitors(module: TrainingModule, trainer: L.Trainer) -> None:
@@ -242,20 +260,14 @@ def check_monitors(module: TrainingModule, trainer: L.Trainer) -> None:
         monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
         if not str(monitor).startswith("val/"):
             continue
-        name, best = type(callback).__name__, module.val_modes.get(str(monitor))
-        if best is None:
+        name, best_mode = type(callback).__name__, module.val_modes.get(str(monitor))
+        if best_mode is None:
             raise UserError(
-                f"{name} monitors {monitor!r}, which validation does not report; it reports "
+                f"{name} monitors {monitor!r}, which validation does not report. It reports "
                 f"{', '.join(module.val_modes)}."
             )
-        if mode != best:
+        if mode != best_mode:
             raise UserError(
-                f"{name} takes mode={mode} of {monitor}, of which the best is the {best}: set "
-                f"callbacks.best.mode={best}."
+                f"{name} uses mode={mode} for {monitor}, whose best value is the {best_mode}. Set "
+                f"callbacks.best.mode={best_mode}."
             )
-
-
-def _remove_export(run_dir: Path) -> None:
-    for path in (run_dir / "model", *run_dir.glob("model.unfinished*")):
-        shutil.rmtree(path, ignore_errors=True)
-    (run_dir / "result.json").unlink(missing_ok=True)

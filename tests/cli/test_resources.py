@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from tiny_commands import TINY_VQGAN, Outcome, Run, fails
 
 from taming.cli import resources
-from taming.training.sharding import ShardedStrategy
+from taming.training.strategies import ShardedStrategy
 
 
 class OutOfMemory(L.Callback):

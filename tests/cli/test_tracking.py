@@ -28,20 +28,24 @@ def test_artifacts_join_the_stages_and_a_resume_goes_on_in_the_same_run(
     steps = [wandb_file.column(file, "trainer/global_step")[-1] for file in (first, second)]
     assert steps == [2, 4]
     (data, tokenizer) = wandb_file.artifacts(second)
-    assert (data[0], data[3], tokenizer[0], tokenizer[3]) == ("dataset", True, "tokenizer", False)
+    assert (data[0], tokenizer[0]) == ("dataset", "tokenizer")
+    assert wandb_file.inputs(second) == [data[1]]
     assert wandb_file.artifacts(first)[0] == data
-    assert wandb_file.artifacts(first)[1][1:3] != tokenizer[1:3]  # two more steps: another one
+    assert wandb_file.artifacts(first)[1] != tokenizer  # two more steps make another one
 
     stage_2 = ("vqgan=vqgan", *folder_overrides, *TINY_TRANSFORMER, *tracked, "run_dir=gpt")
     succeeds(run("train_transformer", *stage_2))
     (file,) = offline_files("gpt")
-    found = wandb_file.artifacts(file)
-    assert [(kind, used) for kind, _, _, used in found] == [
-        ("dataset", True), ("tokenizer", True), ("tokens", True), ("generator", False)
-    ]  # fmt: skip
-    # the same names and contents: the tracker joins the runs by them
-    assert found[0][:3] == data[:3]
-    assert found[1][:3] == tokenizer[:3]
+    artifacts = wandb_file.artifacts(file)
+    assert [artifact[0] for artifact in artifacts] == [
+        "dataset",
+        "tokenizer",
+        "tokens",
+        "generator",
+    ]
+    assert wandb_file.inputs(file) == [name for _, name, _ in artifacts[:-1]]
+    # equal names and contents join the runs
+    assert artifacts[:2] == [data, tokenizer]
 
 
 def test_without_the_switch_there_are_no_artifacts(run: Run, vqgan_run: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, succeeds
 
 import taming
-from taming.training.loggers import read_rows
+from taming.training.metrics_file import read_rows
 
 
 def test_stage_1_writes_its_run_directory(vqgan_run: Path) -> None:

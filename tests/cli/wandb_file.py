@@ -39,10 +39,18 @@ def records(file: Path) -> list[Any]:
     return found
 
 
-def artifacts(file: Path) -> list[tuple[str, str, str, bool]]:
-    """Type, name, digest and whether it is an input, of each artifact."""
-    found = [r.artifact for r in records(file) if r.WhichOneof("record_type") == "artifact"]
-    return [(a.type, a.name, a.digest, a.use_after_commit) for a in found]
+def artifacts(file: Path) -> list[tuple[str, str, str]]:
+    """Type, name and digest of each artifact."""
+    return [(artifact.type, artifact.name, artifact.digest) for artifact in _artifacts(file)]
+
+
+def inputs(file: Path) -> list[str]:
+    """Names of the inputs of the last artifact, the model."""
+    return json.loads(_artifacts(file)[-1].metadata)["inputs"]
+
+
+def _artifacts(file: Path) -> list[Any]:
+    return [r.artifact for r in records(file) if r.WhichOneof("record_type") == "artifact"]
 
 
 def run_id(file: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from tiny_training import run_training, stage
 
 from taming.training import (
@@ -20,9 +20,9 @@ from taming.training import (
     SavingShare,
     WholeFileCheckpointIO,
     data_parallel,
-    sharding,
+    strategies,
 )
-from taming.training.callbacks import TrainingInterrupted
+from taming.training.stopping import TrainingInterrupted
 
 
 @pytest.fixture
@@ -115,30 +115,34 @@ def test_a_rank_that_fails_alone_waits_for_no_other(
 
 
 @pytest.mark.parametrize(
-    ("callback", "base"),
-    [(IntervalCheckpoint(minutes=1), ModelCheckpoint), (Clock("00:01:00:00"), Timer)],
+    ("callback", "base", "method"),
+    [
+        (IntervalCheckpoint(minutes=1), ModelCheckpoint, "on_train_batch_end"),
+        (Clock("00:01:00:00"), Clock, "_stop_in_time"),
+    ],
 )
 @pytest.mark.parametrize(("world_size", "expected"), [(1, [*range(1, 51)]), (2, [20, 40])])
 def test_the_clock_is_looked_at_between_steps(
     monkeypatch: pytest.MonkeyPatch,
     callback: Callback,
     base: type[Callback],
+    method: str,
     world_size: int,
     expected: list[int],
 ) -> None:
     """Several ranks look at it together, and seldom."""
-    found: list[int] = []
+    steps: list[int] = []
 
     def look(self: Callback, trainer: Any, *arguments: Any) -> None:
-        found.append(trainer.global_step)
+        steps.append(trainer.global_step)
 
-    monkeypatch.setattr(base, "on_train_batch_end", look)
+    monkeypatch.setattr(base, method, look)
     for index in range(100):
         trainer: Any = SimpleNamespace(
             world_size=world_size, accumulate_grad_batches=2, global_step=(index + 1) // 2
         )
         callback.on_train_batch_end(trainer, None, None, {"images": [0]}, index)  # type: ignore[arg-type]
-    assert found == expected
+    assert steps == expected
 
 
 def test_the_share_of_saving_is_in_the_log(tmp_path: Path) -> None:
@@ -154,14 +158,14 @@ def test_no_process_waits_for_one_that_cannot_write(
     def fails(*args: Any) -> None:
         raise PermissionError("not yours")
 
-    strategy, path = sharding.ShardedStrategy(), tmp_path / "last.ckpt"
+    strategy, path = strategies.ShardedStrategy(), tmp_path / "last.ckpt"
     files = strategy.checkpoint_io = WholeFileCheckpointIO()
-    monkeypatch.setattr(sharding, "remove", fails)
-    monkeypatch.setattr(sharding, "save_sharded_checkpoint", lambda *_: pytest.fail("waits"))
+    monkeypatch.setattr(strategies, "remove", fails)
+    monkeypatch.setattr(strategies, "save_sharded_checkpoint", lambda *_: pytest.fail("waits"))
     strategy.save_checkpoint({}, path)
     assert "not yours" in files.failures[path]
 
 
 def test_processes_wait_long_for_the_first() -> None:
-    for strategy in (data_parallel(discriminator=False), sharding.ShardedStrategy()):
+    for strategy in (data_parallel(discriminator=False), strategies.ShardedStrategy()):
         assert strategy._timeout == timedelta(days=1)

@@ -1,12 +1,18 @@
 import csv
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import wandb
+from lightning.pytorch.loggers import WandbLogger
+from tiny_models import tiny_generator
 
-from taming.training import MetricsFile, wandb_logger
+from taming.conditioning import Unconditional
+from taming.data import TokenDataset
+from taming.training import MetricsFile, tracking, wandb_logger
+from taming.training.tracking import log_lineage
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -119,3 +125,21 @@ def test_in_a_sweep_the_run_is_the_agents(tmp_path: Path, monkeypatch: pytest.Mo
     assert wandb_logger(tmp_path)._wandb_init["id"] == "given"
     monkeypatch.delenv("WANDB_RUN_ID")  # resumed by hand
     assert wandb_logger(tmp_path)._wandb_init["id"] == "given"
+
+
+def test_an_online_run_uses_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline runs are in tests/cli/test_tracking.py."""
+    calls: list[tuple[str, str]] = []
+    run = SimpleNamespace(
+        offline=False,
+        use_artifact=lambda artifact: calls.append(("use", artifact.type)),
+        log_artifact=lambda artifact, aliases: calls.append(("log", artifact.type)),
+    )
+    monkeypatch.setattr(WandbLogger, "experiment", run)
+    artifact = wandb.Artifact("tokens-0", type="tokens")
+    monkeypatch.setattr(tracking, "_token_artifact", lambda tokens: artifact)
+    tiny_generator(Unconditional()).save_pretrained(tmp_path / "model")
+    tokens = TokenDataset.__new__(TokenDataset)
+    for artifacts in (False, True):
+        log_lineage([wandb_logger(tmp_path, artifacts=artifacts)], tmp_path, None, tokens)
+    assert calls == [("use", "tokenizer"), ("use", "tokens"), ("log", "generator")]

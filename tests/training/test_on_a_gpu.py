@@ -23,7 +23,7 @@ from tiny_training import (
 from taming.runtime.contexts import full_precision
 from taming.training import WholeFileCheckpointIO, execution
 from taming.training.execution import choose_execution
-from taming.training.sharding import ShardedStrategy
+from taming.training.strategies import ShardedStrategy
 
 DEVICE = "cuda"
 pytestmark = pytest.mark.gpu

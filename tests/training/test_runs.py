@@ -21,8 +21,14 @@ from torch.utils._pytree import tree_flatten
 from taming.runtime.errors import MissingPathError, UserError, replacing
 from taming.serialization import load_saved_model, load_training_checkpoint, saved_checkpoints
 from taming.tokenizer import VQGAN
-from taming.training import EndAfterStep, WholeFileCheckpointIO, check_resume, checkpoints
-from taming.training.loggers import read_rows
+from taming.training import (
+    EndAfterStep,
+    WholeFileCheckpointIO,
+    check_resume,
+    checkpoints,
+    finished_steps,
+)
+from taming.training.metrics_file import read_rows
 
 Finished = Callable[..., Run]
 
@@ -172,7 +178,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_exports_no_other(
                 run_training(Path("run"), module, data, **changes)
             assert not Path("run/model").exists()  # of an older step
     assert module.global_step == 4  # it trained on, and said so
-    assert "Training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     written = {path.stem: step_of(path) for path in Path("run/checkpoints").iterdir()}
     earlier = {} if steps[1] == 1 else {"last-1": 3}
     assert written == {"best": steps[0], "last": steps[1], **earlier}
@@ -322,6 +328,36 @@ def test_what_cannot_be_restored_costs_the_run_nothing(tmp_path: Path, finished:
     load_saved_model(tmp_path / "model")
 
 
+class SavedModels(L.Callback):
+    """Notes the model and the result in the run directory after each step."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.found: list[tuple[str, int]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        fingerprint = load_saved_model(self.directory / "model").fingerprint()
+        self.found.append((fingerprint, finished_steps(self.directory)))
+
+
+def test_the_earlier_model_stays_until_the_new_one_is_written(
+    tmp_path: Path, finished: Finished
+) -> None:
+    shutil.copytree(finished("transformer").directory, tmp_path, dirs_exist_ok=True)
+    earlier = load_saved_model(tmp_path / "model").fingerprint()
+    (tmp_path / "model.unfinished").mkdir()  # of a killed process
+    models = SavedModels(tmp_path)
+    run_training(tmp_path, *stage("transformer"), resume=True, max_steps=10, callbacks=[models])
+    assert models.found == [(earlier, 8)] * 2
+    assert load_saved_model(tmp_path / "model").fingerprint() != earlier
+    assert finished_steps(tmp_path) == 10
+    assert not list(tmp_path.glob("model.*"))
+
+
+def test_lightning_still_has_the_method_that_is_switched_off() -> None:
+    assert callable(L.Trainer(logger=False).fit_loop.epoch_loop._broadcast_sigterm_tensor)
+
+
 def test_ctrl_c_twice_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     handlers: list[object] = []
@@ -347,7 +383,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     with caplog.at_level(logging.WARNING, "taming"):
         assert check_resume(tmp_path, "generator")[0] == before
     assert "damaged, incomplete or of another program" in caplog.text
-    assert f"Going on from {before}, step 6." in caplog.text
+    assert f"Resuming from {before}, step 6." in caplog.text
     run_training(tmp_path, *stage("transformer"), resume=True)
     assert [step_of(path) for path in (last(tmp_path), before)] == [8, 6]
     assert last(tmp_path).with_name("last.ckpt.damaged").is_file()

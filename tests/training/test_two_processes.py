@@ -34,7 +34,7 @@ from taming.conditioning import ClassLabel
 from taming.runtime.errors import UserError
 from taming.serialization import load_saved_model
 from taming.training import Clock, data_parallel
-from taming.training.sharding import ShardedStrategy
+from taming.training.strategies import ShardedStrategy
 from taming.transformer import GPT
 
 
