@@ -83,7 +83,7 @@ def run(command: str) -> None:
     """Runs a command like its script, and lets FSDP split weights among CPUs without GPUs."""
     from torch.distributed import fsdp
 
-    from taming.cli.start import start
+    from taming.cli import train_transformer, train_vqgan
 
     class OnCPU(fsdp.FullyShardedDataParallel):
         def __init__(self, *args: object, device_id: object, **settings: object) -> None:
@@ -91,7 +91,7 @@ def run(command: str) -> None:
 
     if not torch.cuda.is_available():
         fsdp.FullyShardedDataParallel = OnCPU
-    start(command)
+    {"train_vqgan": train_vqgan.main, "train_transformer": train_transformer.main}[command]()
 
 
 def table(title: str, runs: dict[str, Path]) -> str:

@@ -1,6 +1,6 @@
-"""See `python scripts/compare.py --help` and the README."""
+import _require_taming  # noqa: F401
 
-from _start import start
+from taming.cli.compare import main
 
 if __name__ == "__main__":
-    start("compare")
+    main()

@@ -1,6 +1,6 @@
-"""See `python scripts/encode_dataset.py --help` and the README."""
+import _require_taming  # noqa: F401
 
-from _start import start
+from taming.cli.encode_dataset import main
 
 if __name__ == "__main__":
-    start("encode_dataset")
+    main()

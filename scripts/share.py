@@ -1,6 +1,6 @@
-"""See `python scripts/share.py --help` and the README."""
+import _require_taming  # noqa: F401
 
-from _start import start
+from taming.cli.share import main
 
 if __name__ == "__main__":
-    start("share")
+    main()

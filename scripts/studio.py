@@ -1,6 +1,6 @@
-"""See `python scripts/studio.py --help` and docs/studio.md."""
+import _require_taming  # noqa: F401
 
-from _start import start
+from taming.cli.studio import main
 
 if __name__ == "__main__":
-    start("studio")
+    main()

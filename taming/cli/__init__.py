@@ -1,17 +1,19 @@
-"""The commands: each reads its configuration, checks it, and calls a workflow or the trainer."""
+"""The commands. Each one composes and checks its configuration, then calls another room."""
 
 import sys
-from pathlib import Path
+from types import TracebackType
 
-__all__ = ["console"]
+__all__: list[str] = []
 
 
-def console(name: str | None = None) -> None:
-    """Runs a command; if not named, the one this process was started as: `taming-train-vqgan`."""
-    try:
-        from taming.cli.start import start  # slow; in here, so that Ctrl-C gives no traceback
-
-        start(name or Path(sys.argv[0]).stem.removeprefix("taming-").replace("-", "_"))
-    except KeyboardInterrupt:
+def _end_without_traceback(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Replaces the traceback of Ctrl-C while a command is still being imported."""
+    if issubclass(kind, KeyboardInterrupt):
         print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = _end_without_traceback

@@ -1,48 +1,60 @@
-"""`demo`: the whole path on scikit-learn's digits, by the commands a user runs."""
+"""`demo`: runs the whole path on scikit-learn's digits, with the commands that a user runs."""
 
-import json
 import shlex
-import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+import hydra
 from omegaconf import DictConfig
 
-from taming.cli.app import program
-from taming.cli.data import build_data
-from taming.cli.hints import override
-from taming.evaluation.digits import report_digits
+from taming.cli.command import CONFIGS, command, job
+from taming.cli.next_command import override, program
+from taming.cli.sample import main as sample
+from taming.cli.train_transformer import main as train_transformer
+from taming.cli.train_vqgan import main as train_vqgan
 from taming.runtime.errors import UserError
-from taming.runtime.hardware import product_seconds
 
 __all__ = ["main"]
 
 
+@command
+@hydra.main(config_path=CONFIGS, config_name="demo", version_base="1.3")
+@job
 def main(config: DictConfig) -> None:
     """Trains both stages, samples digits and reports how good they are."""
+    import json
+    import shutil
+    import time
+
+    from taming.cli.data import build_data
+    from taming.evaluation.digits import report_demo
+    from taming.runtime.hardware import product_seconds
+
     output_dir = Path(config.output_dir)
     unfinished = output_dir / "demo.unfinished"
-    if unfinished.exists():  # a demo that was broken off is begun anew
+    if unfinished.exists():  # an interrupted demo starts from the beginning
         for part in ("vqgan", "transformer", "tokens", "samples"):
             shutil.rmtree(output_dir / part, ignore_errors=True)
     elif any(output_dir.iterdir()):
         raise UserError(
-            f"{output_dir} holds an earlier demo or other files: delete it, or give another "
+            f"{output_dir} holds an earlier demo or other files. Delete it, or give another "
             "output_dir."
         )
     unfinished.touch()
-    product = [product_seconds()]
-    started = time.monotonic()
+    products = [product_seconds()]
+    start = time.monotonic()
     run_commands(config, output_dir)
-    numbers = measure(config, output_dir)
-    seconds = time.monotonic() - started
-    product.append(product_seconds())
-    report = {"seconds": seconds, "products": 2 * seconds / sum(product), **numbers}
+    data = build_data(config)
+    data.setup()
+    numbers = report_demo(output_dir, data.train_dataset, data.val_dataset)
+    seconds = time.monotonic() - start
+    products.append(product_seconds())
+    report = {"seconds": seconds, "products": 2 * seconds / sum(products), **numbers}
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     unfinished.unlink()
-    print(summary(report, output_dir))
+    print(_summary(report, output_dir))
 
 
 def run_commands(config: DictConfig, output_dir: Path) -> None:
@@ -50,14 +62,14 @@ def run_commands(config: DictConfig, output_dir: Path) -> None:
     vqgan, transformer = str(output_dir / "vqgan"), str(output_dir / "transformer")
     seed = override("seed", config.seed)
     run_command(
-        "train_vqgan",
+        train_vqgan,
         "experiment=digits",
         override("run_dir", vqgan),
         seed,
         *config.train_overrides,
     )
     run_command(
-        "train_transformer",
+        train_transformer,
         "experiment=transformer_digits",
         override("vqgan", vqgan),
         override("tokens.cache_dir", str(output_dir / "tokens")),
@@ -66,7 +78,7 @@ def run_commands(config: DictConfig, output_dir: Path) -> None:
         *config.train_overrides,
     )
     run_command(
-        "sample",
+        sample,
         override("checkpoint", transformer),
         override("num_images", config.num_samples),
         "batch_size=250",
@@ -75,26 +87,23 @@ def run_commands(config: DictConfig, output_dir: Path) -> None:
     )
 
 
-def measure(config: DictConfig, output_dir: Path) -> dict[str, float]:
-    """Returns the numbers of both runs and of the sampled digits; see `report_digits`."""
-    data = build_data(config)
-    data.setup()
-    samples = output_dir / "samples" / "samples.npz"
-    digits = report_digits(samples, data.train_dataset, data.val_dataset)
-    stage_1, stage_2 = (
-        json.loads((output_dir / run / "result.json").read_text())["metrics"]
-        for run in ("vqgan", "transformer")
-    )
-    return {
-        "psnr": stage_1["val/psnr"],
-        "codebook_usage": stage_1["val/codebook_usage"],
-        "bits_per_token": stage_2["val/bits_per_token"],
-        **digits,
-    }
+def run_command(main: Callable[[], None], *overrides: str) -> None:
+    """Prints a command for the terminal, and runs it in its own process.
+
+    Raises:
+        UserError: if it fails.
+    """
+    module = main.__module__
+    name = module.rpartition(".")[2]
+    print(f"\n$ {program(name)} {shlex.join(overrides)}", flush=True)
+    script = f"from {module} import main; main()"
+    status = subprocess.run([sys.executable, "-c", script, *overrides], check=False).returncode
+    if status != 0:
+        raise UserError(f"{name} ended with status {status}; see above.")
 
 
-def summary(report: dict[str, float], output_dir: Path) -> str:
-    """Returns the report in words, and what comes next."""
+def _summary(report: dict[str, float], output_dir: Path) -> str:
+    """Returns the report in words, and the commands that come next."""
     return f"""
 The demo took {report["seconds"]:.0f} s, as long as {report["products"]:.0f} products of two \
 2048×2048 matrices. On new digits:
@@ -105,8 +114,8 @@ The demo took {report["seconds"]:.0f} s, as long as {report["products"]:.0f} pro
                       distance to the nearest training image {report["distance_ratio"]:.2f} of a \
 new real digit's
 It wrote under {output_dir}/:
-  samples/samples.png  the sampled digits: look at them
-  samples/samples.npz  the same as numbers
+  samples/samples.png  the sampled digits as a picture
+  samples/samples.npz  the sampled digits as an array
   vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
   report.json          the numbers above
 
@@ -116,16 +125,3 @@ Your own images, in a folder or a .zip, are next. On a GPU:
       run_dir=outputs/my_transformer
   {program("sample")} checkpoint=outputs/my_transformer
 The README has a recipe for a CPU."""
-
-
-def run_command(script: str, *overrides: str) -> None:
-    """Runs a command as a user would, after showing it.
-
-    Raises:
-        UserError: if it fails.
-    """
-    print(f"\n$ {program(script)} {shlex.join(overrides)}", flush=True)
-    start = f"from taming.cli import console; console({script!r})"
-    status = subprocess.run([sys.executable, "-c", start, *overrides], check=False).returncode
-    if status != 0:
-        raise UserError(f"{script} ended with status {status}; see above.")

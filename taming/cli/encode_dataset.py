@@ -1,50 +1,44 @@
-"""`encode_dataset`: images to a token cache, ahead of `train_transformer`."""
+"""`encode_dataset`: encodes images into a token cache, ahead of `train_transformer`."""
 
-import logging
-import shlex
-
-from hydra.core.hydra_config import HydraConfig
+import hydra
 from omegaconf import DictConfig
 
-from taming.cli.app import find_device, join_processes, program
-from taming.cli.data import ENCODING_TYPES, encode, open_images
-from taming.cli.setting_types import check_types
-from taming.data import TokenDataset
-from taming.serialization import find_model
-from taming.tokenizer import VQGAN
+from taming.cli.command import CONFIGS, command, job
 
 __all__ = ["main"]
 
-log = logging.getLogger("taming")
 
-
+@command
+@hydra.main(config_path=CONFIGS, config_name="encode_dataset", version_base="1.3")
+@job
 def main(config: DictConfig) -> None:
-    """Encodes images and their conditions into the cache of stage 2, and checks all of it."""
+    """Encodes images and their conditions into the cache of stage 2, and checks it."""
+    import shlex
+
+    from hydra.core.hydra_config import HydraConfig
+
+    from taming.cli.data import (
+        ENCODING_TYPES,
+        describe_cache,
+        encode,
+        load_tokenizer,
+        open_images,
+    )
+    from taming.cli.next_command import print_next, program
+    from taming.cli.setting_types import check_types
+    from taming.runtime.devices import find_device, join_processes
+
     check_types(config, ENCODING_TYPES)
-    join_processes(config)
+    join_processes()
     device = find_device(config.device)
-    tokenizer = VQGAN.from_pretrained(config.vqgan)
-    log.info("tokenizer: %s", find_model(config.vqgan))
+    tokenizer = load_tokenizer(config.vqgan)
     images, condition_tokenizer = open_images(config, tokenizer)
     caches = encode(config, tokenizer, condition_tokenizer, images, device)
-    for name, cache in zip(("training", "validation"), caches, strict=True):
+    for split, cache in zip(("training", "validation"), caches, strict=True):
         cache.check()
-        print(f"{cache.directory}: {describe(cache)} ({name})")
-    same = [o for o in HydraConfig.get().overrides.task if not o.startswith("device=")]
-    print(
+        print(f"{cache.directory}: {describe_cache(cache)} ({split})")
+    settings = [o for o in HydraConfig.get().overrides.task if not o.startswith("device=")]
+    print_next(
         "next: train on them, with the same settings:\n"
-        f"  {program('train_transformer')} {shlex.join(same)}"
+        f"  {program('train_transformer')} {shlex.join(settings)}"
     )
-
-
-def describe(cache: TokenDataset) -> str:
-    """Says what is in a cache, and how large it is."""
-    made = cache.description
-    text = f"{len(cache):,} images"
-    if made.num_views > 1:
-        text += f" in {made.num_views} views"
-    text += ", {}×{} codes each".format(*made.indices.grid_size)
-    if made.condition_indices is not None:
-        text += ", {}×{} condition codes each".format(*made.condition_indices.grid_size)
-    size = sum(array.nbytes for array in cache.arrays.values())
-    return f"{text}, {size / 2**20:.1f} MiB"

@@ -1,59 +1,61 @@
-"""Mistakes in the command line itself, in plain words, and before PyTorch is imported."""
+"""Checks the command line and explains mistakes in it, without importing PyTorch."""
 
 import difflib
+import errno
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from taming.runtime.errors import MissingPathError, UserError
+from taming.cli.settings import Trait, names_with
+from taming.runtime.errors import MissingPathError, UserError, printable
 from taming.runtime.nested import leaves
 
-__all__ = ["COMPOSED_FILE", "DIRECTORIES", "check_config", "check_overrides", "config_directory",
-    "explain", "settings_in"]  # fmt: skip
+__all__ = ["COMPOSED_FILE", "check_config", "check_overrides", "config_directory", "exit_with",
+    "settings_in"]  # fmt: skip
 
-# settings of all commands that must lead to something
-PATHS = ("vqgan", "checkpoint", "finetune.checkpoint", "condition_tokenizer", "perceptual.weights",
-    "data.path", "data.val_path", "input", "conditions.path", "complete.path", "classifier",
-    "rejection.classifier", "frechet.weights", "runs")  # fmt: skip
-DIRECTORIES = ("resume", "run_dir", "output_dir")  # that a command writes into
-COMPOSED_FILE = "config_composed.yaml"  # what a run is resumed with
+COMPOSED_FILE = "config_composed.yaml"  # a run is resumed with it
+
+# why a place cannot be written to
+UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST)
 
 
 def config_directory() -> Path:
-    """Returns `configs/` inside the installed package, or beside it in a checkout."""
+    """Returns `configs/`, which is inside an installed package and next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "configs"
     return packaged if packaged.is_dir() else package.parent / "configs"
 
 
 def check_overrides(overrides: Sequence[Override]) -> None:
-    """Checks that paths, and names of files of settings, are text to Hydra."""
+    """Checks that paths and names of options are strings to Hydra."""
+    outputs = names_with(Trait.OUTPUT)
     for override in overrides:
         name, value = override.key_or_group, override.value()
         if override.is_delete() or override.is_sweep_override():
             continue
-        if name in PATHS + DIRECTORIES:
-            if value == "" or (value is None and name in ("run_dir", "output_dir")):
+        if name in names_with(Trait.INPUT) + outputs:
+            if value == "" or (value is None and name in outputs and name != "resume"):
                 raise UserError(f"{override.input_line}: give a path, or leave it out.")
             if isinstance(value, int | float):
                 text = str(override.input_line).partition("=")[2]
-                raise UserError(f"{name}={text} is no text to Hydra: write '{name}=\"{text}\"'.")
+                raise UserError(f"{name}={text} is a number to Hydra. Write '{name}=\"{text}\"'.")
         elif (config_directory() / name).is_dir() and not isinstance(value, str | list | dict):
-            raise UserError(f"{override.input_line}: give the name of a file of settings.")
+            raise UserError(f"{override.input_line}: give one of the options of {name}.")
 
 
 def check_config(config: DictConfig) -> None:
-    """Checks that nothing is missing and that all paths exist."""
-    if config.get("resume") not in (None, "auto"):  # all else is the run's own
+    """Checks that no value is missing and that all input paths exist."""
+    if config.get("resume") not in (None, "auto"):  # everything else comes from the run
         path = Path(config.resume).expanduser() / COMPOSED_FILE
         if not path.is_file():
             raise MissingPathError(
@@ -68,34 +70,65 @@ def check_config(config: DictConfig) -> None:
         )
     if config.get("resume") == "auto" and "${now:" in dict(settings_in(config))["run_dir"]:
         raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
-    for name in PATHS:
+    for name in names_with(Trait.INPUT):
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
         if not isinstance(value, str) or re.match(r"hf:|\w+://", value):
             continue
-        if set(value) & set("*?[{"):  # a pattern, which its reader knows
+        if set(value) & set("*?[{"):  # a pattern, which its reader expands
             continue
         if not os.path.exists(os.path.expanduser(value)):  # noqa: PTH110, PTH111 (never raises)
             raise MissingPathError(f"{name}={value} does not exist (looked from {Path.cwd()}).")
 
 
-def explain(error: HydraException, config_name: str) -> str:
-    """Says what is wrong with the settings, and what may have been meant."""
+def exit_with(error: Exception, config_name: str) -> NoReturn:
+    """Prints an error that the user can fix, without a traceback, and exits with status 2.
+
+    Raises:
+        Exception: `error` itself, if the user cannot fix it.
+    """
+    message = str(error)
+    if isinstance(error, HydraException):
+        message = _explain(error, config_name)
+    elif type(error).__name__ == "OutOfMemoryError":  # PyTorch's
+        notes = getattr(error, "__notes__", ["Give a smaller batch_size."])
+        reason = message.splitlines()[0]
+        message = f"the GPU has too little memory ({reason}). {' '.join(notes)}"
+    elif message.startswith("DataLoader worker"):
+        message = (
+            f"a process that loads images has died ({message.strip(' .')}). If memory was short, "
+            "use fewer of them: data.loader.num_workers=1, or 0 for none."
+        )
+    elif not isinstance(error, UserError | OmegaConfBaseException) and (
+        getattr(error, "errno", None) not in UNWRITABLE
+    ):
+        raise error
+    # PyTorch puts its traceback into the message of an error in a data loader's worker
+    in_worker = re.match(
+        r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", message, re.DOTALL
+    )
+    message = message if in_worker is None else in_worker[1].strip()
+    print(f"error: {printable(message)}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _explain(error: HydraException, config_name: str) -> str:
+    """Says what is wrong with the overrides, and what the user may have meant."""
     if isinstance(error, OverrideParseException) and "=" not in error.override:
         return (
-            f"{error.override} has no value: settings are NAME=VALUE, and a value with spaces goes "
-            "into two pairs of quotes: 'data.path=\"my images\"'."
+            f"{error.override} has no value. Settings are NAME=VALUE. A value with spaces needs "
+            "two pairs of quotes: 'data.path=\"my images\"'."
         )
     if isinstance(error, OverrideParseException):
         return (
             f"the setting {error.override} cannot be read. Is each quote closed? A value with "
-            "spaces, signs such as = , [ & # ~ or letters such as é goes into two pairs of quotes, "
+            "spaces, signs such as = , [ & # ~ or letters such as é needs two pairs of quotes, "
             "one for the shell and one for Hydra: 'data.path=\"my images, size=64\"'."
         )
     text = str(error)
-    if several := re.match(r"Ambiguous value for argument '([^']+)'", text):
-        name, _, value = several[1].partition("=")
+    if ambiguous := re.match(r"Ambiguous value for argument '([^']+)'", text):
+        name, _, value = ambiguous[1].partition("=")
         return (
-            f"{several[1]} has several values: add --multirun for a run with each; or write "
+            f"{ambiguous[1]} has several values. Add --multirun for a run with each, or write "
             f"'{name}=[{value}]' for a list, '{name}=\"{value}\"' for a text with commas."
         )
     if missing := re.search(r"Could not find '([^']+)'", text):
@@ -108,24 +141,24 @@ def explain(error: HydraException, config_name: str) -> str:
 
 
 def _explain_unknown(name: str, config_name: str) -> str:
-    """Names the settings nearest to a mistyped one, or the chosen option that has no such one."""
-    others = [o for o in sys.argv[1:] if "=" in o and _key(o) != name]
-    choices = [o for o in others if "." not in _key(o)]
+    """Names the settings nearest to a mistyped one, or the option that does not have it."""
+    overrides = [o for o in sys.argv[1:] if "=" in o and _key(o) != name]
+    options = [o for o in overrides if "." not in _key(o)]
     if name in _names(config_name, []):
-        against = [c for c in choices if name not in _names(config_name, [c])]
-        if against:
-            return f"{name} does not go with {' and '.join(against)}: leave out one of them."
-    known = _names(config_name, choices)
+        conflicting = [o for o in options if name not in _names(config_name, [o])]
+        if conflicting:
+            return f"{name} does not go with {' and '.join(conflicting)}: leave out one of them."
+    names = _names(config_name, options)
     last = re.split(r"[./]", name)[-1]
-    near = (
-        [k for k in known if k == last and "/" in name]  # model/quantizer is quantizer, the group
-        or difflib.get_close_matches(name, [k for k in known if "." in k or "." not in name])
-        or [k for k in known if k.endswith(f".{last}")]
+    nearest = (
+        [n for n in names if n == last and "/" in name]  # model/quantizer is quantizer, the group
+        or difflib.get_close_matches(name, [n for n in names if "." in n or "." not in name])
+        or [n for n in names if n.endswith(f".{last}")]
     )
-    meant = f" Did you mean {' or '.join(near)}?" if near else ""
-    if any(_key(o) == "resume" for o in others):
-        meant += f" If it is one of the resumed run, write +{name}=VALUE."
-    return f"there is no setting {name}.{meant} --help shows all of them."
+    hint = f" Did you mean {' or '.join(nearest)}?" if nearest else ""
+    if any(_key(o) == "resume" for o in overrides):
+        hint += f" If the resumed run has it, write +{name}=VALUE."
+    return f"there is no setting {name}.{hint} --cfg job shows all of them."
 
 
 def _key(override: str) -> str:
@@ -145,5 +178,5 @@ def _names(config_name: str, overrides: list[str]) -> list[str]:
 
 
 def settings_in(config: DictConfig | ListConfig) -> Iterator[tuple[str, Any]]:
-    """Yields all settings with their names, as they are written: references are not followed."""
+    """Yields the full name and the value of each setting, without following references."""
     return leaves(OmegaConf.to_container(config), lists=False)

@@ -1,34 +1,43 @@
-"""`reconstruct`: images through a tokenizer and back."""
+"""`reconstruct`: encodes and decodes images with a tokenizer."""
 
 from typing import Any
 
+import hydra
 from omegaconf import DictConfig
 
-from taming.cli.app import build, find_device, join_processes, resolved
-from taming.runtime.process_group import rank
-from taming.tokenizer import VQGAN
+from taming.cli.command import CONFIGS, command, job
 
 __all__ = ["main"]
 
 
+@command
+@hydra.main(config_path=CONFIGS, config_name="reconstruct", version_base="1.3")
+@job
 def main(config: DictConfig) -> None:
-    """Reconstructs images with a VQGAN, or the tokenizer of a generator, and measures how well."""
-    plain = resolved(config)
-    join_processes(config)
+    """Reconstructs images with a VQGAN or a generator's tokenizer, and measures the quality."""
+    from taming.cli.build import build
+    from taming.cli.setting_types import check_types
+    from taming.runtime.devices import find_device, join_processes
+    from taming.runtime.process_group import on_first_rank, rank
+    from taming.tokenizer import VQGAN
+
+    check_types(config)
+    join_processes()
+    config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
     reconstruct_images = build(config.reconstruction)
     features = None if config.frechet.weights is None else build(config.frechet)
-    vqgan = VQGAN.from_pretrained(plain["checkpoint"]).to(find_device(plain["device"]))
-    numbers, written = reconstruct_images(vqgan, features=features)
+    vqgan = VQGAN.from_pretrained(config.checkpoint).to(find_device(config.device))
+    numbers, files = reconstruct_images(vqgan, features=features)
     if rank() > 0:
         return
-    print(table(numbers))
+    print(_table(numbers))
     for note in numbers["notes"]:
         print(f"note: {note}")
-    for path in written:
-        print(f"wrote {path}")
+    for file in files:
+        print(f"wrote {file}")
 
 
-def table(numbers: dict[str, Any]) -> str:
+def _table(numbers: dict[str, Any]) -> str:
     """Returns the numbers as aligned lines."""
     size = numbers["resolution"]
     resolution = "several sizes" if size is None else f"{size[0]}×{size[1]}"

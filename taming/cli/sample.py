@@ -1,59 +1,72 @@
-"""`sample`: images from a generator."""
+"""`sample`: samples, completes and inpaints images with a generator."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import torch
+import hydra
 from omegaconf import DictConfig
 
-from taming.cli.app import build, find_device, join_processes, program, resolved
-from taming.cli.hints import data_of_run, given_settings, setting
-from taming.cli.setting_types import check_types
-from taming.generation import ImageGenerator, SamplingDtype
-from taming.generation.inputs import InputImages
+from taming.cli.command import CONFIGS, command, job
 
 __all__ = ["main"]
 
 
+@command
+@hydra.main(config_path=CONFIGS, config_name="sample", version_base="1.3")
+@job
 def main(config: DictConfig) -> None:
     """Samples images from a generator directory, run or checkpoint."""
-    plain = resolved(config)
+    from dataclasses import replace
+
+    from taming.cli.build import build
+    from taming.cli.next_command import (
+        data_of_run,
+        print_next,
+        program,
+        setting,
+        settings_of_conditions,
+    )
+    from taming.cli.setting_types import check_types
+    from taming.generation import ImageGenerator, SamplingDtype
+    from taming.runtime.devices import find_device, join_processes
+    from taming.runtime.process_group import on_first_rank
+
     check_types(config, {"dtype": SamplingDtype})
-    join_processes(config)
-    sample_images, device = build(config.sample), find_device(plain["device"])
-    classifier = build_classifier(config.rejection.classifier)
-    if isinstance(classifier, torch.nn.Module):
-        classifier.to(device)
-    generator = ImageGenerator.from_pretrained(plain["checkpoint"]).to(device)
-    notes, written = sample_images(generator, classifier=classifier)
+    join_processes()
+    config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
+    sample_images, device = build(config.sample), find_device(config.device)
+    classifier = _load_classifier(config.rejection.classifier, device)
+    generator = ImageGenerator.from_pretrained(config.checkpoint).to(device)
+    notes, files = sample_images(generator, classifier=classifier)
     for note in notes:
         print(f"note: {note}")
-    for path in written:
-        print(f"wrote {path}")
-    print(next_steps(plain, build(config.conditions), generator))
+    for file in files:
+        print(f"wrote {file}")
+
+    checkpoint, conditions = setting("checkpoint", config.checkpoint), build(config.conditions)
+    takes_images = generator.conditioning.takes_images
+    if takes_images and conditions.path is None:
+        conditions = replace(conditions, path="MY_CONDITIONS")
+    if takes_images or generator.require_tokenizer().label_maps:
+        settings = " ".join([checkpoint, *settings_of_conditions(conditions)])
+        print_next(f"draw others:\n  {program('sample')} {settings} seed={config.seed + 1}")
+    else:
+        settings = " ".join([checkpoint, *data_of_run(config.checkpoint, generator.resolution)])
+        print_next(f"measure the model on real images:\n  {program('evaluate')} {settings}")
 
 
-def build_classifier(config: str | DictConfig | None) -> Callable[..., Any] | None:
+def _load_classifier(config: str | DictConfig | None, device: Any) -> Callable[..., Any] | None:
     """Loads a classifier that `evaluate` wrote, or builds the user's own."""
+    import torch
+
+    from taming.cli.build import build
+    from taming.evaluation import ImageClassifier
+
     if config is None:
         return None
+    classifier: Callable[..., Any]
     if isinstance(config, str):
-        from taming.evaluation import ImageClassifier  # slow to import
-
-        return ImageClassifier.from_pretrained(config)
-    classifier: Callable[..., Any] = build(config)
-    return classifier
-
-
-def next_steps(plain: dict[str, Any], given: InputImages, generator: ImageGenerator) -> str:
-    """Returns the command that can follow."""
-    checkpoint = setting("checkpoint", plain["checkpoint"])
-    takes_images = generator.conditioning.takes_images
-    if takes_images and given.path is None:
-        given = replace(given, path="MY_CONDITIONS")
-    if takes_images or generator.require_tokenizer().label_maps:
-        settings = " ".join([checkpoint, *given_settings(given)])
-        return f"draw others:\n  {program('sample')} {settings} seed={plain['seed'] + 1}"
-    settings = " ".join([checkpoint, *data_of_run(plain["checkpoint"], generator.resolution)])
-    return f"measure the model on real images:\n  {program('evaluate')} {settings}"
+        classifier = ImageClassifier.from_pretrained(config)
+    else:
+        classifier = build(config)
+    return classifier.to(device) if isinstance(classifier, torch.nn.Module) else classifier

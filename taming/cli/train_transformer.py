@@ -1,45 +1,47 @@
-"""`train_transformer`: stage 2, a tokenizer and images to a generator."""
+"""`train_transformer`: trains stage 2, a GPT on the codes of a tokenizer."""
 
-import logging
-from typing import Annotated, Literal
-
-from annotated_types import Ge, Lt
+import hydra
 from omegaconf import DictConfig
 
-from taming.cli.app import build, program
-from taming.cli.data import ENCODING_TYPES, encode, open_images
-from taming.cli.hints import condition_settings, setting
-from taming.cli.training import begin_run, finish_run
-from taming.data.module import TokenDataModule
-from taming.generation import ImageGenerator
-from taming.runtime.errors import UserError
-from taming.serialization import find_model
-from taming.tokenizer import VQGAN
-from taming.training import build_conditioning
-from taming.transformer import GPT
+from taming.cli.command import CONFIGS, command, job
 
 __all__ = ["main"]
 
-log = logging.getLogger("taming")
 
-TYPES = {
-    **ENCODING_TYPES,
-    "condition_dropout": Annotated[float, Ge(0), Lt(1)],
-    "condition_as": Literal["prefix", "context"],
-}
-
-
+@command
+@hydra.main(config_path=CONFIGS, config_name="train_transformer", version_base="1.3")
+@job
 def main(config: DictConfig) -> float | None:
     """Encodes the images, trains a GPT on the codes, and exports a generator."""
-    if (begun := begin_run(config, ImageGenerator.kind, TYPES)) is None:
+    from typing import Annotated, Literal
+
+    from annotated_types import Ge, Lt
+
+    from taming.cli.build import build
+    from taming.cli.data import ENCODING_TYPES, encode, load_tokenizer, open_images
+    from taming.cli.next_command import condition_settings, program, setting
+    from taming.cli.training import finish_run, start_run
+    from taming.data.module import TokenDataModule
+    from taming.generation import ImageGenerator
+    from taming.runtime.errors import UserError
+    from taming.tokenizer import VQGAN
+    from taming.training import build_conditioning
+    from taming.transformer import GPT
+
+    types = {
+        **ENCODING_TYPES,
+        "condition_dropout": Annotated[float, Ge(0), Lt(1)],
+        "condition_as": Literal["prefix", "context"],
+    }
+    run = start_run(config, ImageGenerator.kind, types)
+    if run is None:
         return None
-    config, trainer, resume_from, saved = begun
-    if saved is not None:
-        tokenizer = VQGAN.from_saved(saved.parts["tokenizer"])
+    config, saved_model = run.config, run.saved_model
+    if saved_model is not None:
+        tokenizer = VQGAN.from_saved(saved_model.parts["tokenizer"])
     else:
-        tokenizer = VQGAN.from_pretrained(config.vqgan)
-        log.info("tokenizer: %s", find_model(config.vqgan))
-    images, condition_tokenizer = open_images(config, tokenizer, saved, trainer)
+        tokenizer = load_tokenizer(config.vqgan)
+    images, condition_tokenizer = open_images(config, tokenizer, saved_model, run.trainer)
     conditioning = build_conditioning(
         images,
         condition_tokenizer,
@@ -47,12 +49,12 @@ def main(config: DictConfig) -> float | None:
         dropout=config.condition_dropout,
         condition_as=config.condition_as,
     )
-    if saved is not None and saved.config["conditioning"] != conditioning.config():
+    if saved_model is not None and saved_model.config["conditioning"] != conditioning.config():
         raise UserError(
-            f"the classes or conditions of the images are no longer those that the run in "
-            f"{config.resume} was begun with: resume it with the same data, or start a new run."
+            f"the classes or conditions of the images differ from those that the run in "
+            f"{config.resume} started with. Resume it with the same data, or start a new run."
         )
-    del begun, saved  # the checkpoint's file, which stays on the disk while it is mapped
+    run.saved_model = saved_model = None
     grid_size = tokenizer.grid_size_for(images.resolution)
     shape = build(
         config.model,
@@ -61,13 +63,11 @@ def main(config: DictConfig) -> float | None:
     )
     generator = ImageGenerator(tokenizer, GPT(shape), conditioning, grid_size, condition_tokenizer)
     module = build(config.training, generator=generator)
-    device = trainer.strategy.root_device
+    device = run.trainer.strategy.root_device
     train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, device)
     tokens = TokenDataModule(train_tokens, val_tokens, images.loader, seed=config.seed)
     settings = [setting("checkpoint", config.run_dir)]
     if conditioning.takes_images:
         settings += [*condition_settings(config.data), "num_images=16"]
     next_step = f"sample from it:\n  {program('sample')} {' '.join(settings)}"
-    return finish_run(
-        config, module, tokens, trainer, images=images, resume_from=resume_from, next_step=next_step
-    )
+    return finish_run(run, module, tokens, images=images, next_step=next_step)

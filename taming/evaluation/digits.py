@@ -1,14 +1,29 @@
 """Quality of sampled digits: recognisable, and not copies of the training images."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 
 from taming.data import ImageDataset
 
-__all__ = ["report_digits"]
+__all__ = ["report_demo", "report_digits"]
 
 SIDE = 8  # pixels of an original digit
+
+
+def report_demo(output_dir: Path, train: ImageDataset, held_out: ImageDataset) -> dict[str, float]:
+    """Returns the numbers of the demo's two runs and of its samples; see `report_digits`."""
+    stage_1, stage_2 = (
+        json.loads((output_dir / run / "result.json").read_text())["metrics"]
+        for run in ("vqgan", "transformer")
+    )
+    return {
+        "psnr": stage_1["val/psnr"],
+        "codebook_usage": stage_1["val/codebook_usage"],
+        "bits_per_token": stage_2["val/bits_per_token"],
+        **report_digits(output_dir / "samples" / "samples.npz", train, held_out),
+    }
 
 
 def report_digits(samples: Path, train: ImageDataset, held_out: ImageDataset) -> dict[str, float]:

@@ -20,7 +20,7 @@ from taming.losses import FrozenNetwork
 from taming.runtime.hardware import can_compile, device_name, has_bf16
 from taming.training.module import TrainingModule
 
-__all__ = ["Execution", "choose_execution", "default_precision"]
+__all__ = ["Execution", "choose_execution", "default_precision", "supported_precision"]
 
 log = logging.getLogger("taming")
 warn = rank_zero_only(log.warning)
@@ -68,8 +68,6 @@ def choose_execution(
 ) -> Execution:
     """Replaces each `"auto"`, applies the choice to the module, and logs it in one line.
 
-    It needs no Trainer, so it can choose the precision that the Trainer is built with.
-
     | setting       | default                                          | also timed             |
     |---------------|--------------------------------------------------|------------------------|
     | precision     | GPU with bfloat16: bf16-mixed; older GPU with    | bf16-mixed on CPUs     |
@@ -82,7 +80,7 @@ def choose_execution(
     would have to agree, so they are not timed either. Timing uses copies of the module.
 
     Args:
-        precision: `trainer.precision`; `"auto"` to choose it.
+        precision: an argument of Lightning's `Trainer` in its long form; `"auto"` to choose it.
         module: its `channels_last` and `compiled` may be `"auto"`.
         load_batch: returns a batch to time steps with.
         device: device of this process.
@@ -90,9 +88,7 @@ def choose_execution(
         num_processes: processes of the training.
     """
     chosen = Execution(
-        default_precision(device)
-        if precision == "auto"
-        else supported_precision(precision, device),
+        default_precision(device) if precision == "auto" else precision,
         device.type == "cuda" if module.channels_last == "auto" else module.channels_last,
         module.compiled is True,
     )

@@ -3,16 +3,51 @@
 import logging
 from typing import Literal
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
 from taming.tokenizer import VQGAN
 from taming.training.adversary import Adversary
 
-__all__ = ["FinetuningMode", "finetuned_adversary", "finetuned_vqgan"]
+__all__ = ["FinetuningMode", "finetune", "finetuned_adversary", "finetuned_vqgan"]
 
 log = logging.getLogger("taming")
+warn = rank_zero_only(log.warning)
 
 FinetuningMode = Literal["whole", "decoder", "new_codebook"]
+
+
+def finetune(
+    checkpoint: str | None, mode: FinetuningMode, configured: VQGAN, adversary: Adversary | None
+) -> VQGAN:
+    """Returns the VQGAN to train, and gives the adversary the discriminator of the checkpoint.
+
+    Args:
+        checkpoint: the model to start from; None to train the configured model from scratch.
+        mode: as for `finetuned_vqgan`.
+        configured: the model of the configuration.
+        adversary: the adversary of the configuration.
+
+    Raises:
+        UserError: if the mode needs a checkpoint; and as `finetuned_vqgan`.
+    """
+    if checkpoint is None and mode == "whole":
+        return configured
+    if checkpoint is None:
+        raise UserError(
+            f"finetune.mode={mode} needs a model to start from. Give finetune.checkpoint=PATH."
+        )
+    saved = VQGAN.load_saved(checkpoint)
+    vqgan = finetuned_vqgan(saved, mode, configured)
+    if vqgan.config != configured.config:
+        warn(
+            "note: the shape comes from %s, so other settings of `model` have no effect "
+            "(finetune.mode=new_codebook takes model.quantizer)",
+            checkpoint,
+        )
+    finetuned_adversary(saved, adversary)
+    return vqgan
 
 
 def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) -> VQGAN:

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,6 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run
 from tiny_images import write_images
-
-from taming.cli import console
 
 FOLDER_OVERRIDES = (
     "data.resolution=16",
@@ -28,7 +27,7 @@ def status(patch: pytest.MonkeyPatch, name: str, *overrides: str) -> int:
     patch.setattr(sys, "path", sys.path.copy())
     GlobalHydra.instance().clear()
     try:
-        console(name)
+        import_module(f"taming.cli.{name}").main()
     except SystemExit as ended:
         assert isinstance(ended.code, int)
         return ended.code

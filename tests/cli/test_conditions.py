@@ -10,7 +10,7 @@ from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, composed, fails, succeeds
 
 import taming
-from taming.cli.app import build
+from taming.cli.build import build
 from taming.generation import SamplingOptions
 from taming.tokenizer import CellClasses
 

@@ -12,8 +12,9 @@ from PIL import Image
 from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds
 from tiny_images import write_images, write_maps
 
-from taming.cli.app import build, config_directory
-from taming.cli.training import _trainer
+from taming.cli.build import build
+from taming.cli.mistakes import config_directory
+from taming.cli.training import build_trainer
 from taming.quantizers import build_quantizer
 from taming.runtime.nested import leaves
 from taming.tokenizer import VQGAN
@@ -207,7 +208,7 @@ def test_a_mac_trains_on_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("platform.processor", lambda: "arm")
     with warnings.catch_warnings(action="error"):  # Lightning would advise to use the GPU
-        trainer = _trainer(composed("train_vqgan", "data.path=x"))
+        trainer = build_trainer(composed("train_vqgan", "data.path=x"))
     assert trainer.strategy.root_device == torch.device("cpu")
 
 

@@ -1,5 +1,6 @@
 """What the demo asks of the commands it runs. The runs themselves are faked."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ def test_any_folder_and_the_seed_reach_the_commands(
 ) -> None:
     calls: dict[str, dict[str, object]] = {}
 
-    def record(script: str, *overrides: str) -> None:
+    def record(main: Callable[[], None], *overrides: str) -> None:
+        script = main.__module__.rpartition(".")[2]
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         calls[script] = {override.key_or_group: override.value() for override in parsed}
         if script == "sample":

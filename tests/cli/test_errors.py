@@ -20,7 +20,7 @@ from tiny_commands import (
 )
 from tiny_images import write_images
 
-from taming.cli.app import take_up_config
+from taming.cli.saved_config import resume_same_command
 from taming.runtime.errors import UserError
 from taming.training import execution
 
@@ -182,9 +182,9 @@ def test_the_order_and_the_split_stay_when_the_same_command_goes_on(
         return config
 
     OmegaConf.save(settings(before), tmp_path / "config_composed.yaml")
-    assert take_up_config(settings(before)).resume == str(tmp_path)
-    with pytest.raises(UserError, match=f"begun with {key}={before}, and now it is {now}"):
-        take_up_config(settings(now))
+    assert resume_same_command(settings(before)).resume == str(tmp_path)
+    with pytest.raises(UserError, match=f"started with {key}={before}, and now it is {now}"):
+        resume_same_command(settings(now))
 
 
 def test_what_the_run_has_not_cannot_be_set_on_resume(run: Run, vqgan_run: Path) -> None:

@@ -235,7 +235,7 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
 def test_lpips_and_a_judge_that_is_the_network_of_the_training(
     evaluate: Run, vqgan_run: Path, squeezenet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taming.cli.evaluate.LPIPSLoss", UntrainedLPIPS)
+    monkeypatch.setattr("taming.losses.LPIPSLoss", UntrainedLPIPS)
     config = OmegaConf.load(vqgan_run / "config.yaml")
     judges = (f"frechet.weights={squeezenet}", "frechet.resolution=32")
     found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Outcome, Run, composed, succeeds
 from tiny_images import write_images, write_pairs
 
-from taming.cli.app import config_of_run
-from taming.cli.hints import condition_settings, data_of_run, data_settings, setting
+from taming.cli.next_command import condition_settings, data_of_run, data_settings, setting
+from taming.cli.saved_config import config_of_run
 
 
 def pasted(outcome: Outcome) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, composed, fails, succeeds
 from tiny_models import tiny_generator, tiny_vqgan
 
-from taming.cli.app import write_config
+from taming.cli.saved_config import write_config
 from taming.conditioning import ClassLabel
 
 SECTIONS_1 = ["overview", "health", "curves", "reconstructions", "codebook", "codes-of-images"]
@@ -93,7 +93,7 @@ def test_data_of_a_stranger_are_not_opened(run: Run, vqgan: Path) -> None:
     config.write_text(config.read_text().replace("taming.data.ImageFiles", "os.system"))
     succeeds(run("report", "runs=vqgan"))
     text = Path("vqgan/report.html").read_text()
-    assert "names data.source._target_=os.system, which is none of this program" in text
+    assert "names data.source._target_=os.system, which does not belong to this program" in text
 
 
 def test_what_is_no_run_is_refused(run: Run, images: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from omegaconf import OmegaConf
 from tiny_commands import Run, fails, resumed, succeeds
 
-from taming.cli.app import config_directory
-from taming.cli.report import open_data
+from taming.cli.data import open_data_of_run
+from taming.cli.mistakes import config_directory
 from taming.runtime.errors import UserError
 
 TOUCH = "__import__('os').mkdir('marker')"
@@ -44,7 +44,7 @@ CALLS = {
     "numpy": call("numpy.load", file="trap.pkl", allow_pickle=True),
     "hub": call("torch.hub.load", repo_or_dir=".", model="model", source="local"),
     "ours": call("taming.cli.demo.run_command", script=f"') or {TOUCH} or print('"),
-    "through ours": call("taming.cli.start.os.system", command="touch marker"),
+    "through ours": call("taming.cli.command.os.system", command="touch marker"),
     "the import alone": call("trap.model"),
     "call": call("hydra.utils.call", config=call("runpy.run_path", path_name="trap.py")),
     "instantiate": call("hydra.utils.instantiate", _args_=[{"_target_": "trap.model"}]),
@@ -68,7 +68,7 @@ def test_a_saved_configuration_calls_nothing(name: str) -> None:
     ):
         saved = OmegaConf.create({"attempt": attempt, **saved})
         OmegaConf.save(saved, "config_composed.yaml")
-        with pytest.raises(UserError, match=r"none of this program's|looks beyond the file"):
+        with pytest.raises(UserError, match=r"is not run|looks beyond the file"):
             resumed(Path())
         assert not Path("marker").exists()
 
@@ -77,8 +77,8 @@ def test_a_saved_configuration_calls_nothing(name: str) -> None:
 @pytest.mark.parametrize("data", ["${evil}", {"source": "${evil}"}, {"more": ["${evil}"]}])
 def test_a_report_calls_nothing_that_its_data_refer_to(data: Any) -> None:
     OmegaConf.save(OmegaConf.create({"data": data, "evil": call("trap.model")}), "config.yaml")
-    with pytest.raises(UserError, match=r"data.*_target_=trap\.model, which is none of this"):
-        open_data(OmegaConf.create(), Path())
+    with pytest.raises(UserError, match=r"data.*_target_=trap\.model, which does not belong"):
+        open_data_of_run(OmegaConf.create(), Path())
     assert not Path("marker").exists()
 
 

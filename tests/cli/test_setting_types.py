@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails_before_writing
 
-from taming.cli.app import build_all
+from taming.cli.build import build_all
 from taming.cli.setting_types import check_types
 from taming.runtime.errors import UserError
 

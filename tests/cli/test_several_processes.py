@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -15,7 +14,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from tiny_commands import composed
 from tiny_images import write_images
 
-from taming.cli.processes import choose_strategy, connect_processes
+from taming.cli.training import build_trainer
+from taming.training.processes import choose_strategy, environment_plugins
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 MY_MODULE = """
@@ -83,7 +83,7 @@ def test_devices_auto_are_all_gpus(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     config = composed("train_vqgan", "data.path=x", "trainer.devices=auto")
-    assert isinstance(choose_strategy(config), DDPStrategy) == own
+    assert isinstance(choose_strategy(config.trainer, True), DDPStrategy) == own
 
 
 def end(*processes: subprocess.Popen[str]) -> tuple[list[int], list[tuple[str, str]]]:
@@ -143,8 +143,9 @@ def test_commands_in_two_processes(tmp_path: Path) -> None:
 def test_lightning_queues_no_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NTASKS": "1", "JOB_NAME": "run", "PROCID": "0", "LOCALID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    trainer = L.Trainer(accelerator="cpu", devices=1, logger=False)
-    connect_processes(trainer)
-    environment = trainer._accelerator_connector.cluster_environment
+    (environment,) = environment_plugins()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
+    trainer = build_trainer(composed("train_vqgan", "data.path=x", "trainer=cpu"))
+    assert [e.auto_requeue for e in vars(trainer._accelerator_connector).values()
+            if isinstance(e, SLURMEnvironment)] == [False, False]  # fmt: skip

@@ -1,27 +1,28 @@
 """How a command starts: mistakes are found before PyTorch is imported; nothing is left behind."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
+import hydra
 import pytest
 from omegaconf import DictConfig
 from tiny_commands import Outcome, Run, fails, succeeds, without_python_settings
 
-from taming.cli import console
-from taming.cli import start as module
+from taming.cli.command import CONFIGS, command, job
 from taming.runtime.errors import UserError
 
+ROOT = Path(__file__).resolve().parents[2]
 LIGHT = """
 import contextlib, sys
-from taming.cli.start import start
+from importlib import import_module
 for line in sys.stdin.read().splitlines():
     name, *arguments = line.split()
     sys.argv = [f"{name}.py", *arguments]
     with contextlib.suppress(SystemExit):
-        start(name)
+        import_module(f"taming.cli.{name}").main()
 """
 
 
@@ -29,7 +30,7 @@ def test_mistakes_help_and_completion_import_nothing_heavy(tmp_path: Path) -> No
     for package in ("torch", "lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text("raise RuntimeError('imported too early')")
     cases = {
-        "train_vqgan --help": "first of all train_vqgan.yaml",
+        "train_vqgan --help": "trainer.max_steps=50000",
         "train_vqgan --cfg job": "learning_rate: 0.0004",
         "train_vqgan -sc query=bash": "size=tiny",
         "train_vqgan data.pat=x": "no setting data.pat. Did you mean data.path",
@@ -38,7 +39,7 @@ def test_mistakes_help_and_completion_import_nothing_heavy(tmp_path: Path) -> No
         "sample checkpoint=nowhere": "checkpoint=nowhere does not exist",
     }
     typed = "python scripts/train_vqgan.py size="
-    path = {"PYTHONPATH": f"{tmp_path}:{Path(module.__file__).parents[2]}"}
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     completion = {"COMP_LINE": typed, "COMP_POINT": str(len(typed))}
     done = subprocess.run(
         [sys.executable, "-c", LIGHT],
@@ -66,12 +67,16 @@ def call(
     def call(
         name: str, *overrides: str, main: Callable[[DictConfig], object] = lambda config: None
     ) -> Outcome:
-        monkeypatch.setattr(module, "import_module", lambda _: SimpleNamespace(main=main))
+        def task(config: DictConfig) -> object:
+            return main(config)
+
+        task.__module__ = f"taming.cli.{name}"
+        program = command(hydra.main(CONFIGS, name, "1.3")(job(task)))
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *overrides])
         monkeypatch.setattr(sys, "path", sys.path.copy())
         status = 0
         try:
-            console(name)
+            program()
         except SystemExit as ended:
             status = int(str(ended.code))
         captured = capsys.readouterr()
@@ -112,16 +117,16 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.path=2024", "data.path=2024 is no text to Hydra: write 'data.path=\"2024\"'"),
-        ("run_dir=2024_01", "write 'run_dir=\"2024_01\"'"),
+        ("data.path=2024", "data.path=2024 is a number to Hydra. Write 'data.path=\"2024\"'"),
+        ("run_dir=2024_01", "Write 'run_dir=\"2024_01\"'"),
         ("data.val_path=", "data.val_path=: give a path, or leave it out"),
         ("run_dir=null", "run_dir=null: give a path, or leave it out"),
         ("data.path=café", "data.path=café cannot be read"),
         ("data.path=my=images", "data.path=my=images cannot be read"),
-        ("images", "images has no value: settings are NAME=VALUE"),
+        ("images", "images has no value. Settings are NAME=VALUE"),
         ('data.path="~nobody/x"', "data.path=~nobody/x does not exist"),
-        ("seed=0,1", "--multirun for a run with each; or write 'seed=[0,1]'"),
-        ("logger=null", "logger=null: give the name of a file of settings"),
+        ("seed=0,1", "--multirun for a run with each, or write 'seed=[0,1]'"),
+        ("logger=null", "logger=null: give one of the options of logger"),
         ("resume=nowhere", "nothing to resume: nowhere"),
         ("experiment=flower64", "'experiment/flower64'; there are"),
         ("trainer.max_step=3", "no setting trainer.max_step. Did you mean trainer.max_steps"),
@@ -187,16 +192,29 @@ def test_a_choice_that_is_given_wins(call: Run) -> None:
     assert {trainer.max_steps for trainer in chosen} == {200}
 
 
-def test_ctrl_c_while_a_command_is_imported_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Interrupting:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "taming.cli.start":
-                raise KeyboardInterrupt
+INTERRUPTED = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "hydra":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+import taming.cli.sample
+"""
 
-    monkeypatch.delitem(sys.modules, "taming.cli.start")
-    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    with pytest.raises(SystemExit, match="130"):
-        console("sample")
-    assert capsys.readouterr().err == "\ninterrupted\n"
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == "\ninterrupted\n"
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"]])
+def test_output_that_nobody_reads_ends_without_a_traceback(flags: list[str]) -> None:
+    script = [sys.executable, str(ROOT / "scripts" / "train_vqgan.py"), *flags]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""

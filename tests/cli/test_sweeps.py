@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 from tiny_commands import Run, composed, fails, succeeds
 
-from taming.cli.app import build, config_directory
+from taming.cli.build import build
+from taming.cli.mistakes import config_directory
 
 RECIPES = sorted(path.stem for path in (config_directory() / "recipe").glob("*.yaml"))
 TINY = ("size=tiny", "data.val_fraction=0.25", "perceptual=none", "logger=csv", "report=false",

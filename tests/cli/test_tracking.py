@@ -7,7 +7,7 @@ import wandb_file
 from omegaconf import OmegaConf
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, composed, succeeds
 
-from taming.cli.app import config_directory
+from taming.cli.mistakes import config_directory
 
 
 def offline_files(run_dir: str) -> list[Path]:

@@ -26,10 +26,11 @@ def test_wheel_carries_configs_and_commands(tmp_path: Path) -> None:
     names = ("train-vqgan", "train-transformer", "sample", "import-checkpoint", "reconstruct")
     others = ("evaluate", "encode-dataset", "compare", "demo", "report", "share", "studio")
     for name in names + others:
-        assert f"taming-{name} = taming.cli:console" in scripts.read_text()
+        module = f"taming.cli.{name.replace('-', '_')}"
+        assert f"taming-{name} = {module}:main" in scripts.read_text()
     check = (
         "import taming, sys; assert 'site' in taming.__file__, taming.__file__;"
-        "from taming.cli import console; sys.argv[0] = '/bin/taming-sample'; console()"
+        "from taming.cli.sample import main; main()"
     )
     outcome = subprocess.run(
         [sys.executable, "-c", check, "--cfg", "job"],

@@ -13,7 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from tiny_models import tiny_vqgan
 
-from taming.cli import app
+from taming.cli import saved_config
+from taming.cli.command import CONFIGS
 from taming.interop.compvis_vqgan import LAYOUT
 from taming.interop.layouts import autoencoder_names
 from taming.losses import LPIPSLoss
@@ -69,7 +70,7 @@ Run = Callable[..., Outcome]
 def composed(name: str, *overrides: str, **options: bool) -> DictConfig:
     """The settings that a command is given."""
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(app.config_directory()), version_base="1.3"):
+    with initialize_config_dir(CONFIGS, version_base="1.3"):
         return compose(name, list(overrides), **options)
 
 
@@ -77,8 +78,8 @@ def resumed(run_dir: Path, *overrides: str) -> DictConfig:
     """What a training is built from that resumes a run with these overrides."""
     with pytest.MonkeyPatch.context() as patch:
         job = SimpleNamespace(overrides=SimpleNamespace(task=list(overrides)))
-        patch.setattr(app.HydraConfig, "get", lambda: job)
-        return app.resume_config(OmegaConf.from_dotlist([f"resume={run_dir}", *overrides]))
+        patch.setattr(saved_config.HydraConfig, "get", lambda: job)
+        return saved_config.resume_config(OmegaConf.from_dotlist([f"resume={run_dir}", *overrides]))
 
 
 def succeeds(outcome: Outcome) -> Outcome:

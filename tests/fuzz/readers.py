@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tiny_models import tiny_generator, tiny_vqgan
 
-from taming.cli.app import load_saved_config
+from taming.cli.saved_config import load_saved_config
 from taming.conditioning import ClassLabel, ImageCondition
 from taming.data import (
     ArrayReader,

@@ -131,7 +131,7 @@ def test_a_slow_or_replaced_precision_gives_a_warning(
     native: bool,
 ) -> None:
     monkeypatch.setattr(execution, "has_bf16", lambda device: native)
-    assert choose((precision, False, False)).precision == expected
+    assert execution.supported_precision(precision, CPU) == expected
     emulates = not native and expected == "bf16-mixed"
     assert ("steps take 10 to 20 times as long" in caplog.text) == emulates
     assert ("CPU uses bf16-mixed instead" in caplog.text) == (precision == "16-mixed")

@@ -9,10 +9,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from omegaconf import OmegaConf
 from tiny_commands import TINY_VQGAN, Outcome, Run, fails
 
-from taming.cli import resources
+from taming.training import memory
 from taming.training.strategies import ShardedStrategy
 
 
@@ -54,9 +53,11 @@ def test_what_cannot_work_ends_before_it_begins(
     disk: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr(resources, "_memory_of", lambda device: memory)
+    monkeypatch.setattr("taming.training.memory._memory_of", lambda device: memory)
     usage = SimpleNamespace(free=disk)
-    monkeypatch.setattr(resources, "shutil", SimpleNamespace(disk_usage=lambda path: usage))
+    monkeypatch.setattr(
+        "taming.training.memory.shutil", SimpleNamespace(disk_usage=lambda path: usage)
+    )
     outcome = train()
     fails(outcome)
     assert re.search(message, outcome.err)
@@ -66,10 +67,9 @@ def test_what_cannot_work_ends_before_it_begins(
 def test_what_may_be_too_much_is_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = OmegaConf.create({"keep_checkpoints": 2, "run_dir": str(tmp_path)})
-    monkeypatch.setattr(resources, "_memory_of", lambda device: 300)
+    monkeypatch.setattr("taming.training.memory._memory_of", lambda device: 300)
     trainer = L.Trainer(accelerator="cpu", devices=1, logger=False)
-    resources.check_room(config, torch.nn.Linear(20, 5, bias=False), trainer)  # type: ignore[arg-type]
+    memory.check_room(torch.nn.Linear(20, 5, bias=False), trainer, tmp_path, 2)  # type: ignore[arg-type]
     assert "Make the model smaller" in caplog.text  # 400 bytes, or half of it
 
 
@@ -82,13 +82,12 @@ def test_split_weights_are_whole_during_a_step(
     expected: str,
 ) -> None:
     monkeypatch.setattr(ShardedStrategy, "root_device", torch.device("cpu"))
-    config = OmegaConf.create({"keep_checkpoints": 2, "run_dir": str(tmp_path)})
     trainer: Any = SimpleNamespace(
         callbacks=[], strategy=ShardedStrategy(), world_size=2, precision=precision
     )
     module: Any = torch.nn.Linear(512, 1024, bias=False)  # 2 MiB; with gradient and moments 8
     with caplog.at_level("INFO", "taming"):
-        resources.check_room(config, module, trainer)
+        memory.check_room(module, trainer, tmp_path, 2)
     assert f"needs {expected} MiB of" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What a training takes of memory and disk: before it starts, and when a GPU has too little."""
+"""The memory and disk space that a training needs."""
 
 import logging
 import math
@@ -13,10 +13,9 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
 
 from taming.runtime.errors import UserError
-from taming.training import TrainingModule
+from taming.training.module import TrainingModule
 
 __all__ = ["advising_less_memory", "check_room"]
 
@@ -24,12 +23,14 @@ log = logging.getLogger("taming")
 warn = rank_zero_only(log.warning)
 
 
-def check_room(config: DictConfig, module: TrainingModule, trainer: L.Trainer) -> None:
-    """Says in a line what the run takes of memory and disk, and what there is.
+def check_room(
+    module: TrainingModule, trainer: L.Trainer, run_dir: Path, num_checkpoints: int
+) -> None:
+    """Logs in one line how much memory and disk space the run needs, and how much there is.
 
-    Of memory it is what every step takes: weights, gradients, Adam's two moments, the average; what
-    the layers compute of a batch comes on top. On the disk there are `best.ckpt`, the last ones
-    that are kept, and one that is being written.
+    The memory is what every step needs: weights, gradients, Adam's two moments and the averaged
+    weights. The activations of a batch come on top. The disk holds `best.ckpt`, the latest
+    `num_checkpoints`, and one that is being written.
 
     Raises:
         UserError: if there cannot be enough.
@@ -42,29 +43,31 @@ def check_room(config: DictConfig, module: TrainingModule, trainer: L.Trainer) -
     least = weights / 2  # half precision, another optimizer
     if isinstance(trainer.strategy, FSDPStrategy):
         memory, least = memory // trainer.world_size, least / trainer.world_size
-        # each step also holds all weights and gradients unsplit, as a rule in half precision
+        # each step also holds all weights and gradients unsplit, usually in half precision
         memory += trained * (2 if trainer.precision == "32-true" else 1)
     total = _memory_of(trainer.strategy.root_device)
     checkpoint = copies * sum(t.nbytes for t in module.state_dict().values()) + 2 * trained
-    disk = checkpoint * (config.keep_checkpoints + 2)
-    run_dir = Path(config.run_dir)
+    disk = checkpoint * (num_checkpoints + 2)
     files = (path for path in (run_dir / "checkpoints").rglob("*") if path.is_file())
-    there, free = sum(path.stat().st_size for path in files), shutil.disk_usage(run_dir).free
-    found = (
+    used, free = sum(path.stat().st_size for path in files), shutil.disk_usage(run_dir).free
+    needs = (
         f"{_size(memory)} of {_size(total)} of memory, and more for the images of a batch; up to "
         f"{_size(disk)} of disk for checkpoints, where {_size(free)} are free"
     )
     smaller = "Make the model smaller, or split stage 2 among GPUs (trainer=fsdp)."
     if least > total:
-        raise UserError(f"the training needs {found}. {smaller}")
+        raise UserError(f"the training needs {needs}. {smaller}")
     if free < checkpoint:
-        raise UserError(f"the training needs {found}: too little for even one. Free some.")
+        raise UserError(f"the training needs {needs}: too little for even one. Free some space.")
     if memory > total:
-        warn("the training may need %s. %s", found, smaller)
-    elif free + there < disk:
-        warn("the training needs %s. Free some, or keep one checkpoint: keep_checkpoints=1", found)
+        warn("the training may need %s. %s", needs, smaller)
+    elif free + used < disk:
+        warn(
+            "the training needs %s. Free some space, or keep one checkpoint: keep_checkpoints=1",
+            needs,
+        )
     else:
-        log.info("needs %s", found)
+        log.info("needs %s", needs)
 
 
 def _size(num_bytes: float) -> str:
@@ -72,7 +75,7 @@ def _size(num_bytes: float) -> str:
 
 
 def _memory_of(device: torch.device) -> float:
-    """Returns the bytes of memory of a GPU, or of the machine; infinity if it does not say."""
+    """Returns the bytes of memory of a GPU or of the machine; infinity if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, "sysconf"):
@@ -81,23 +84,25 @@ def _memory_of(device: torch.device) -> float:
 
 
 @contextmanager
-def advising_less_memory(config: DictConfig) -> Iterator[None]:
-    """Notes which settings let a training take less of a GPU's memory, if it has run out of it."""
+def advising_less_memory(
+    module: TrainingModule, trainer: L.Trainer, run_dir: Path, batch_size: int
+) -> Iterator[None]:
+    """Adds settings that need less memory to the error of a GPU that has run out of it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         advice = []
-        batch_size = OmegaConf.select(config, "data.batch_size") or 1
         if batch_size > 1:
-            num_batches = 2 * config.trainer.accumulate_grad_batches
+            num_batches = 2 * trainer.accumulate_grad_batches
             advice.append(
                 f"data.batch_size={batch_size // 2} trainer.accumulate_grad_batches={num_batches}, "
                 "which computes the same step in halves"
             )
-        if not config.training.get("checkpointing", True):
+        parts = [part for part in module.modules() if hasattr(part, "checkpointing")]
+        if parts and not any(part.checkpointing for part in parts):
             advice.append("training.checkpointing=true, which takes more time")
         error.add_note(
             f"Give {'; or '.join(advice) or 'a smaller model'}. If the run has saved a checkpoint, "
-            f"it can go on so: resume={config.run_dir}."
+            f"resume it with these settings: resume={run_dir}."
         )
         raise

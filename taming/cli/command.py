@@ -1,0 +1,192 @@
+"""What every command does around its own work. Nothing here imports PyTorch.
+
+A command is one function with three decorators::
+
+    @command
+    @hydra.main(config_path=CONFIGS, config_name="sample", version_base="1.3")
+    @job
+    def main(config: DictConfig) -> None: ...
+
+`command` turns mistakes into one line. Hydra composes the configuration. `job` prepares the
+directory that the job writes into. The function imports what it needs in its body, so that `--help`
+and mistakes in the command line answer at once.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from taming.cli import overview
+from taming.cli.mistakes import check_config, check_overrides, config_directory, exit_with
+from taming.cli.settings import Trait, names_with
+from taming.runtime.errors import UserError, printable
+
+__all__ = ["CONFIGS", "command", "job"]
+
+CONFIGS = str(config_directory())
+# flags of Hydra that print something instead of running a job
+PRINTING = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
+# the variables in which launchers number the processes, or machines, of one run
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+log = logging.getLogger("taming")
+
+
+def command(main: Callable[..., Any]) -> Callable[[], None]:
+    """Turns the function that `hydra.main` returns into a program for the command line.
+
+    The program prints a mistake of the user as one line on standard error and exits with status 2.
+    A command's module and its file in `configs/` share a name.
+    """
+    name = main.__module__.rpartition(".")[2]
+
+    @wraps(main)
+    def program() -> None:
+        try:
+            _prepare()
+            main()
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+            sys.exit(130)
+        except Exception as error:
+            exit_with(error, name)
+
+    return program
+
+
+def _prepare() -> None:
+    """Sets up logging, and checks the command line before Hydra composes it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, so that we can explain the error
+    sys.path.append(str(Path.cwd()))  # Python finds the user's modules only next to the script
+    if any(argument in PRINTING for argument in sys.argv) and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends like other programs
+    arguments = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
+    overrides = OverridesParser.create().parse_overrides(arguments)
+    check_overrides(overrides)
+    if all("=" in a or a in ("-m", "--multirun") for a in sys.argv[1:]):
+        # the name of a job's directory in a sweep contains only what differs between jobs
+        shared = ",".join(repr(o.key_or_group) for o in overrides if not o.is_sweep_override())
+        sys.argv.append(f"hydra.job.config.override_dirname.exclude_keys=[{shared}]")
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def job(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    """Checks the configuration of one Hydra job, and runs the job in its own directory.
+
+    A sweep has many jobs. A job that fails does not stop the others.
+    """
+
+    @wraps(task)
+    def run(config: DictConfig) -> Any:
+        hydra = HydraConfig.get()
+        directory = Path(hydra.runtime.output_dir)
+        try:
+            check_config(config)
+            for key in ("run_dir", "output_dir"):
+                if key in config:  # in a sweep, the job's own directory
+                    config[key] = str(_relative(directory))
+            with read_write(hydra), _as_single_run(hydra):  # type: ignore[arg-type]
+                hydra.run.dir = str(directory)  # Lightning passes it to the processes it starts
+                with _lock(directory) if "run_dir" in config else nullcontext():
+                    return task(config)
+        except Exception as error:
+            if hydra.mode == RunMode.MULTIRUN:
+                raise
+            exit_with(error, str(hydra.job.config_name))
+        finally:
+            _remove_if_empty(directory)
+
+    return run
+
+
+@contextmanager
+def _as_single_run(hydra: HydraConf) -> Iterator[None]:
+    """Makes a job of a sweep look like a single run, and restores the process afterwards.
+
+    Lightning starts further processes with the arguments of this one, which are the whole sweep's.
+    """
+    if hydra.mode != RunMode.MULTIRUN:
+        yield
+        return
+    arguments, environment = sys.argv, dict(os.environ)
+    sys.argv = [sys.argv[0], *hydra.overrides.task, "hydra.mode=RUN"]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        os.environ.clear()
+        os.environ.update(environment)
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+@contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    """Keeps other runs out of a run's directory. The processes of one run count as one."""
+    from filelock import FileLock, Timeout  # slow to import
+
+    if any(os.environ.get(name, "0") != "0" for name in RANKS):
+        yield
+        return
+    lock = FileLock(directory / ".lock")  # the system releases it when this process dies
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise UserError(
+            f"another process is training in {directory}. Wait until it has ended, or give another "
+            "run_dir."
+        ) from error
+    except (OSError, NotImplementedError) as error:  # some network file systems
+        log.info("note: %s cannot be locked (%s). Start no other run there.", directory, error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _relative(path: Path) -> Path:
+    """Returns the path relative to the current directory if it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """Removes a directory that Hydra made and no job wrote to, and its empty parents."""
+    path = _relative(directory)
+    with suppress(OSError):  # such as an empty drive
+        while path != Path() and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+            path = Path() if path.is_absolute() else path.parent
+
+
+def _job_directory(*, _root_: DictConfig) -> str:
+    """Returns the directory that a command writes into; `.` if it has none."""
+    values = [_root_.get(name) for name in names_with(Trait.OUTPUT)]
+    return str(Path(next((v for v in values if v and v != "auto"), ".")).expanduser())
+
+
+# base.yaml uses both
+OmegaConf.register_new_resolver("job_directory", _job_directory, replace=True)
+OmegaConf.register_new_resolver("overview", overview.overview, replace=True)

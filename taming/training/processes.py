@@ -1,0 +1,90 @@
+"""The processes of a training: choosing a strategy for them, starting and connecting them."""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import (
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+
+from taming.runtime.devices import silence_other_ranks
+from taming.training.strategies import data_parallel
+
+__all__ = ["choose_strategy", "connect_processes", "environment_plugins", "log_global_batch",
+    "start_processes"]  # fmt: skip
+
+log = logging.getLogger("taming")
+
+
+def choose_strategy(settings: Mapping[str, Any], discriminator: bool) -> Any:
+    """Returns the strategy for the settings of a `Trainer`.
+
+    It is the one that the user sets, or else data-parallel training on several devices.
+    """
+    # Lightning takes all GPUs with devices=auto
+    one_device = str(settings["devices"]) == "1" or (
+        settings["devices"] == "auto" and torch.cuda.device_count() <= 1
+    )
+    if settings["strategy"] != "auto" or (one_device and settings["num_nodes"] == 1):
+        return settings["strategy"]
+    return data_parallel(discriminator, accumulates=settings["accumulate_grad_batches"] > 1)
+
+
+def environment_plugins() -> list[SLURMEnvironment]:
+    """Returns a plugin that stops Lightning from requeueing a SLURM job, in such a job.
+
+    Lightning would save its checkpoint in the middle of a step. `train` ends the step first, and
+    leaves requeueing to submitit.
+    """
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return [SLURMEnvironment(auto_requeue=False)]
+    return []
+
+
+def connect_processes(trainer: L.Trainer) -> None:
+    """Connects the processes of a training that `torchrun`, SLURM or the like has started."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)  # None: a single device
+    if not isinstance(environment, LightningEnvironment | None):
+        start_processes(trainer)
+
+
+def start_processes(trainer: L.Trainer) -> None:
+    """Starts the other processes of a training if that is still to be done, and connects all.
+
+    Lightning would start them in `fit`, but they also share the work that comes before it.
+    """
+    strategy = trainer.strategy
+    launcher = strategy.launcher
+    if trainer.world_size == 1 or dist.is_initialized():
+        return
+    os.environ.setdefault("LOCAL_WORLD_SIZE", str(trainer.num_devices))
+    with torch.random.fork_rng(devices=[]):  # connecting them seeds the random numbers
+        if launcher is None:  # they are running already
+            strategy.setup_environment()
+        elif not launcher.is_interactive_compatible:  # it starts the script again
+            launcher.launch(strategy.setup_environment)
+    silence_other_ranks()
+
+
+def log_global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) -> None:
+    """Logs how many images a step takes, unless it is `batch_size`."""
+    num_processes, num_batches = trainer.world_size, trainer.accumulate_grad_batches
+    if num_processes * num_batches == 1:
+        return
+    log.info(
+        "each step takes %d images: data.batch_size=%d × %d processes × %d accumulated batches. "
+        "The learning rate is not scaled with this number: it stays "
+        "training.optimizer.learning_rate=%g.",
+        batch_size * num_processes * num_batches,
+        batch_size,
+        num_processes,
+        num_batches,
+        learning_rate,
+    )
