@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.mistakes import config_directory
@@ -82,7 +83,7 @@ def _described(path: Path, group: str) -> Iterator[tuple[str, str]]:
             parents.append((indent, name))
         elif setting[4] and (not group or indent == 0):
             yield name, setting[4]
-    for included in (OmegaConf.create(text) or {}).get("defaults", []):
+    for included in (yaml.safe_load(text) or {}).get("defaults", []):
         if isinstance(included, str) and included not in ("base", "_self_"):
             yield from _described(path.with_stem(included), group)
 
