@@ -1,4 +1,4 @@
-"""How token caches are made: of shards, by any number of processes and machines."""
+"""Writes a token cache in shards, from any number of processes and machines."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from taming.data.tokens import META_FILE, CacheDescription, checksum, num_blocks_of
+from taming.data.tokens import META_FILE, CacheDescription, block_checksums
 from taming.runtime.errors import replacing
 
 __all__ = ["TokenWriter"]
@@ -27,18 +27,16 @@ log = logging.getLogger(__name__)
 
 
 class TokenWriter:
-    """Makes a token cache of shards, which any number of processes and machines write.
+    """Writes a token cache in shards, which any number of processes and machines share.
 
-    A shard is a stretch of the cache's items. It takes its name when it is whole; until then a lock
-    keeps other processes from making it, too. A process that is killed loses those it has claimed
-    and not written: one, or a few where processes load ahead.
+    A shard holds consecutive items of the cache. It gets its name once it is complete, and a lock
+    keeps other processes from writing it until then. A killed process loses the shards that it has
+    claimed and not written: one, or a few if other processes load images ahead.
 
     Args:
-        directory: where the cache will be; until then shards are in `<directory>.unfinished`.
-        description: what it is a cache of.
-
-    Attributes:
-        done: number of items in the shards that are there, and of those written since.
+        directory: the directory of the cache; until it is complete, shards are in
+            `<directory>.unfinished`.
+        description: the content of the cache.
 
     Raises:
         OSError: if the disk has no room for it.
@@ -52,15 +50,20 @@ class TokenWriter:
         self._shards = [items[first : first + size] for first in range(0, len(items), size)]
         self._claimed: deque[tuple[range, FileLock]] = deque()
         self._batches: list[Mapping[str, np.ndarray]] = []  # of the first claimed shard
-        self.done = self._num_done()
         self._make_room()
         if self.done:
-            log.info("going on with %s, at image %d of %d", directory, self.done, len(items))
+            log.info("resuming %s at image %d of %d", directory, self.done, len(items))
+
+    @property
+    def done(self) -> int:
+        """The number of items written so far by all processes."""
+        pending = sum(len(batch["indices"]) for batch in self._batches)
+        return self.description.num_items - sum(map(len, self._missing())) + pending
 
     def claim(self, batch_size: int) -> Iterator[list[int | tuple[int, int]]]:
-        """Yields batches of the keys of all shards that nobody has made or is making.
+        """Yields the keys of all items that no process has written or is writing, in batches.
 
-        Their tokens are for `write`, in the same order.
+        Pass their tokens to `write` in the same order.
         """
         for shard in self._missing():
             lock = self._lock(shard)
@@ -68,7 +71,7 @@ class TokenWriter:
                 lock.acquire(blocking=False)
             except Timeout:
                 continue
-            if self._path(shard).exists() or self.directory.exists():  # meanwhile
+            if self._path(shard).exists() or self.directory.exists():  # written meanwhile
                 lock.release()
                 continue
             self._claimed.append((shard, lock))
@@ -76,36 +79,34 @@ class TokenWriter:
                 yield [self.description.key(item) for item in shard[first : first + batch_size]]
 
     def write(self, batch: Mapping[str, np.ndarray], replaced_names: Sequence[str] = ()) -> None:
-        """Takes the tokens of the next claimed batch, and writes its shard if it is whole now.
+        """Adds the tokens of the next claimed batch, and writes its shard once that is complete.
 
         Args:
             batch: integers `(b …)` by name, as in `CacheDescription.arrays`.
-            replaced_names: images that others have stood in for so far.
+            replaced_names: the images that have been replaced by others so far.
         """
         self._batches.append(batch)
-        self.done += len(batch["indices"])
         shard, lock = self._claimed[0]
-        if sum(len(one["indices"]) for one in self._batches) < len(shard):
+        if sum(len(batch["indices"]) for batch in self._batches) < len(shard):
             return
         arrays: dict[str, Any] = {
-            name: np.concatenate([one[name] for one in self._batches]).astype(dtype)
+            name: np.concatenate([batch[name] for batch in self._batches]).astype(dtype)
             for name, (dtype, _) in self.description.arrays.items()
         }
-        with replacing(self._path(shard), "wb") as file:  # a zip, with checksums
+        with replacing(self._path(shard), "wb") as file:  # a zip file, with checksums
             np.savez(file, replaced=np.array(replaced_names, dtype=str), **arrays)
         self._batches = []
         self._claimed.popleft()
         lock.release()
-        self.done = self._num_done()
 
     def finish(self) -> bool:
-        """Waits for other processes' shards, and joins all; False if some are missing.
+        """Waits for the shards of other processes and joins all; False if some are missing.
 
-        A damaged one is deleted, and missing then.
+        A damaged shard is deleted and then missing.
         """
         missing = [] if self.directory.exists() else self._missing()
         if missing:
-            log.info("waiting for other processes at work on %s", self.directory)
+            log.info("waiting for other processes that work on %s", self.directory)
         for shard in missing:
             with self._lock(shard):
                 pass
@@ -119,68 +120,68 @@ class TokenWriter:
         return finished
 
     def close(self) -> None:
-        """Gives up the shards that are claimed and not written."""
+        """Releases the shards that are claimed and not written."""
         for _, lock in self._claimed:
             lock.release()
 
     def _join(self) -> None:
-        whole = self._unfinished / "whole"
-        whole.mkdir(exist_ok=True)
+        """Writes the arrays and meta.json, unless a shard is damaged."""
+        complete = self._unfinished / "complete"
+        complete.mkdir(exist_ok=True)
         replaced: set[str] = set()
         with ExitStack() as stack:
             files = {}
             for name, (dtype, shape) in self.description.arrays.items():
-                file = files[name] = stack.enter_context(replacing(whole / f"{name}.npy", "wb"))
+                file = files[name] = stack.enter_context(replacing(complete / f"{name}.npy", "wb"))
                 descr = np.lib.format.dtype_to_descr(dtype)
                 header = {"descr": descr, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
             for shard in self._shards:
                 try:
-                    with self._path(shard).open("rb") as file, np.load(file) as content:
-                        if content.zip.testzip() is not None:
-                            raise ValueError("its checksum differs")
-                        columns = [content[name] for name in files]
-                        replaced.update(content["replaced"].tolist())
-                    if any(len(column) != len(shard) for column in columns):
-                        raise ValueError("it has another number of items")
-                except Exception as error:  # a damaged zip makes NumPy raise nearly anything
-                    log.warning("%s is damaged (%s): made anew", self._path(shard), error)
+                    content = self._read(shard)
+                except Exception as error:  # a damaged zip file makes NumPy raise nearly anything
+                    log.warning("%s is damaged (%s) and written again", self._path(shard), error)
                     self._path(shard).unlink()
                     return
-                for whole_file, column in zip(files.values(), columns, strict=True):
-                    whole_file.write(column.tobytes())
-        checksums = {}
-        for name in files:
-            array = np.load(whole / f"{name}.npy", "r")
-            checksums[name] = [checksum(array, number) for number in range(num_blocks_of(array))]
-        rest = {"replaced": sorted(replaced), "checksums": checksums}
-        text = json.dumps({**self.description.plain(), **rest}, indent=2)
-        (whole / META_FILE).write_text(text + "\n")
-        whole.rename(self.directory)
+                replaced.update(content["replaced"].tolist())
+                for name, file in files.items():
+                    file.write(content[name].tobytes())
+        checksums = {
+            name: block_checksums(np.load(complete / f"{name}.npy", "r")) for name in files
+        }
+        meta = {**self.description.plain(), "replaced": sorted(replaced), "checksums": checksums}
+        (complete / META_FILE).write_text(json.dumps(meta, indent=2) + "\n")
+        complete.rename(self.directory)
+
+    def _read(self, shard: range) -> dict[str, np.ndarray]:
+        with self._path(shard).open("rb") as file, np.load(file) as content:
+            if content.zip.testzip() is not None:
+                raise ValueError("its checksum differs")
+            arrays = {name: content[name] for name in ("replaced", *self.description.arrays)}
+        if any(len(arrays[name]) != len(shard) for name in self.description.arrays):
+            raise ValueError("it has another number of items")
+        return arrays
 
     def _make_room(self) -> None:
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         arrays = self.description.arrays.values()
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in arrays)
-        # of the shards, and of what they are joined to
+        # for the shards and for the joined arrays
         needed = size * (2 - self.done / self.description.num_items)
         if shutil.disk_usage(self.directory.parent).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._unfinished.mkdir(exist_ok=True)
 
     def _missing(self) -> list[range]:
-        there: set[Path] = set()
-        with suppress(FileNotFoundError):  # not begun, or finished by another process
-            there.update(self._unfinished.iterdir())
-        return [shard for shard in self._shards if self._path(shard) not in there]
-
-    def _num_done(self) -> int:
-        return self.description.num_items - sum(map(len, self._missing()))
+        paths: set[Path] = set()
+        with suppress(FileNotFoundError):  # not started, or finished by another process
+            paths.update(self._unfinished.iterdir())
+        return [shard for shard in self._shards if self._path(shard) not in paths]
 
     def _path(self, shard: range) -> Path:
         return self._unfinished / f"{shard.start}.npz"
 
     def _lock(self, shard: range | None = None) -> FileLock:
-        """Returns the lock of a shard, or of all; outside the directory, which is removed."""
+        """Returns the lock of a shard, or of all; it is outside the directory, which is removed."""
         name = self.directory.name if shard is None else f"{self.directory.name}.{shard.start}"
         return FileLock(self.directory.with_name(f".{name}.lock"))

@@ -1,9 +1,9 @@
-"""Token caches: images, and their conditions, as code indices in memory-mapped files."""
+"""Token caches: the code indices of images, and of their conditions, in memory-mapped arrays."""
 
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -21,48 +21,63 @@ META_FILE = "meta.json"
 FORMAT = 2  # with checksums
 DRAWS_IN_BLOCK = 1024
 BLOCK = 2**24  # bytes under one checksum
-BLOCKS_CHECKED = 64  # of a file when it is opened: 1 GiB, about a second
+BLOCKS_CHECKED = 64  # per file when it is opened: 1 GiB, about a second
 
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """Size and origin of the codes that a tokenizer makes of an image."""
+    """The grid of codes that a tokenizer makes of an image.
 
-    tokenizer: str  # fingerprint of its configuration and weights
-    grid_size: tuple[int, int]  # (height, width) in codes
+    Args:
+        tokenizer: fingerprint of the configuration and weights of the tokenizer.
+        grid_size: (height, width) in codes.
+        codebook_size: number of codes.
+    """
+
+    tokenizer: str
+    grid_size: tuple[int, int]
     codebook_size: int
 
 
 @dataclass(frozen=True)
 class CacheDescription:
-    """Everything that the content of a token cache depends on."""
+    """Everything that the content of a token cache depends on.
 
-    data: str  # fingerprint of the images, their conditions, split and transform
-    seed: int  # of the augmentation; 0 where nothing is augmented, with one view
+    Args:
+        data: fingerprint of the images, their conditions, split and transform.
+        seed: seed of the augmentation; 0 for one unaugmented view.
+        num_images: number of images.
+        num_views: encodings of each image. The first is unaugmented. Each other view has a crop and
+            flip of its own, which the condition shares.
+        indices: the grid of an image.
+        condition_indices: the grid of a condition; None without conditions.
+        num_classes: number of classes; None without classes.
+    """
+
+    data: str
+    seed: int
     num_images: int
-    # encodings of each image: the first unaugmented, the others each with its own crop and flip,
-    # which is also that of its condition
     num_views: int
     indices: TokenGrid
-    condition_indices: TokenGrid | None = None  # None without conditions
-    num_classes: int | None = None  # None without classes
+    condition_indices: TokenGrid | None = None
+    num_classes: int | None = None
 
     @property
     def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Type and shape of each file, by the name of an item's entry; `.npy` is added to it.
+        """Type and shape of each `<name>.npy`, by name.
 
         The type is the smallest unsigned one that holds every number. The shape is images × views
         × height × width, or images × views for labels.
         """
         views = self.num_images, self.num_views
-        found = {}
+        arrays = {}
         for name in ("indices", "condition_indices"):
             if (grid := getattr(self, name)) is not None:
                 dtype = np.min_scalar_type(grid.codebook_size - 1)
-                found[name] = dtype, (*views, *grid.grid_size)
+                arrays[name] = dtype, (*views, *grid.grid_size)
         if self.num_classes is not None:
-            found["labels"] = np.min_scalar_type(self.num_classes - 1), views
-        return found
+            arrays["labels"] = np.min_scalar_type(self.num_classes - 1), views
+        return arrays
 
     @property
     def num_items(self) -> int:
@@ -83,67 +98,67 @@ class TokenDataset(Dataset[dict[str, Any]]):
     """A token cache as a map-style data set.
 
     `dataset[keys]` is a batch: `indices` int64 `(b h w)`; with conditions, `condition_indices`
-    int64 `(b h' w')`; with classes, `labels` int64 `(b,)`. Keys are (index, draw) for one of each
-    image's views, chosen by (seed, draw) alone, or indices for the unaugmented ones.
+    int64 `(b h' w')`; with classes, `labels` int64 `(b,)`. A key (index, draw) selects one of the
+    views of an image by (seed, draw) alone, and an index selects the unaugmented view.
 
-    Opening one checks up to 1 GiB of each file against its checksums, chosen at random; `check` all
-    of it.
+    The constructor checks up to 1 GiB of each file, chosen at random, against the checksums.
+    `check` checks all of it.
 
     Args:
-        directory: where the cache is.
-        description: what it must be a cache of.
+        directory: the directory of the cache.
+        description: the content that it must have.
 
     Attributes:
-        arrays: images × views × …, by the name of the item's entry.
-        replaced_names: names of the images that could not be read when they were encoded; others
-            stand in for them.
+        arrays: images × views × …, by name.
+        replaced_names: names of the images that could not be read when they were encoded, and were
+            replaced by others.
 
     Raises:
-        UserError: if the cache is damaged, or is one of something else.
+        UserError: if the cache is damaged, or has another content.
     """
 
-    in_memory = True  # as far as processes that load ahead are concerned
+    in_memory = True  # loader processes would not help
     block = None  # items are read in any order
 
     def __init__(self, directory: Path, description: CacheDescription) -> None:
+        self.directory, self.description = directory, description
         try:
             meta = json.loads((directory / META_FILE).read_text())
             self.arrays = {
                 name: np.load(directory / f"{name}.npy", "r") for name in description.arrays
             }
             self.replaced_names = [str(name) for name in meta.pop("replaced")]
-            checksums: dict[str, list[int]] = meta.pop("checksums")
             self._checksums = {
-                name: [int(one) for one in every] for name, every in checksums.items()
+                name: [int(checksum) for checksum in checksums]
+                for name, checksums in meta.pop("checksums").items()
             }
             shapes = {name: (array.dtype, array.shape) for name, array in self.arrays.items()}
             if meta != description.plain() or shapes != description.arrays:
-                raise ValueError("it is of other data than its name says")
+                raise ValueError("its content does not match its name")
         except Exception as error:  # a damaged header makes NumPy raise nearly anything
-            raise self._damaged(directory, f"{error}") from error
-        self.directory, self.description = directory, description
+            raise self._damaged(str(error)) from error
         self.check(BLOCKS_CHECKED)
 
-    def check(self, num_blocks: int | None = None) -> None:
-        """Compares the files with their checksums: all of each, or so many blocks of 16 MiB.
+    def check(self, max_blocks: int | None = None) -> None:
+        """Compares each file with its checksums: all of it, or at most so many blocks of 16 MiB.
 
         Raises:
             UserError: if the cache is damaged.
         """
         for name, array in self.arrays.items():
-            numbers: Sequence[int] = range(num_blocks_of(array))
-            if num_blocks is not None and num_blocks < len(numbers):
-                numbers = SystemRandom().sample(numbers, num_blocks)  # whatever the seed
-            known = self._checksums.get(name, [])
-            if len(known) != num_blocks_of(array) or any(
-                checksum(array, number) != known[number] for number in numbers
+            numbers: Sequence[int] = range(_num_blocks(array))
+            if max_blocks is not None and max_blocks < len(numbers):
+                numbers = SystemRandom().sample(numbers, max_blocks)  # independent of the seed
+            saved = self._checksums.get(name, [])
+            if len(saved) != _num_blocks(array) or (
+                block_checksums(array, numbers) != [saved[number] for number in numbers]
             ):
-                raise self._damaged(self.directory, f"{name}.npy has changed")
+                raise self._damaged(f"{name}.npy has changed")
 
-    @staticmethod
-    def _damaged(directory: Path, why: str) -> UserError:
+    def _damaged(self, why: str) -> UserError:
         return UserError(
-            f"the token cache {directory} is damaged ({why}): delete it to make it anew."
+            f"the token cache {self.directory} is damaged ({why}). Delete it; the next run makes "
+            "it again."
         )
 
     def __len__(self) -> int:
@@ -161,13 +176,13 @@ class TokenDataset(Dataset[dict[str, Any]]):
         }
 
     def _views(self, draws: np.ndarray) -> np.ndarray:
-        """Chooses a view for each draw; one generator does for a block of draws."""
+        """Selects a view for each draw, with one random generator for a block of draws."""
         blocks, places = np.divmod(draws, DRAWS_IN_BLOCK)
         views = np.empty_like(draws)
         for block in np.unique(blocks):
             rng = np.random.default_rng((self.description.seed, int(block)))
-            chosen = rng.integers(self.description.num_views, size=DRAWS_IN_BLOCK)
-            views[blocks == block] = chosen[places[blocks == block]]
+            block_views = rng.integers(self.description.num_views, size=DRAWS_IN_BLOCK)
+            views[blocks == block] = block_views[places[blocks == block]]
         return views
 
     # a loader then takes whole batches
@@ -179,12 +194,14 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return batch
 
 
-def num_blocks_of(array: np.ndarray) -> int:
-    """Returns how many checksums an array has."""
+def block_checksums(array: np.ndarray, numbers: Iterable[int] | None = None) -> list[int]:
+    """Returns the CRC-32 of each block of an array, or of the blocks with these numbers."""
+    content = array.reshape(-1).view(np.uint8)
+    return [
+        zlib.crc32(content[number * BLOCK : (number + 1) * BLOCK].data)
+        for number in (range(_num_blocks(array)) if numbers is None else numbers)
+    ]
+
+
+def _num_blocks(array: np.ndarray) -> int:
     return math.ceil(array.nbytes / BLOCK)
-
-
-def checksum(array: np.ndarray, number: int) -> int:
-    """Returns the CRC-32 of a block of an array."""
-    start = number * BLOCK
-    return zlib.crc32(array.reshape(-1).view(np.uint8)[start : start + BLOCK].data)

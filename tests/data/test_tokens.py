@@ -96,12 +96,12 @@ def test_a_view_is_drawn_for_all_of_an_item(tmp_path: Path, start: int) -> None:
 def test_a_damaged_cache(tmp_path: Path) -> None:
     made(tmp_path / "a")
     for changes in ({"data": "e"}, {"indices": TokenGrid("other", (2, 3), 1000)}):
-        with pytest.raises(UserError, match=r"damaged \(it is of other data"):
+        with pytest.raises(UserError, match=r"damaged \(its content does not match"):
             TokenDataset(tmp_path / "a", dataclasses.replace(PAIRED, **changes))
     file = tmp_path / "a" / "condition_indices.npy"
     np.save(file, np.zeros((4, 3, 2, 2), dtype=np.uint8))
     for _ in range(2):
-        with pytest.raises(UserError, match=r"damaged .* delete it"):
+        with pytest.raises(UserError, match=r"damaged .* Delete it"):
             TokenDataset(tmp_path / "a", PAIRED)
         file.write_bytes(b"")
 
@@ -115,7 +115,7 @@ def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         changed = bytearray(whole)
         changed[place] ^= 1
         file.write_bytes(changed)
-        with pytest.raises(UserError, match=r"damaged \(indices.npy has changed\): delete it"):
+        with pytest.raises(UserError, match=r"damaged \(indices.npy has changed\)\. Delete it"):
             TokenDataset(tmp_path / "a", PAIRED)
     monkeypatch.setattr("taming.data.tokens.BLOCKS_CHECKED", 1)  # of a large file only some
     monkeypatch.setattr("random.SystemRandom.sample", lambda self, numbers, count: numbers[:count])
@@ -159,14 +159,14 @@ def shards(directory: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("shards_of_four")
-def test_writing_goes_on_after_the_shards_that_are_whole(tmp_path: Path) -> None:
-    begun = TokenWriter(tmp_path / "a", PAIRED)
-    claimed = list(begun.claim(3))
+def test_writing_resumes_after_the_complete_shards(tmp_path: Path) -> None:
+    interrupted = TokenWriter(tmp_path / "a", PAIRED)
+    claimed = list(interrupted.claim(3))
     assert [len(keys) for keys in claimed] == [3, 1] * 3
     for keys in claimed[:3]:
-        begun.write(codes(keys), ["b.png"])
-    assert (begun.done, shards(tmp_path / "a")) == (7, ["0.npz"])
-    begun.close()
+        interrupted.write(codes(keys), ["b.png"])
+    assert (interrupted.done, shards(tmp_path / "a")) == (7, ["0.npz"])
+    interrupted.close()
     writer = TokenWriter(tmp_path / "a", PAIRED)
     assert writer.done == 4 and not writer.finish()
     for keys in writer.claim(8):
@@ -181,7 +181,7 @@ def test_writing_goes_on_after_the_shards_that_are_whole(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("shards_of_four")
-def test_writers_share_what_there_is_to_do(tmp_path: Path) -> None:
+def test_writers_share_the_work(tmp_path: Path) -> None:
     one, other = (TokenWriter(tmp_path / "a", PAIRED) for _ in range(2))
     keys = next(one.claim(4))
     assert write_all(other) == 8
@@ -195,7 +195,7 @@ def test_writers_share_what_there_is_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("shards_of_four")
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "index", "shape", "directory"])
-def test_a_shard_that_is_damaged_is_made_anew(
+def test_a_damaged_shard_is_written_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made(tmp_path / "whole")
@@ -237,7 +237,7 @@ def test_a_writer_killed_while_joining(tmp_path: Path, monkeypatch: pytest.Monke
     assert TokenDataset(tmp_path / "a", PLAIN)[[3]]["indices"].unique().tolist() == [30]
 
 
-def test_a_large_cache_is_of_few_shards(tmp_path: Path) -> None:
+def test_a_large_cache_has_few_shards(tmp_path: Path) -> None:
     large = dataclasses.replace(PLAIN, num_images=10**6)
     with closing(TokenWriter(tmp_path / "a", large)) as writer:
         assert len(next(writer.claim(1000))) == 733  # of 3 million items

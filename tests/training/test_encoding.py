@@ -297,4 +297,4 @@ def test_of_two_at_once_each_encodes_what_the_other_does_not(
     assert torch.equal(results[0][[6]]["indices"], results[1][[6]]["indices"])
     assert files(tmp_path / "cache") == files(tmp_path / "whole")
     (directory,) = caches(tmp_path / "cache")
-    assert f"waiting for other processes at work on {directory}" in caplog.text
+    assert f"waiting for other processes that work on {directory}" in caplog.text
