@@ -4,8 +4,8 @@ Lightning's data modules are in `taming.data.module`, so that the rest does with
 """
 
 from taming.data.array_files import ArrayReader
-from taming.data.arrays import CIFAR10, Digits, FashionMNIST, ImageArray
 from taming.data.batches import EndlessBatches, LoaderOptions
+from taming.data.built_in import CIFAR10, Digits, FashionMNIST, ImageArray
 from taming.data.dataset import ImageDataset, ImageList, Part
 from taming.data.huggingface import HuggingFaceImages
 from taming.data.image_folder import ImageFolder

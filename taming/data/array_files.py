@@ -1,4 +1,4 @@
-"""Images as numbers, of any depth and any number of channels: NumPy arrays and TIFF files."""
+"""Images of any depth and any number of channels, in NumPy arrays and TIFF files."""
 
 import io
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class ArrayReader:
 
     Args:
         channels: number of channels.
-        limits: what becomes -1 and 1: [0, 65535] for 16 bits.
+        limits: the values that become -1 and 1, such as [0, 65535] for 16 bits.
     """
 
     channels: Annotated[int, Ge(1)]
@@ -31,7 +31,7 @@ class ArrayReader:
     suffixes: ClassVar[frozenset[str]] = frozenset({".npy", ".tif", ".tiff"})
 
     def __post_init__(self) -> None:
-        # a list in settings; token caches are found by the repr
+        # a list in the settings; the repr identifies token caches
         object.__setattr__(self, "limits", tuple(map(float, self.limits)))
         if self.limits[0] >= self.limits[1]:
             raise UserError(f"limits is {list(self.limits)}: give [smallest, largest].")
@@ -41,10 +41,10 @@ class ArrayReader:
 
     @decoding()
     def read(self, file: File, name: str, least_side: int | None = None) -> Planes:
-        """Reads a file, always at its own size.
+        """Reads a file at its original size.
 
         Raises:
-            BrokenImageError: if it cannot be read, or holds values that are not finite.
+            BrokenImageError: if it cannot be read, or has values that are not finite.
             UserError: if it has another number of channels, or values outside the limits.
         """
         content = Path(file).read_bytes() if isinstance(file, str | Path) else file.read()
@@ -62,8 +62,8 @@ class ArrayReader:
             values = np.moveaxis(values, 0, -1)
         if values.ndim != 3 or values.shape[-1] != self.channels:
             raise UserError(
-                f"{name} is an array {shape}, and data.channels is {self.channels}: correct it, "
-                "or leave the file out."
+                f"{name} is an array {shape}, and data.channels is {self.channels}. Correct the "
+                "setting, or remove the file."
             )
         if not np.isfinite(values).all():
             raise BrokenImageError("values that are not finite")
@@ -71,9 +71,9 @@ class ArrayReader:
         if values.min() < low or values.max() > high:
             raise UserError(
                 f"{name} has values from {values.min():g} to {values.max():g}, and data.limits is "
-                f"[{low:g}, {high:g}]: widen it."
+                f"[{low:g}, {high:g}]. Widen it."
             )
-        # float32 holds every 16-bit number; under one name each copy is freed once the next is made
+        # float32 holds every 16-bit number; one name lets Python free each copy early
         values = values.astype(np.float32 if values.itemsize <= 2 else np.float64)
         values -= low
         values /= high - low
@@ -81,7 +81,7 @@ class ArrayReader:
         return Planes(tuple(map(Image.fromarray, values)))
 
     def tensor(self, image: Planes) -> torch.Tensor:
-        """Turns an image into `(c H W)` in [-1, 1]; what a filter leaves outside is cut off."""
+        """Turns an image into `(c H W)` in [-1, 1]; clamps the overshoot of resizing."""
         values = torch.from_numpy(np.stack([np.asarray(channel) for channel in image.channels]))
         return values.mul(2).sub(1).clamp(-1, 1)
 
@@ -94,10 +94,10 @@ def _read_tiff(file: IO[bytes]) -> np.ndarray:
         raise UserError("TIFF files need tifffile: pip install 'taming[arrays]'.") from error
     with tifffile.TiffFile(file) as opened:
         series = opened.series[0]
-        _check_size(series.size)  # of which the file's is no measure
+        _check_size(series.size)  # which the size of the file does not bound
         return series.asarray()
 
 
 def _check_size(num_values: int) -> None:
-    if num_values > MAX_PIXELS:  # as float64 less than 1 GiB
+    if num_values > MAX_PIXELS:  # less than 1 GiB as float64
         raise BrokenImageError(f"{num_values:,} values, and at most {MAX_PIXELS:,} can be read")

@@ -21,24 +21,37 @@ log = logging.getLogger(__name__)
 
 
 class ImageList(Protocol):
-    """Images by number, decoded when they are needed: an `ImageFolder`, an `ImageArray`."""
+    """Images by number, decoded when they are needed, such as `ImageFolder` and `ImageArray`.
 
-    description: str  # name for messages and summaries
-    reader: Reader  # turns what `load` returns into tensors
-    class_names: list[str]  # empty if there are no classes
-    labels: Any = ()  # class of each image, where there are classes
-    sizes: list[tuple[int, int]] | None = None  # (height, width) of each image, where known
-    in_memory: bool = False  # whether loading an image only copies it
-    max_broken_fraction: float = 0.0  # share of images that may fail to load
-    broken: Sequence[tuple[str, str]] = ()  # (name, reason) of the files left out
-    block: int | None = None  # of what is read in order: how many images are there together
+    Attributes:
+        description: name for messages and summaries.
+        reader: turns what `load` returns into tensors.
+        class_names: empty without classes.
+        labels: the class of each image, if there are classes.
+        sizes: (height, width) of each image, where known.
+        in_memory: whether loading an image only copies it.
+        max_broken_fraction: the share of images that may fail to load.
+        broken: (name, reason) of the files that were dropped.
+        block: for images that are read in order, the number of images that are read together.
+    """
+
+    description: str
+    reader: Reader
+    class_names: list[str]
+    labels: Any = ()
+    sizes: list[tuple[int, int]] | None = None
+    in_memory: bool = False
+    max_broken_fraction: float = 0.0
+    broken: Sequence[tuple[str, str]] = ()
+    block: int | None = None
 
     def __len__(self) -> int: ...
 
     def load(self, index: int, least_side: int | None = None) -> AnyImage:
         """Decodes an image; raises `BrokenImageError`.
 
-        It may be smaller than in its file, but no side smaller than `least_side`, if that is given.
+        With a `least_side`, the image may be smaller than in its file, but no side smaller than
+        that.
         """
 
     def label(self, index: int) -> int | None:
@@ -53,16 +66,22 @@ class ImageList(Protocol):
 
 
 class Part(NamedTuple):
-    """The images for training, or for validation: all of a list, or some of it."""
+    """The images for training or for validation: all of a list, or some of it.
+
+    Attributes:
+        images: the list.
+        conditions: the conditions of pairs, in the order of `images`.
+        indices: the numbers of the images, in this order; None for all.
+    """
 
     images: ImageList
-    conditions: ImageList | None = None  # of pairs, in the order of `images`
-    indices: list[int] | None = None  # which of the images, in this order; None for all
+    conditions: ImageList | None = None
+    indices: list[int] | None = None
 
 
 @contextmanager
 def naming(image: str) -> Iterator[None]:
-    """Puts the name of an image, or of a data set, in front of the message of a `UserError`."""
+    """Puts the name of an image or data set in front of the message of a `UserError`."""
     try:
         yield
     except UserError as error:
@@ -72,14 +91,14 @@ def naming(image: str) -> Iterator[None]:
 class ImageDataset(Dataset[dict[str, Any]]):
     """Images under a transform.
 
-    `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone;
+    `dataset[index, draw]` is a training item, augmented with random numbers of (seed, draw) alone.
     `dataset[index]` is the same item without augmentation. An item is a dictionary: `images` is a
-    float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1; `labels` is
-    its class number, missing if there are no classes; `conditions`, only for pairs, is the
-    condition's tensor in the same view.
+    float32 tensor `(c H W)`, a picture in [-1, 1] or a one-hot label map of 0 and 1. `labels` is
+    its class number, if there are classes. `conditions`, for pairs, is the tensor of the condition
+    in the same view.
 
-    An image that cannot be loaded after all is replaced by the next one of its class (in a stream:
-    by one of its block), and reported once.
+    An image that cannot be loaded is replaced by the next one of its class, in a stream by one of
+    its block. The log reports it once.
 
     Args:
         part: the images.
@@ -98,7 +117,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self.in_memory = self.images.in_memory
         self.block = self.images.block
         self._indices = np.arange(len(self.images)) if indices is None else np.asarray(indices)
-        # in shared memory, so that what a loader's worker finds broken is known to all of them
+        # in shared memory, so that all loader processes know what one of them finds broken
         self._replaced = torch.zeros(len(self._indices), dtype=torch.bool).share_memory_()
         self.num_magnified = self._check_sizes()
 
@@ -109,7 +128,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         index, draw = key if isinstance(key, tuple) else (key, None)
         rng = None if draw is None else np.random.default_rng((self.seed, draw))
         least_side = self.transform.least_side
-        if rng is None or self.conditions is not None:  # which must fit pixel by pixel
+        if rng is None or self.conditions is not None:  # conditions must fit pixel by pixel
             least_side = None
         image, condition, index = self._load(index, least_side)
         item: dict[str, Any] = {}
@@ -130,7 +149,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         return [self.name(i) for i in self._replaced.nonzero().flatten().tolist()]
 
     def name(self, index: int) -> str:
-        """Returns the name of an item's file, or one such as `train/00012` in a built-in set."""
+        """Returns the name of an item."""
         return self.images.name(int(self._indices[index]))
 
     def label(self, index: int) -> int | None:
@@ -140,7 +159,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     def fingerprint(self) -> str:
         """Returns a digest of the items: files, labels, their choice and order, transform.
 
-        The seed is no part of it, nor is the place of the files.
+        It contains neither the seed nor the place of the files.
         """
         digest = hashlib.sha256(self.images.fingerprint().encode())
         if self.conditions is not None:
@@ -164,7 +183,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     def _with_stand_ins(self, index: int) -> Iterator[int]:
         start, stop = 0, len(self)
-        if self.block is not None:  # far from it even labels cannot be had at once
+        if self.block is not None:  # other blocks of a stream have to be read first
             start = index - index % self.block
             stop = min(start + self.block, stop)
         label = self.label(index)
@@ -178,13 +197,13 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self._replaced[index] = True
         num_broken, limit = int(self._replaced.sum()), self.images.max_broken_fraction
         what = "is broken" if self.conditions is None else "or its condition is broken"
-        found = f"{self.images.description}: {self.name(index)} {what} ({error})"
+        problem = f"{self.images.description}: {self.name(index)} {what} ({error})"
         if num_broken > limit * len(self):
             raise UserError(
-                f"{found}, as are {num_broken - 1} others that passed the check at the start "
+                f"{problem}, as are {num_broken - 1} others that passed the check at the start "
                 f"(max_broken_fraction is {limit:g}). Remove them; check=full finds them."
             )
-        log.warning("%s and replaced by another image; %d so far", found, num_broken)
+        log.warning("%s and replaced by another image; %d so far", problem, num_broken)
 
     def _check_sizes(self) -> int:
         """Checks all known sizes; returns how many images are smaller than the result."""

@@ -261,8 +261,8 @@ class HuggingFaceImages(TableSource):
 class ImageTable(ImageList):
     """The rows of a `datasets.Dataset` as an `ImageList`; they stay on the disk.
 
-    Samples of WebDataset shards are named by their file and ordered like the files of a folder, so
-    that shards train like the folder they were made of.
+    Samples of WebDataset shards have the names and the order of files in a folder, so shards train
+    like the folder they were made of.
 
     Args:
         table: the dataset.

@@ -120,7 +120,7 @@ class ImageFolder(ImageList):
         """Drops broken files, which the log counts and names; see `find_whole`."""
         whole = self.find_whole(check, first, scan_dir)
         if self.broken:
-            log.warning("%s and left out (%s)", *self._describe_broken())
+            log.warning("%s and dropped (%s)", *self._describe_broken())
         self.select(whole)
 
     def find_whole(

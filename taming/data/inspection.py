@@ -15,23 +15,22 @@ __all__ = ["InspectionImages"]
 
 
 class InspectionImages(Dataset[torch.Tensor]):
-    """The images of a folder for a model that takes any size that divides by its factor.
+    """The images of a folder, for a model that takes any multiple of its downsample factor.
 
-    Creating one decodes every image once, so that all broken files are known before the model runs.
-    They are left out, counted and named.
+    The constructor decodes every image once, so that all broken files are known before the model
+    runs. It drops them, and the log counts and names them.
 
     Args:
         folder: the images.
-        downsample_factor: the model's.
+        downsample_factor: the downsample factor of the model.
         resolution: pixels, one number or (height, width), to which all images are resized and
-            cropped in the middle; None: every image keeps its size, but for what is over a
-            multiple of `downsample_factor`, which is cut off on both sides alike.
-        min_side: smallest side of a result that can be used.
-        max_images: take only this many, the first ones; None: all.
+            center-cropped. None center-crops each image to a multiple of `downsample_factor`.
+        min_side: the smallest usable side of a result in pixels.
+        max_images: use the first images only; None for all.
 
     Attributes:
-        broken: (name, reason) of each file that is left out.
-        num_cropped: images that lose something because they do not divide.
+        broken: (name, reason) of each dropped file.
+        num_cropped: images whose sides are no multiples of `downsample_factor`.
         num_magnified: images smaller than `resolution`.
 
     Raises:
@@ -60,8 +59,8 @@ class InspectionImages(Dataset[torch.Tensor]):
             if min(after) < least:
                 raise UserError(
                     f"{folder.name(number)}, {before[0]}×{before[1]} pixels, leaves "
-                    f"{after[0]}×{after[1]} to the model, and {least} pixels a side are needed: "
-                    "leave it out, or give a larger resolution=PIXELS for all images."
+                    f"{after[0]}×{after[1]} to the model, which needs {least} pixels a side. Leave "
+                    "it out, or give a larger resolution=PIXELS for all images."
                 )
             self._sizes.append(after)
             self.num_cropped += resolution is None and before != after
@@ -77,7 +76,7 @@ class InspectionImages(Dataset[torch.Tensor]):
         return self.folder.reader.tensor(transform(image))
 
     def batches(self, batch_size: int) -> list[list[int]]:
-        """Groups the images' numbers into batches of one size, of up to `batch_size` images."""
+        """Groups the numbers of the images into batches of one size, at most `batch_size` each."""
         order = sorted(range(len(self)), key=self._sizes.__getitem__)
         batches = []
         for _, group in groupby(order, key=self._sizes.__getitem__):
@@ -88,12 +87,12 @@ class InspectionImages(Dataset[torch.Tensor]):
     def load(
         self, batches: Sequence[list[int]], num_workers: int
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Yields the numbers of each batch's images, and the images as `(b c H W)`."""
+        """Yields the numbers of the images in each batch, and the images as `(b c H W)`."""
         loader = make_loader(self, num_workers, batch_sampler=batches)
         yield from zip(batches, loader, strict=True)
 
     def _transform(self, size: tuple[int, int]) -> ImageTransform:
-        """Returns what makes the result of an image of this (height, width)."""
+        """Returns the transform of an image of this (height, width)."""
         if self.resolution is not None:
             return ImageTransform(resolution=self.resolution, resize="shorter_side", crop="center")
         factor = self.downsample_factor

@@ -156,8 +156,9 @@ def folder_labels(
     level = _class_level(folders, one_is_enough=required)
     if known_classes is not None:  # the first level where all are known
         levels = range(min(map(len, folders)))
-        known = set(known_classes)
-        level = next((i for i in levels if {parts[i] for parts in folders} <= known), level)
+        level = next(
+            (i for i in levels if {parts[i] for parts in folders} <= set(known_classes)), level
+        )
     stray = [name for name, parts in zip(names, folders, strict=True) if len(parts) <= level]
     if stray:
         problem = f"{len(stray)} of {len(names)} images are in no class folder, such as {stray[0]}"

@@ -1,4 +1,4 @@
-"""Lightning data modules, one per stage: endless training batches, mixed validation batches."""
+"""Lightning data modules, one per stage: endless training batches, shuffled validation batches."""
 
 import logging
 import os
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 
 class EndlessDataModule(L.LightningDataModule):
-    """Training batches that never end (see `EndlessBatches`), and a fixed order of validation.
+    """Endless training batches (see `EndlessBatches`), and validation in a fixed order.
 
-    A training's length is a number of steps; a resumed one goes on with the batch that follows.
-    Under several ranks the trainer must not add its own sampler (`use_distributed_sampler=False`):
-    training batches are dealt out already, and rank r of W takes every W-th validation item from
-    the r-th on, no item twice, so that one rank may get one item more than another. Validation
-    items are mixed, the same way in every run, so that the first of them are of all classes.
+    The length of a training is a number of steps. A resumed training continues with the next batch.
+    The trainer must not add its own sampler (`use_distributed_sampler=False`), because the batches
+    of a rank are its own already. Rank r of W takes every W-th validation item from the r-th on, so
+    no item comes twice, and one rank may get one item more than another. Validation items are
+    shuffled, the same way in every run, so that the first ones cover all classes.
 
-    Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`; both say
-    whether they are `in_memory` and in which `block` they are read, like an `ImageList`.
+    Subclasses have a `train_dataset`, whose keys are (index, draw), and a `val_dataset`. Both have
+    `in_memory` and `block`, like an `ImageList`.
 
     Args:
         loader: batch sizes and loader processes.
@@ -57,7 +57,7 @@ class EndlessDataModule(L.LightningDataModule):
         self.start_item = self._start_step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next training item, and by how many they are dealt out."""
+        """Returns the position of the next training item, and what it depends on."""
         assert self.trainer is not None
         step, images = self.trainer.global_step, self._images_per_step
         return {
@@ -69,7 +69,7 @@ class EndlessDataModule(L.LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues with the item that `state_dict` recorded; warns of what is different now."""
+        """Continues with the item in `state_dict`, and warns of changed conditions."""
         self.start_item, self._start_step = state_dict["next_item"], state_dict["step"]
         before, images = state_dict["processes"], state_dict["images_per_step"]
         rank, processes = self._ranks
@@ -77,20 +77,20 @@ class EndlessDataModule(L.LightningDataModule):
             return
         if processes != before:
             log.warning(
-                "note: the run goes on with %d instead of %d processes. The order of the images "
-                "stays, and a step takes %d of them, before %d. No longer identical are random "
-                "numbers (dropout, noise, the choice of new codes), the rounding of sums, and what "
-                "is normalised over the batch of a process.",
+                "note: the run resumes with %d instead of %d processes. The order of the images "
+                "stays the same. A step takes %d images instead of %d. Random numbers (dropout, "
+                "noise, replaced codes), the rounding of sums, and normalisation over the batch of "
+                "a process differ.",
                 processes,
                 before,
                 self._images_per_step,
                 images,
             )
         num_items = len(self.train_dataset)
-        if num_items != state_dict.get("num_items", num_items):  # not in older ones
+        if num_items != state_dict["num_items"]:
             log.warning(
-                "note: the run has trained on %d images so far, and there are %d now: they come in "
-                "another order, and others may be held out for validation.",
+                "note: the run has trained on %d images so far, and there are %d now. They come in "
+                "another order, and other images may be held out for validation.",
                 state_dict["num_items"],
                 num_items,
             )
@@ -101,11 +101,11 @@ class EndlessDataModule(L.LightningDataModule):
         return self.batch_size * self._ranks[1] * batches
 
     def train_dataloader(self) -> Batches:
-        """Returns a loader of this rank's endless augmented batches, from `start_item` on."""
+        """Returns a loader of the endless augmented batches of this rank, from `start_item` on."""
         dataset = self.train_dataset
         num_workers = self.num_workers_for(dataset)
         if num_workers and dataset.block is not None:
-            dataset.images.close()  # from now on the workers read
+            dataset.images.close()  # only the loader processes read from now on
         return self._loader(dataset, num_workers, batch_sampler=self._batches())
 
     def first_batch(self) -> dict[str, Any]:
@@ -126,18 +126,18 @@ class EndlessDataModule(L.LightningDataModule):
         )
 
     def val_dataloader(self) -> Batches:
-        """Returns a loader of this rank's validation items, mixed and not augmented."""
+        """Returns a loader of the validation items of this rank, shuffled and not augmented."""
         num_items, (rank, world_size) = len(self.val_dataset), self._ranks
         if num_items < world_size:
             raise UserError(
-                f"{num_items} validation images are too few for {world_size} processes: each "
-                "needs one."
+                f"{num_items} validation images are too few for {world_size} processes, because "
+                "each needs one."
             )
-        mixed = np.random.default_rng(0).permutation(num_items).tolist()
+        shuffled = np.random.default_rng(0).permutation(num_items).tolist()
         return self._loader(
             self.val_dataset,
             self.num_workers_for(self.val_dataset),
-            sampler=mixed[rank::world_size],
+            sampler=shuffled[rank::world_size],
             batch_size=self.loader.val_batch_size or self.batch_size,
         )
 
@@ -156,7 +156,7 @@ class EndlessDataModule(L.LightningDataModule):
 
     @property
     def _ranks(self) -> tuple[int, int]:
-        """This process's rank, and the number of ranks."""
+        """The rank of this process, and the number of ranks."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _loader(self, dataset: Any, num_workers: int, **batching: Any) -> Batches:
@@ -174,22 +174,23 @@ class ImageDataModule(EndlessDataModule):
     """Images for training and validation.
 
     A batch is a dictionary: `images` float32 `(b c H W)`, pictures in [-1, 1] or one-hot label maps
-    of 0 and 1; with classes, `labels` int64 `(b,)`; of pairs, `conditions` float32 `(b c' H' W')`.
+    of 0 and 1; with classes, `labels` int64 `(b,)`; with pairs, `conditions` float32
+    `(b c' H' W')`.
 
     Args:
-        source: the data; opened once, by `setup` or when a data set is first used, unless `parts`
-            are set: what another process has found.
-        transform: applied to both parts; validation images are not augmented.
+        source: the data. It is opened once, by `setup` or when a data set is first used, unless
+            `parts` are set to what another process has opened.
+        transform: for both parts; validation images are not augmented.
         loader: batch sizes and loader processes.
         seed: seed of order and augmentation, not negative.
-        conditions: whether pairs are taken with their conditions; the images are the same.
+        conditions: whether pairs have their conditions; the images are the same.
 
     Attributes:
         channels: channels of the images: 1, 3, or the number of classes of label maps.
         resolution, condition_resolution: (height, width) of images and conditions in pixels.
         label_maps: whether the images are one-hot label maps.
-        palette: colours to show label maps in, by class; None for generated ones.
-        condition_reader: reads the conditions of pairs; None without.
+        palette: colours of the classes of label maps; None for generated ones.
+        condition_reader: reads the conditions of pairs; None without pairs.
     """
 
     def __init__(
@@ -212,19 +213,21 @@ class ImageDataModule(EndlessDataModule):
             self.condition_reader = getattr(source, "condition_reader", None)
         pictures_alone = not self.label_maps and self.condition_reader is None
         if (transform.pad or transform.random_shift) and not pictures_alone:
-            raise UserError("label maps and pairs can be neither padded nor shifted.")
+            raise UserError(
+                "label maps and pairs can be neither padded nor shifted: set pad=0, random_shift=0."
+            )
         if (size := getattr(source, "image_size", None)) is not None:
             with naming(type(source).__name__):
                 transform.check_size(size)
 
     def setup(self, stage: str | None = None) -> None:
-        """Finds and checks the data, once; a `UserError` says what is wrong with them."""
+        """Finds and checks the data once; raises a `UserError` if something is wrong with it."""
         if "_datasets" not in self.__dict__:
             log.info("%s", self.summary())
 
     @cached_property
     def parts(self) -> tuple[Part, Part]:
-        """The images found, for training and for validation."""
+        """The images for training and for validation."""
         return self.source.open()
 
     @cached_property
@@ -255,7 +258,7 @@ class ImageDataModule(EndlessDataModule):
         return self.train_dataset.images.class_names
 
     def summary(self) -> str:
-        """Describes the images: how many, of how many classes, of which size and kind."""
+        """Describes the number, classes, size and kind of the images."""
         train, val = self._datasets
         noun, kind = "images", str(self.source.reader)
         if self.condition_reader is not None:

@@ -34,9 +34,9 @@ Byte = Annotated[int, Ge(0), Le(255)]
 Color = tuple[Byte, Byte, Byte]  # red, green and blue
 File = str | Path | IO[bytes]
 ONE_CHANNEL = ("1", "L", "P", "I", "I;16", "I;16B")
-# Pillow knows more, and starts another program for some of them
+# Pillow has more formats, and starts other programs for some of them
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-MAX_PIXELS = 64_000_000  # of an image: its decoding then takes less than 1 GiB
+MAX_PIXELS = 64_000_000  # decoding such an image takes less than 1 GiB
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,29 @@ class BrokenImageError(UserError):
 
 
 class Reader(Protocol):
-    """Decodes image files of one kind, and turns the images into tensors."""
+    """Decodes image files of one kind, and turns the images into tensors.
 
-    suffixes: ClassVar[frozenset[str]]  # of these files
+    Attributes:
+        suffixes: the endings of the files.
+    """
+
+    suffixes: ClassVar[frozenset[str]]
 
     @property
     def channels(self) -> int:
-        """Channels of the tensors; of label maps the number of classes."""
+        """Channels of the tensors; the number of classes of label maps."""
 
     @property
     def label_maps(self) -> bool:
         """Whether pixel values are class numbers."""
 
     def read(self, file: File, name: str, least_side: int | None = None) -> AnyImage:
-        """Decodes a file; `name` is what an error calls it. Raises `BrokenImageError`.
+        """Decodes a file; raises `BrokenImageError`.
 
-        A picture may be made smaller, but no side smaller than `least_side`, if that is given.
+        Args:
+            file: a path or an open file.
+            name: the name of the file in error messages.
+            least_side: allows a smaller image than in the file, with no side smaller than this.
         """
 
     def tensor(self, image: Any) -> torch.Tensor:
@@ -88,7 +95,7 @@ class Reader(Protocol):
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Turns what a decoder raises on a damaged file, nearly anything, into `BrokenImageError`."""
+    """Turns any error that a decoder raises on a damaged file into a `BrokenImageError`."""
     try:
         yield
     except UserError:
@@ -102,7 +109,7 @@ def decoding() -> Iterator[None]:
 
 @contextmanager
 def open_image(file: File) -> Iterator[Image.Image]:
-    """Opens an image of a known format, not decoded yet; raises if it is too large."""
+    """Opens an image of a known format without decoding it; raises if it is too large."""
     with Image.open(file, formats=FORMATS) as opened:
         if opened.width * opened.height > MAX_PIXELS:
             raise BrokenImageError(
@@ -113,11 +120,11 @@ def open_image(file: File) -> Iterator[Image.Image]:
 
 @dataclass(frozen=True)
 class PictureReader:
-    """Reads a file as the picture a viewer shows.
+    """Reads a file as the picture that a viewer shows.
 
-    EXIF rotation is applied; palettes are resolved; transparent parts show `background`; 16-bit
-    grey is scaled to 8 bit by 255/65535; CMYK is converted without its colour profile; an animation
-    or a file of many pages shows its first picture.
+    It applies EXIF rotation, resolves palettes, puts `background` behind transparent parts, scales
+    16-bit grey to 8 bits by 255/65535 and converts CMYK without its colour profile. It reads the
+    first picture of an animation or of a file with many pages.
 
     Args:
         channels: 1 for grey, 3 for RGB.
@@ -130,7 +137,7 @@ class PictureReader:
     suffixes: ClassVar[frozenset[str]] = SUFFIXES
 
     def __post_init__(self) -> None:
-        # a list in settings; token caches are found by the repr
+        # a list in the settings; the repr identifies token caches
         object.__setattr__(self, "background", tuple(self.background))
 
     def __str__(self) -> str:
@@ -142,14 +149,14 @@ class PictureReader:
     ) -> Image.Image:
         """Decodes a file to mode `L` or `RGB`; raises `BrokenImageError`.
 
-        A JPEG of which no side becomes smaller than `least_side` is decoded at a half, a quarter or
-        an eighth of its size, which is several times as fast.
+        With a `least_side`, a JPEG is decoded at a half, a quarter or an eighth of its size if no
+        side becomes smaller than that. This is several times as fast.
         """
         with open_image(file) as opened:
             if least_side is not None:
                 opened.draft(None, (least_side, least_side))
             opened.load()
-            with suppress(Exception):  # damaged EXIF in a file whose picture is whole
+            with suppress(Exception):  # damaged EXIF in a file with an intact picture
                 ImageOps.exif_transpose(opened, in_place=True)
             image = _to_eight_bit(opened)
             if image.has_transparency_data:
@@ -170,11 +177,11 @@ class LabelMapReader:
     """Reads class numbers: a pixel's value, grey or palette index, is its class.
 
     Args:
-        num_classes: number of classes, that of unlabelled pixels included.
-        unlabelled: pixel value of unlabelled pixels; None if there are none.
-        unlabelled_class: class of unlabelled pixels; None for one of their own, the last.
-        palette: red, green and blue, 0 to 255, of each class, to show label maps in; None for
-            generated colours.
+        num_classes: number of classes, including the class of unlabelled pixels.
+        unlabelled: pixel value of unlabelled pixels; None if all are labelled.
+        unlabelled_class: class of unlabelled pixels; None for a separate class, the last.
+        palette: red, green and blue, 0 to 255, of each class for pictures; None for generated
+            colours.
     """
 
     num_classes: Annotated[int, Ge(2), Le(256)]
@@ -187,8 +194,8 @@ class LabelMapReader:
     def __post_init__(self) -> None:
         if not 0 <= (self.unlabelled_class or 0) < self.num_classes:
             raise UserError(
-                f"unlabelled_class={self.unlabelled_class} is none of the {self.num_classes} "
-                f"classes, 0 to {self.num_classes - 1}."
+                f"unlabelled_class={self.unlabelled_class} does not exist. The {self.num_classes} "
+                f"classes are 0 to {self.num_classes - 1}."
             )
         if self.palette is not None and len(self.palette) < self.num_classes:
             raise UserError(
@@ -205,7 +212,7 @@ class LabelMapReader:
 
     @decoding()
     def read(self, file: File, name: str, least_side: int | None = None) -> Image.Image:
-        """Decodes a file to class numbers, an image of mode `P`, always at its own size.
+        """Decodes a file to class numbers, an image of mode `P`, at its original size.
 
         Raises:
             BrokenImageError: if it cannot be decoded completely.
@@ -216,7 +223,7 @@ class LabelMapReader:
             if opened.mode not in ONE_CHANNEL or opened.format == "JPEG":
                 raise UserError(
                     f"{name} is a {opened.format} picture of mode {opened.mode}, not a label map, "
-                    "whose only channel, grey or palette, holds class numbers. Name the folder of "
+                    "whose only channel, grey or palette, holds class numbers. Set the folder of "
                     "the label maps (subfolder, or condition_folder of pairs)."
                 )
             classes = self._class_numbers(np.asarray(opened), name)
@@ -226,22 +233,22 @@ class LabelMapReader:
         """Maps pixel values `(H W)` to class numbers, uint8 `(H W)`."""
         classes = values.astype(np.int64)
         last = self.num_classes - 1
-        empty = classes == self.unlabelled  # nowhere, if that is None
+        empty = classes == self.unlabelled  # all False if that is None
         if empty.any():
-            of_its_own = self.unlabelled_class is None and self.unlabelled != last
-            if of_its_own and (classes == last).any():
+            separate = self.unlabelled_class is None and self.unlabelled != last
+            if separate and (classes == last).any():
                 raise UserError(
-                    f"{name} has unlabelled pixels ({self.unlabelled}), whose class is the last, "
-                    f"{last}, and other pixels of class {last}: raise the number of classes by "
-                    "one, or choose an unlabelled_class."
+                    f"{name} has unlabelled pixels ({self.unlabelled}), which become the last "
+                    f"class, {last}, and also other pixels of class {last}. Raise the number of "
+                    "classes by one, or set an unlabelled_class."
                 )
             classes[empty] = last if self.unlabelled_class is None else self.unlabelled_class
         for value in (classes.min(), classes.max()):
             if not 0 <= value <= last:
                 raise UserError(
                     f"{name} has a pixel of value {value}, and there are {self.num_classes} "
-                    f"classes, 0 to {last}: correct their number, or set unlabelled={value} if it "
-                    "stands for unlabelled pixels."
+                    f"classes, 0 to {last}. Correct their number, or set unlabelled={value} if it "
+                    "means unlabelled pixels."
                 )
         return classes.astype(np.uint8)
 
@@ -262,7 +269,7 @@ def header_size(file: File) -> tuple[int, int]:
     """Reads (height, width) in pixels after EXIF rotation, without decoding the picture."""
     with open_image(file) as opened:
         width, height = opened.size
-        # 5 to 8 swap the sides. A PNG's needs decoding, and a TIFF's Pillow has swapped.
+        # 5 to 8 swap the sides. Pillow has done so for a TIFF, and must decode a PNG to tell.
         readable = opened.format not in ("PNG", "TIFF")
         turned = readable and opened.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         opened.verify()
@@ -271,7 +278,7 @@ def header_size(file: File) -> tuple[int, int]:
 
 def _to_eight_bit(image: Image.Image) -> Image.Image:
     if image.mode == "LAB":
-        return image.convert("RGB")  # the only mode that Pillow converts it to
+        return image.convert("RGB")  # Pillow converts it to no other mode
     if not image.mode.startswith(("I", "F")):
         return image
     samples = np.asarray(image)
@@ -280,6 +287,6 @@ def _to_eight_bit(image: Image.Image) -> Image.Image:
         raise ValueError(f"samples of mode {image.mode} outside 0 to {limit:g}: unknown range")
     scaled = np.multiply(samples, 255.0 / limit, dtype=np.float32)
     grey = Image.fromarray(np.round(scaled, out=scaled).astype(np.uint8))
-    if (transparent := image.info.get("transparency")) is not None:  # one of the 16-bit values
+    if (transparent := image.info.get("transparency")) is not None:  # a 16-bit value
         grey.putalpha(Image.fromarray(samples != transparent).convert("L"))
     return grey

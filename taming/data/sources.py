@@ -145,7 +145,7 @@ class PairFiles(ImageFiles):
         alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
         if alone:
             log.warning(
-                "%s: %d files have no partner and are left out (%s); %d pairs remain",
+                "%s: %d files have no partner and are dropped (%s); %d pairs remain",
                 images.description,
                 len(alone),
                 join_names(alone),
@@ -172,7 +172,7 @@ class PairFiles(ImageFiles):
                         *problem, self.max_broken_fraction
                     )
                 )
-            log.warning("%s and are left out (%s)", *problem)
+            log.warning("%s and are dropped (%s)", *problem)
         images.select(sorted(whole))
         conditions.select(sorted(whole))
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):

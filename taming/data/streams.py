@@ -79,7 +79,7 @@ class ImageStream(TableSource):
             raise UserError(f"{self.path} cannot be read after image {count:,}: {why}") from error
 
     def _count(self) -> tuple[int, list[str]]:
-        """Returns the number of images and the class names. Reads all of it if necessary."""
+        """Returns the number of images and the class names. Reads the stream if necessary."""
         table = self.open_table(self.split, streaming=True)
         class_names = table.class_names
         if not table.label_columns:

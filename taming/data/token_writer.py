@@ -71,7 +71,7 @@ class TokenWriter:
                 lock.acquire(blocking=False)
             except Timeout:
                 continue
-            if self._path(shard).exists() or self.directory.exists():  # written meanwhile
+            if self._path(shard).exists() or self.directory.exists():  # another process was faster
                 lock.release()
                 continue
             self._claimed.append((shard, lock))

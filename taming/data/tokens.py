@@ -47,8 +47,8 @@ class CacheDescription:
         data: fingerprint of the images, their conditions, split and transform.
         seed: seed of the augmentation; 0 for one unaugmented view.
         num_images: number of images.
-        num_views: encodings of each image. The first is unaugmented. Each other view has a crop and
-            flip of its own, which the condition shares.
+        num_views: encodings of each image. The first is unaugmented. Each other view has its own
+            crop and flip, which the condition shares.
         indices: the grid of an image.
         condition_indices: the grid of a condition; None without conditions.
         num_classes: number of classes; None without classes.
@@ -102,7 +102,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     views of an image by (seed, draw) alone, and an index selects the unaugmented view.
 
     The constructor checks up to 1 GiB of each file, chosen at random, against the checksums.
-    `check` checks all of it.
+    `check` checks whole files.
 
     Args:
         directory: the directory of the cache.
@@ -140,7 +140,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         self.check(BLOCKS_CHECKED)
 
     def check(self, max_blocks: int | None = None) -> None:
-        """Compares each file with its checksums: all of it, or at most so many blocks of 16 MiB.
+        """Compares each file with its checksums: whole, or at most so many blocks of 16 MiB.
 
         Raises:
             UserError: if the cache is damaged.

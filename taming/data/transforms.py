@@ -20,15 +20,21 @@ Resolution = Pixels | tuple[Pixels, Pixels]
 Share = Annotated[float, Gt(0), Le(1)]
 Window = tuple[float, float, float, float]  # (left, top, right, bottom) in pixels
 
-DRAFT_SCALE = 2  # times the result: the filter then hides how a JPEG was made smaller
+DRAFT_SCALE = 2  # times the result; the filter then hides how the JPEG was reduced
 
 
 class View(NamedTuple):
-    """The part of an image, and of its condition, that becomes the result."""
+    """The part of an image, and of its condition, that becomes the result.
+
+    Attributes:
+        window: the part.
+        mirrored: whether left and right are exchanged.
+        offset: shift of the result to the right and down in pixels.
+    """
 
     window: Window
-    mirrored: bool = False  # left and right are exchanged
-    offset: tuple[int, int] = (0, 0)  # shift of the result to the right and down, in pixels
+    mirrored: bool = False
+    offset: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,36 +47,36 @@ class ImageTransform:
     2. `resize` and `crop`. A *window* of the image becomes the result:
 
        - `shorter_side`: the window has the shape of `resolution` and is as large as fits. With
-         `crop="center"` it lies in the middle. With `crop="random"` each side is shrunk by a
-         factor drawn uniformly from `crop_scale` and the place is drawn too, so that
-         `crop_scale=(1, 1)` moves along the longer side only. It is resized with an antialiased
-         Lanczos filter.
-       - `stretch`: the window is the whole image (`crop="none"`), resized with the same filter; the
-         aspect is not kept.
-       - `enlarge`: the whole image (`crop="none"`), each pixel repeated a whole number of times.
-       - `none`: the window has exactly `resolution` pixels: in the middle, anywhere, or, with
-         `crop="none"`, the image must have that size.
-    3. Training only: a mirror image every other time, if `horizontal_flip`.
-    4. Training only: a move by up to `random_shift` result pixels along each axis; black follows.
+         `crop="center"` it is in the middle. With `crop="random"` its sides are multiplied by a
+         factor drawn uniformly from `crop_scale`, and its place is drawn too, so that
+         `crop_scale=(1, 1)` moves along the longer side only. An antialiased Lanczos filter
+         resizes it.
+       - `stretch`: the window is the whole image (`crop="none"`). The same filter resizes it and
+         changes its aspect.
+       - `enlarge`: the window is the whole image (`crop="none"`). Each pixel is repeated a whole
+         number of times.
+       - `none`: the window has exactly `resolution` pixels, in the middle or at a random place.
+         With `crop="none"` the image must have that size.
+    3. Training only: with `horizontal_flip`, half of the images are mirrored.
+    4. Training only: the result moves by up to `random_shift` pixels along each axis, over black.
 
-    Label maps, images of mode `P`, are resized by picking pixels, never by mixing them.
+    Resizing picks pixels of label maps, which are images of mode `P`, and never mixes them.
 
     Args:
         resolution: pixels of the result, a number (square) or (height, width).
         resize: see above.
         crop: see above; without augmentation, `random` means `center` and the largest window.
-        crop_scale: smallest and largest factor for a random window; read only where
-            `resize="shorter_side"` and `crop="random"`.
+        crop_scale: smallest and largest factor for a random window, with `resize="shorter_side"`.
         horizontal_flip: whether to mirror.
         random_shift: pixels; for pictures without conditions only, like `pad`.
         pad: pixels.
-        condition_resolution: pixels of a condition, of the same shape; None for `resolution`.
-        draft: whether training decodes JPEGs at a half, a quarter or an eighth of their size where
-            every window still has twice the result's pixels along each side; images with conditions
-            are always decoded whole.
+        condition_resolution: pixels of a condition, with the same aspect; None for `resolution`.
+        draft: whether training decodes JPEGs at a half, a quarter or an eighth of their size, if
+            every window still has twice the pixels of the result along each side. Images with
+            conditions are always decoded at full size.
 
     Raises:
-        UserError: for values that make no sense together.
+        UserError: if values contradict each other.
     """
 
     resolution: Resolution
@@ -84,18 +90,18 @@ class ImageTransform:
     draft: bool = False
 
     def __post_init__(self) -> None:
-        # as tuples of two: token caches are found by the repr
+        # as tuples of two; the repr identifies token caches
         for name in ("resolution", "condition_resolution", "crop_scale"):
             value = getattr(self, name)
             if isinstance(value, int):
                 value = value, value
             object.__setattr__(self, name, None if value is None else tuple(value))
         if self.resize in ("stretch", "enlarge") and self.crop != "none":
-            raise UserError(f"resize={self.resize} takes the whole image: set crop=none.")
+            raise UserError(f"resize={self.resize} uses the whole image: set crop=none.")
         if self.resize == "shorter_side" and self.crop == "none":
             raise UserError(
                 "resize=shorter_side needs crop=center or crop=random; only resize=stretch and "
-                "resize=enlarge take the whole image."
+                "resize=enlarge use the whole image."
             )
         if self.crop_scale[0] > self.crop_scale[1]:
             raise UserError(f"crop_scale is {list(self.crop_scale)}: give [smallest, largest].")
@@ -103,7 +109,7 @@ class ImageTransform:
         if height * condition_width != width * condition_height:
             raise UserError(
                 f"condition_resolution is {condition_height}x{condition_width} and resolution "
-                f"{height}x{width}: they must be of the same shape."
+                f"{height}x{width}. Both must have the same aspect."
             )
 
     @property
@@ -118,29 +124,29 @@ class ImageTransform:
 
     @property
     def least_side(self) -> int | None:
-        """Pixels that each side of an image must have for `draft`; None if it must be whole."""
+        """Pixels that each side of a draft must have; None if drafts are not possible."""
         if not self.draft or self.pad or self.resize not in ("shorter_side", "stretch"):
             return None
         return math.ceil(DRAFT_SCALE * max(self.size) / self.crop_scale[0])
 
     @property
     def augments(self) -> bool:
-        """Whether training draws anything; if not, each image has only one view."""
+        """Whether training draws random numbers; otherwise each image has only one view."""
         return self.crop == "random" or self.horizontal_flip or self.random_shift > 0
 
     def __call__(self, image: AnyImage, rng: np.random.Generator | None = None) -> AnyImage:
         """Transforms an image of mode `L`, `RGB` or `F`, or `P` for a label map.
 
-        `rng` draws the augmentation; None for the deterministic version.
+        `rng` draws the augmentation; None disables it.
         """
         size = image.height, image.width
         self.check_size(size)
-        return self._show(image, self._view(size, rng), self.size)
+        return self._render(image, self._view(size, rng), self.size)
 
     def pair(
         self, image: AnyImage, condition: AnyImage, rng: np.random.Generator | None = None
     ) -> tuple[AnyImage, AnyImage]:
-        """Transforms an image and its condition, of the same shape: one window, mirrored alike."""
+        """Transforms an image and its condition of the same aspect, with the same view."""
         size, condition_size = (image.height, image.width), (condition.height, condition.width)
         self.check_size(size)
         check_same_shape(size, condition_size)
@@ -148,8 +154,8 @@ class ImageTransform:
         left, top, right, bottom = view.window
         y, x = condition_size[0] / size[0], condition_size[1] / size[1]
         scaled = view._replace(window=(left * x, top * y, right * x, bottom * y))
-        shown = self._show(condition, scaled, self.condition_size)
-        return self._show(image, view, self.size), shown
+        condition = self._render(condition, scaled, self.condition_size)
+        return self._render(image, view, self.size), condition
 
     def check_size(self, size: tuple[int, int]) -> None:
         """Raises a `UserError` if an image of this (height, width) cannot be used."""
@@ -170,17 +176,17 @@ class ImageTransform:
             return
         padded = f" ({height}x{width} with pad={self.pad})" if self.pad else ""
         raise UserError(
-            f"an image of {size[0]}x{size[1]} pixels (height x width){padded} does not suit "
+            f"an image of {size[0]}x{size[1]} pixels (height x width){padded} does not fit "
             f"resolution {self.size[0]}x{self.size[1]}: {problem}"
         )
 
     def magnifies(self, size: tuple[int, int]) -> bool:
-        """Whether an image of this (height, width) would be enlarged, and look soft."""
+        """Whether an image of this (height, width) would be enlarged and look soft."""
         too_small = size[0] + 2 * self.pad < self.size[0] or size[1] + 2 * self.pad < self.size[1]
         return self.resize in ("shorter_side", "stretch") and too_small
 
     def _view(self, size: tuple[int, int], rng: np.random.Generator | None) -> View:
-        """Chooses what to show of an image of this (height, width)."""
+        """Draws the view of an image of this (height, width)."""
         window = self._window((size[0] + 2 * self.pad, size[1] + 2 * self.pad), rng)
         mirrored = rng is not None and self.horizontal_flip and bool(rng.integers(2))
         if rng is None or self.random_shift == 0:
@@ -188,7 +194,7 @@ class ImageTransform:
         right, down = rng.integers(-self.random_shift, self.random_shift + 1, size=2)
         return View(window, mirrored, (int(right), int(down)))
 
-    def _show(self, image: AnyImage, view: View, size: tuple[int, int]) -> AnyImage:
+    def _render(self, image: AnyImage, view: View, size: tuple[int, int]) -> AnyImage:
         if isinstance(image, Planes):
             return Planes(tuple(self._cut_out(c, view, size) for c in image.channels))
         return self._cut_out(image, view, size)
@@ -213,7 +219,7 @@ class ImageTransform:
         return image
 
     def _window(self, size: tuple[int, int], rng: np.random.Generator | None) -> Window:
-        """Chooses the part of a padded image of this size that becomes the result."""
+        """Draws the part of a padded image of this size that becomes the result."""
         if self.crop == "none":
             return 0, 0, size[1], size[0]
         height, width = self.size
@@ -238,5 +244,5 @@ def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int]) -> 
     if abs(condition_height - height * scale) > max(1.0, scale):
         raise UserError(
             f"an image of {height}x{width} pixels (height x width) has a condition of "
-            f"{condition_height}x{condition_width}: they must be of the same shape."
+            f"{condition_height}x{condition_width}. Both must have the same aspect."
         )

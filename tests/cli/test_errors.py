@@ -30,7 +30,7 @@ TRAIN = (*TINY_VQGAN, "perceptual=none", "data.resolution=16", "data.val_fractio
 def test_one_broken_file_is_named_and_skipped(run: Run, images: Path) -> None:
     (images / "cats" / "broken.jpg").write_bytes(b"not a picture")
     outcome = succeeds(run("train_vqgan", f"data.path={images}", *TRAIN, "run_dir=run"))
-    assert "1 of 17 images are broken and left out (cats/broken.jpg: not an image" in outcome.err
+    assert "1 of 17 images are broken and dropped (cats/broken.jpg: not an image" in outcome.err
 
 
 @pytest.mark.parametrize(

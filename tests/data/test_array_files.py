@@ -64,7 +64,7 @@ def test_one_channel_needs_no_axis() -> None:
     [
         (npy(SIXTEEN[..., :4]), UserError, r"a is an array \(9, 12, 4\), and data.channels is 5"),
         (npy(SIXTEEN[0, 0]), UserError, r"a is an array \(5,\)"),
-        (npy(SIXTEEN.astype(np.int32) - 9999), UserError, r"from -\d+ to .* widen it"),
+        (npy(SIXTEEN.astype(np.int32) - 9999), UserError, r"from -\d+ to .* Widen it"),
         (npy(np.full((2, 2, 5), np.nan)), BrokenImageError, "not finite"),
         (npy(np.full((2, 2, 5), "x")), BrokenImageError, "an array of <U1, not of numbers"),
         (npy(np.full((2, 2, 5), None), allow_pickle=True), BrokenImageError, "Object arrays"),

@@ -158,7 +158,7 @@ def test_broken_files_are_left_out_counted_and_named(
     assert [source.label(i) for i in range(9)] == [0] * 5 + [1] * 4
     assert source.sizes == [(24, 24)] * 9
     (message,) = caplog.messages
-    assert "2 of 11 images are broken and left out (cat/0.png: not an image" in message
+    assert "2 of 11 images are broken and dropped (cat/0.png: not an image" in message
 
 
 def test_too_many_broken_files_stop(make_folder: Any) -> None:

@@ -133,7 +133,7 @@ def test_set_up_happens_once_and_reports(
         data.setup()
         data.setup("fit")
     broken, summary = caplog.messages
-    assert "1 of 12 images are broken and left out (cat/0.png: " in broken
+    assert "1 of 12 images are broken and dropped (cat/0.png: " in broken
     assert "8 images to train and 3 to validate, 2 classes, 32x32, RGB; 11 smaller" in summary
 
 
@@ -180,8 +180,8 @@ def test_other_processes_go_on_with_the_same_images(
     begun.trainer = SimpleNamespace(**step, global_rank=0, world_size=2)  # type: ignore[assignment]
     resumed.load_state_dict(begun.state_dict())
     (note,) = caplog.messages
-    assert "goes on with 1 instead of 2 processes" in note
-    assert "a step takes 4 of them, before 4" in note
+    assert "resumes with 1 instead of 2 processes" in note
+    assert "A step takes 4 images instead of 4" in note
     assert equal(train_batches(resumed, 4), train_batches(module(root), 7)[3:])
     step["global_step"] += 2
     resumed.trainer = SimpleNamespace(**step, global_rank=0, world_size=1)  # type: ignore[assignment]

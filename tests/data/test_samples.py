@@ -30,5 +30,5 @@ def test_arrays_that_are_no_images(shape: tuple[int, ...], tmp_path: Path) -> No
 @pytest.mark.parametrize("labels", [[0, 2, 1], [0, 1], np.eye(3, 2, dtype=np.int64)])
 def test_labels_that_are_no_classes(labels: object, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", np.zeros((3, 4, 4, 3), dtype=np.uint8), labels)
-    with pytest.raises(UserError, match="arr_1 must be a class of the data, 0 to 1, of each of"):
+    with pytest.raises(UserError, match="arr_1 must have a class number, 0 to 1, for each of"):
         open_samples(tmp_path / "x.npz", PictureReader(), CLASSES)

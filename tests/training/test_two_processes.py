@@ -229,7 +229,7 @@ def test_weights_are_split_among_processes_and_put_together(
     after = run_training(
         folder / "fsdp", *exact("transformer", 4), max_steps=6, resume=True, **SPLIT
     )
-    assert "goes on with 1 instead of 2 processes" in caplog.text
+    assert "resumes with 1 instead of 2 processes" in caplog.text
     assert (folder / "fsdp" / "checkpoints" / "last.ckpt").is_file()
     expected, found = (run.recorder.column("train/loss") for run in (alone, after))
     for column in (ranks[0]["fsdp"], found):

@@ -1,4 +1,4 @@
-"""Small known data sets that fit into memory."""
+"""Well-known small data sets, in memory."""
 
 import hashlib
 import warnings
@@ -26,7 +26,7 @@ class ImageArray(ImageList):
         images: uint8 `(n H W)` grey or `(n H W 3)` RGB.
         labels: `(n,)` class numbers.
         class_names: by class number.
-        channels: 1 or 3: what images are converted to.
+        channels: channels of the loaded images, 1 or 3.
     """
 
     in_memory = True
@@ -55,7 +55,7 @@ class ImageArray(ImageList):
         return Image.fromarray(self._images[index]).convert(mode)
 
     def name(self, index: int) -> str:
-        """Returns a name such as `train/00012`: of image 12 of the part `train`."""
+        """Returns a name such as `train/00012`, for image 12 of the part `train`."""
         return f"{self.description.partition('/')[2] or 'all'}/{index:05d}"
 
     def fingerprint(self) -> str:
@@ -72,23 +72,23 @@ class _InMemory:
 
     @property
     def reader(self) -> PictureReader:
-        """Reader of the images, grey or RGB."""
+        """Reads the images, grey or RGB."""
         return PictureReader(self.channels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(_InMemory):
-    """scikit-learn's 1,797 handwritten digits, 8x8, light on dark; they come with the library.
+    """scikit-learn's 1,797 handwritten digits, 8x8, light on dark, which come with the library.
 
-    Their 17 levels, 0 to 16, are spread over 0 to 255. There is no official split: the share
-    `val_fraction` is held out.
+    Their levels 0 to 16 are scaled to 0 to 255. There is no official split, so `val_fraction` is
+    held out.
     """
 
     val_fraction: Fraction = 0.2
     image_size: ClassVar = (8, 8)
 
     def open(self) -> tuple[Part, Part]:
-        """Loads the digits and holds some out for validation."""
+        """Loads the digits and holds out a share for validation."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -105,8 +105,8 @@ class FashionMNIST(_InMemory):
     The test images are the validation data.
 
     Args:
-        root: directory that holds `FashionMNIST/raw/`; downloaded there if it is missing.
-        channels: 1 or 3: what images are converted to.
+        root: directory with `FashionMNIST/raw/`, which is downloaded if it is missing.
+        channels: channels of the images, 1 or 3.
     """
 
     root: str | Path
@@ -115,7 +115,7 @@ class FashionMNIST(_InMemory):
     folder: ClassVar = "FashionMNIST/raw"  # below the root
 
     def open(self) -> tuple[Part, Part]:
-        """Loads the training and the test images; downloads them if they are missing."""
+        """Loads the training and test images, and downloads them if they are missing."""
         return Part(self._part("train")), Part(self._part("test"))
 
     def _part(self, part: str) -> ImageArray:
@@ -130,9 +130,9 @@ class FashionMNIST(_InMemory):
         except Exception as error:
             why = (" ".join(str(error).split()) or type(error).__name__)[:200]
             raise UserError(
-                f"{type(self).__name__} in {root} cannot be read or downloaded: {why}. By hand: "
-                f"put {self._files(download)} into {(root / self.folder).absolute()}, without "
-                "damaged or unpacked files."
+                f"{type(self).__name__} in {root} cannot be read or downloaded: {why}. To add it "
+                f"by hand, put {self._files(download)} into {(root / self.folder).absolute()}, "
+                "without damaged or unpacked files."
             ) from error
         images, labels = np.asarray(data.data), np.asarray(data.targets)
         return ImageArray(f"{self.name}/{part}", images, labels, data.classes, self.channels)
@@ -146,8 +146,7 @@ class FashionMNIST(_InMemory):
 class CIFAR10(FashionMNIST):
     """CIFAR-10: 50,000 training and 10,000 test photos of ten things, 32x32, RGB.
 
-    Otherwise like `FashionMNIST`; `root` holds `cifar-10-batches-py/` or
-    `cifar-10-python.tar.gz`.
+    `root` holds `cifar-10-batches-py/` or `cifar-10-python.tar.gz`. Otherwise like `FashionMNIST`.
     """
 
     channels: Channels = 3
