@@ -62,9 +62,8 @@ class Table(NamedTuple):
             return None if value is None else str(value)
         if value >= len(self.class_names):
             raise UserError(
-                f"{self.description}: a row has the class {value} in {self.label_columns[0]}, "
-                f"which lists the classes 0 to {len(self.class_names) - 1}. Correct the dataset, "
-                "or set data.source.label_column to another column."
+                f"{self.description}: a row has the class {value}, and {self.label_columns[0]} "
+                f"lists only {len(self.class_names)}. Set data.source.label_column."
             )
         return self.class_names[value] if value >= 0 else None
 
@@ -101,11 +100,24 @@ class TableSource:
         Raises:
             UserError: if it cannot be opened, or a column is missing.
         """
-        description = f"{self.path} {split}"
         try:
             import datasets
 
             rows = self._load(split, streaming)
+            features = rows.features or {}
+            images, labels = self._image_columns, self._label_columns
+            if not self.shards:
+                images = images or [n for n, f in features.items() if isinstance(f, datasets.Image)]
+                types = [n for n, f in features.items() if isinstance(f, datasets.ClassLabel)]
+                labels = labels or (types if len(types) == 1 else [])
+                if len(images) != 1:
+                    raise UserError(
+                        f"{self.path} {split} has {len(images) or 'no'} columns of the type Image; "
+                        f"it has {join_names(list(features))}. Set data.source.image_column."
+                    )
+            rows = rows.select_columns(images + labels)
+            for name in images:
+                rows = rows.cast_column(name, datasets.Image(decode=False))
         except ImportError as error:
             raise UserError(
                 f"data.path={self.path} needs {error.name}: pip install 'taming[datasets]'."
@@ -115,38 +127,8 @@ class TableSource:
         except Exception as error:  # damaged files make pyarrow raise nearly anything
             why = " ".join(str(error.__cause__ or error).split())
             raise UserError(f"{self.path}, split {split}, cannot be loaded: {why}") from error
-        if self.shards:
-            return Table(rows, description, self._shard_images, self._shard_labels, None)
-        features = rows.features or {}
-        for role, column in (("image", self.image_column), ("label", self.label_column)):
-            if column is not None and column not in features:
-                raise UserError(
-                    f"{description} has no column {column}; it has {join_names(list(features))}: "
-                    f"set data.source.{role}_column."
-                )
-        images, labels = (
-            [name for name, feature in features.items() if isinstance(feature, kind)]
-            for kind in (datasets.Image, datasets.ClassLabel)
-        )
-        if self.image_column is None and len(images) != 1:
-            raise UserError(
-                f"{description} has {len(images) or 'no'} columns of the type Image; it has "
-                f"{join_names(list(features))}: set data.source.image_column."
-            )
-        image = self.image_column or images[0]
-        label = self.label_column or (labels[0] if len(labels) == 1 else None)
-        rows = rows.select_columns([image, *filter(None, [label])])
-        try:
-            rows = rows.cast_column(image, datasets.Image(decode=False))
-        except Exception as error:  # pyarrow's own
-            raise UserError(
-                f"{description}: the column {image} holds no images. Set data.source.image_column "
-                f"to another of {join_names(list(features))}."
-            ) from error
-        if label is None:
-            return Table(rows, description, [image], [], None)
-        names = getattr(features[label], "names", None)
-        return Table(rows, description, [image], [label], names)
+        names = getattr(features[labels[0]], "names", None) if labels else None
+        return Table(rows, f"{self.path} {split}", images, labels, names)
 
     @property
     def shards(self) -> list[str]:
@@ -168,15 +150,17 @@ class TableSource:
         return PurePosixPath(path).suffix[1:]
 
     @property
-    def _shard_images(self) -> list[str]:
+    def _image_columns(self) -> list[str]:
         if self.image_column is not None:
             return [self.image_column]
-        suffixes = sorted(suffix[1:] for suffix in self.reader.suffixes)
+        suffixes = sorted(suffix[1:] for suffix in self.reader.suffixes) if self.shards else []
         return suffixes + [suffix.upper() for suffix in suffixes]
 
     @property
-    def _shard_labels(self) -> list[str]:
-        return ["cls", "json"] if self.label_column is None else [self.label_column]
+    def _label_columns(self) -> list[str]:
+        if self.label_column is not None:
+            return [self.label_column]
+        return ["cls", "json"] if self.shards else []
 
     def _load(self, split: str, streaming: bool) -> Any:
         import datasets
@@ -192,9 +176,9 @@ class TableSource:
                 f"({join_names(missing)}). Fetch them, or leave them out of data.path."
             )
         if shards:
-            # the library takes these from the first samples, and others may have other files
-            features = dict.fromkeys(self._shard_images, datasets.Image(decode=False))
-            features |= dict.fromkeys(self._shard_labels, datasets.Value("string"))
+            # the library would take them from the first samples, and others may have other files
+            features = dict.fromkeys(self._image_columns, datasets.Image())
+            features |= dict.fromkeys(self._label_columns, datasets.Value("string"))
             if "json" in features:
                 features["json"] = {"label": datasets.Value("string")}
             options["features"] = datasets.Features(features)

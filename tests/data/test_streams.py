@@ -157,7 +157,7 @@ def test_the_first_batch_is_that_of_the_training(shards: Path, starts: list[int]
 def test_parquet_without_its_number_of_images(parquet: Path) -> None:
     train, val = stream(parquet, label_column="label").open()
     assert (len(train.images), len(val.images)) == (8, 3)
-    with pytest.raises(UserError, match="has no column kind; it has image, label: set"):
+    with pytest.raises(UserError, match=r"cannot be loaded: .*kind"):
         stream(parquet, label_column="kind").open()
     with pytest.raises(UserError, match="has 11 images, and 11 of them are for validation"):
         stream(parquet, num_val_images=11).open()
