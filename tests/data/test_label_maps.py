@@ -61,9 +61,7 @@ def test_unlabelled_pixels(row: list[int], settings: Any, expected: list[int]) -
 def test_classes_that_there_are_not() -> None:
     with pytest.raises(UserError, match=r"value 255, .*12 classes, 0 to 11\. .*unlabelled=255"):
         read(grey([0, 255, 4]), unlabelled=None)
-    with pytest.raises(
-        UserError, match=r"has unlabelled .*255.*last class, 11, and also"
-    ):
+    with pytest.raises(UserError, match=r"has unlabelled .*255.*last class, 11, and also"):
         read(grey([0, 255, 11]))  # they share no class unless told to
     with pytest.raises(UserError, match="11 colours for 12 classes"):
         LabelMapReader(12, palette=[(0, 0, 0)] * 11)
