@@ -1,4 +1,4 @@
-"""The discriminator with its losses and its schedule."""
+"""The discriminator with its losses and schedule."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -22,23 +22,24 @@ __all__ = ["Adversary"]
 class Adversary(nn.Module):
     """A discriminator with its losses, its optimizer settings and its schedule.
 
-    It trains from `start` on; the generator sees it after `warmup` more steps, with a weight that
-    rises linearly over `ramp` steps. An untrained discriminator at full weight wrecks a run.
+    The discriminator trains from step `start`. The generator uses it `warmup` steps later, with a
+    weight that rises linearly over `ramp` steps. An untrained discriminator at full weight ruins a
+    run.
 
     Args:
-        discriminator: images to scores.
+        discriminator: maps images to scores.
         optimizer: settings of the discriminator's optimizer.
-        start: a step (whole number), or a share of the training (fraction from 0 to 1).
+        start: a step (integer), or a share of the training (fraction from 0 to 1).
         warmup: steps in which only the discriminator learns.
-        ramp: steps in which its weight rises from 0 to `weight`.
+        ramp: steps over which the weight rises from 0 to `weight`.
         weight: weight of the generator's adversarial loss.
         adaptive: whether to multiply the weight by ‖∇L_rec‖ / ‖∇L_GAN‖ at the decoder's last layer.
-        adaptive_every: steps from one measurement of that quotient to the next.
-        adaptive_max: upper bound of that quotient.
+        adaptive_every: steps between two measurements of that ratio.
+        adaptive_max: upper limit of that ratio.
         loss: see `taming.losses.adversarial`.
-        lecam_weight: weight of the LeCAM regularisation in the discriminator's loss; 0 for none.
-        lecam_decay: decay of LeCAM's averages, per batch.
-        augmentation: names of `DifferentiableAugmentation`, for all that the discriminator sees.
+        lecam_weight: weight of the LeCAM regularisation in the discriminator's loss.
+        lecam_decay: decay of LeCAM's averages per batch.
+        augmentation: see `DifferentiableAugmentation`; it applies to real and generated images.
     """
 
     def __init__(
@@ -70,25 +71,25 @@ class Adversary(nn.Module):
         self.adaptive_max = adaptive_max
         self.loss = ADVERSARIAL_LOSSES[loss]
         self.lecam_weight = lecam_weight
-        # there at weight 0 too: a run can be resumed with another weight
+        # even at weight 0, because a run can be resumed with another weight
         self.lecam = LeCAM(lecam_decay)
         self.augmentation = DifferentiableAugmentation(augmentation)
 
     def settle_start(self, max_steps: int) -> None:
-        """Turns a start given as a share of the training into a step."""
+        """Converts a start that is a share of the training into a step."""
         if isinstance(self.start, float):
             self.start = round(self.start * max_steps)
 
     def trains_at(self, step: int) -> bool:
-        """Returns whether the discriminator learns in the step after `step` finished ones."""
+        """Returns whether the discriminator learns in the step after `step` completed steps."""
         return step >= self.start
 
     def generator_factor(self, step: int) -> float:
-        """Returns the adversarial weight in that step, before adaptation."""
-        since = step - self.start - self.warmup
-        if since < 0:
+        """Returns the adversarial weight in that step, before the adaptive factor."""
+        num_steps = step - self.start - self.warmup  # since the end of the warm-up
+        if num_steps < 0:
             return 0.0
-        return self.weight * min(1.0, (since + 1) / max(1, self.ramp))
+        return self.weight * min(1.0, (num_steps + 1) / max(1, self.ramp))
 
     def adapts_at(self, step: int) -> bool:
         """Returns whether the adaptive weight is measured in that step."""
@@ -103,20 +104,20 @@ class Adversary(nn.Module):
     def discriminator_loss(
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Returns the discriminator's loss and what to watch; no gradient reaches the images.
+        """Returns the discriminator's loss and metrics; no gradient reaches the images.
 
         Returns:
-            `discriminator_loss`, LeCAM included; `scores_real` and `scores_fake`, their means;
-            `discriminator_accuracy`, the mean share of real scores above and fake ones below 0;
-            and with LeCAM `lecam_loss`, unweighted.
+            `discriminator_loss` with LeCAM; `scores_real` and `scores_fake`, their means;
+            `discriminator_accuracy`, the mean share of real scores above 0 and fake scores below;
+            and, with LeCAM, the unweighted `lecam_loss`.
         """
         scores_real, scores_fake = self._scores(images.detach(), reconstructions.detach())
         loss = self.loss.discriminator(scores_real, scores_fake)
-        right = (scores_real > 0).float().mean() + (scores_fake < 0).float().mean()
+        shares = (scores_real > 0).float().mean() + (scores_fake < 0).float().mean()
         metrics = {
             "scores_real": scores_real.mean(),
             "scores_fake": scores_fake.mean(),
-            "discriminator_accuracy": right / 2,
+            "discriminator_accuracy": shares / 2,
         }
         if self.lecam_weight > 0:
             metrics["lecam_loss"] = self.lecam(scores_real, scores_fake)
@@ -127,9 +128,9 @@ class Adversary(nn.Module):
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         images, reconstructions = self.augmentation(images), self.augmentation(reconstructions)
-        if self.discriminator.scores_images_independently:  # one pass is faster than two
+        if self.discriminator.scores_images_independently:  # one pass is faster
             scores = self.discriminator(torch.cat([images, reconstructions])).float()
             scores_real, scores_fake = scores.chunk(2)
             return scores_real, scores_fake
-        # as in the paper's code: each with its own batch statistics
+        # each with its own batch statistics, as in the paper's code
         return self.discriminator(images).float(), self.discriminator(reconstructions).float()

@@ -35,23 +35,22 @@ def encode_dataset(
     num_workers: int,
     device: torch.device,
 ) -> TokenDataset:
-    """Returns the data set's token cache under `cache_dir`: the valid one there, else made now.
+    """Returns the token cache of a dataset, and writes it first if it does not exist.
 
-    Its directory is named after a digest of what it is of, so a cache of another tokenizer, other
-    images or another transform is never found, let alone used. All processes that need the same
-    cache at the same time share the work, be they of one command or of several, on one machine or
-    on several with a common `cache_dir`: see `TokenWriter`. An interrupted encoding goes on.
-    Images that could not be read are named in the cache, and in a warning each time it is used.
+    A digest of tokenizers, images and transform names its directory, so that a cache of anything
+    else is never used. All processes that need the same cache share the work, even if they belong
+    to several commands or to machines with a common `cache_dir` (see `TokenWriter`). An interrupted
+    encoding continues. Each use warns of images that could not be read.
 
     Args:
-        tokenizer: encodes the images; it is moved to `device`, like the other one.
+        tokenizer: encodes the images; this moves both tokenizers to `device`.
         dataset: the images.
-        cache_dir: where caches live.
-        condition_tokenizer: encodes the conditions of a data set of pairs; None to leave them out.
-        num_views: encodings of each image, the first unaugmented.
-        batch_size: images encoded at once.
+        cache_dir: the directory of all caches.
+        condition_tokenizer: encodes the conditions of paired images; None to leave them out.
+        num_views: encodings per image, of which the first has no augmentation.
+        batch_size: images per batch.
         num_workers: processes that load images.
-        device: where to encode.
+        device: device of the tokenizers.
 
     Raises:
         UserError: if the cache cannot be written.
@@ -65,27 +64,27 @@ def encode_dataset(
     directory = cache_dir / digest
     images = f"{len(dataset)} images of {dataset.images.description}"
     if on_first_rank(directory.exists):
-        log.info("tokens of %s: already in %s", images, directory)
+        log.info("tokens of %s: in %s", images, directory)
     else:
         try:
             with closing(TokenWriter(directory, description)) as writer:
                 finished = False
                 while not finished:
                     _encode(tokenizers, dataset, writer, batch_size, num_workers, device)
-                    gather(None)  # all have written what they claimed
+                    gather(None)  # all ranks have written their shards
                     finished = on_first_rank(writer.finish)
         except OSError as error:
             raise UserError(
-                f"the token cache {directory} cannot be written ({error}). Free some space, or "
-                "give another tokens.cache_dir."
+                f"The token cache {directory} cannot be written ({error}). Free some space, or "
+                "set another tokens.cache_dir."
             ) from error
-        while not directory.exists():  # a network shows it late
+        while not directory.exists():  # a network file system shows it late
             time.sleep(1)
     tokens = TokenDataset(directory, description)
     if tokens.replaced_names:
         log.warning(
-            "tokens of %s: %d images could not be read when they were encoded (%s), and others "
-            "stand for them. If they can be read now, delete %s: all are encoded again.",
+            "tokens of %s: %d images could not be read and were replaced by others (%s). If they "
+            "can be read now, delete %s to encode all images again.",
             images,
             len(tokens.replaced_names),
             join_names(tokens.replaced_names),
@@ -108,7 +107,7 @@ def _describe(
     }
     return CacheDescription(
         data=dataset.fingerprint(),
-        seed=dataset.seed if num_views > 1 else 0,  # the first view is unaugmented
+        seed=dataset.seed if num_views > 1 else 0,  # the first view has no augmentation
         num_images=len(dataset),
         num_views=num_views,
         indices=grids["images"],
@@ -126,7 +125,7 @@ def _encode(
     num_workers: int,
     device: torch.device,
 ) -> None:
-    """Encodes what no other process has encoded or is encoding."""
+    """Encodes the shards that no other process has claimed."""
     for tokenizer in tokenizers.values():
         tokenizer.to(device)
     entries = {"indices": "images", "condition_indices": "conditions"}

@@ -1,4 +1,4 @@
-"""Starting stage 1 from a model that is trained already."""
+"""Starts stage 1 from a trained model."""
 
 import logging
 from typing import Literal
@@ -51,28 +51,27 @@ def finetune(
 
 
 def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) -> VQGAN:
-    """Builds a VQGAN that begins with the weights of a saved one.
+    """Builds a VQGAN with the weights of a saved one.
 
     Args:
-        saved: the model to begin with.
-        mode: `"whole"`; `"decoder"`, which builds the same model (its training then leaves encoder
-            and codebook alone); or `"new_codebook"`: another quantizer, which begins anew, and with
-            it the 1×1 convolutions around it if the width of the codes changes.
-        configured: the model of the configuration. It gives the resolution of the new images
-            (attention stays in the levels it was in), the new quantizer, and without
-            `"new_codebook"` the settings of the quantizer's training.
+        saved: the model to start from.
+        mode: `"whole"` keeps all weights, and so does `"decoder"`, which then trains only the
+            decoder. `"new_codebook"` builds a new quantizer, and new 1×1 convolutions around it
+            if the width of the codes changes.
+        configured: the model of the configuration. It gives the resolution (attention stays in
+            its levels), the new quantizer and the settings of the quantizer's training.
 
     Raises:
-        UserError: for images of another number of channels, or label maps for pictures.
+        UserError: if the number of channels changes, or pictures become label maps.
     """
     config, new = dict(saved.config), configured.config
-    config.setdefault("label_maps", configured.label_maps)  # an older model does not say
+    config.setdefault("label_maps", configured.label_maps)  # some older models lack it
     for name in ("image_channels", "label_maps"):
         if config[name] != new[name]:
             raise UserError(
-                f"the model to fine-tune has {name}={config[name]}, and the new images need "
-                f"{new[name]} (data.channels; training.reconstruction=cross_entropy is for label "
-                "maps)."
+                f"The model to fine-tune has {name}={config[name]}, but the new images need "
+                f"{new[name]}. See data.channels, and training.reconstruction=cross_entropy for "
+                "label maps."
             )
     old_height, new_height = config["resolution"][0], new["resolution"][0]
     config["attention_resolutions"] = [
@@ -83,39 +82,38 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
     config["resolution"] = list(new["resolution"])
     state = saved.state
     if mode == "new_codebook":
-        state = VQGAN.from_saved(saved).state_dict()  # in the shapes that the weights have today
         config["quantizer"] = dict(new["quantizer"])
-        fresh = VQGAN(**config).state_dict()
-        kept = {
+        new_state = VQGAN(**config).state_dict()
+        trained_state = {
             name: tensor
             for name, tensor in state.items()
-            if not name.startswith("quantizer.") and tensor.shape == fresh[name].shape
+            if not name.startswith("quantizer.") and tensor.shape == new_state[name].shape
         }
-        state = {**fresh, **kept}
+        state = {**new_state, **trained_state}
     elif new["quantizer"]["kind"] == config["quantizer"]["kind"]:
         names = configured.quantizer.training_settings
-        training = {name: value for name, value in new["quantizer"].items() if name in names}
-        config["quantizer"] = {**config["quantizer"], **training}
+        settings = {name: value for name, value in new["quantizer"].items() if name in names}
+        config["quantizer"] = {**config["quantizer"], **settings}
     return VQGAN.from_saved(SavedModel("vqgan", config, state)).train()
 
 
 def finetuned_adversary(saved: SavedModel, adversary: Adversary | None) -> None:
-    """Gives the adversary the discriminator the saved model was trained with, if it fits."""
+    """Loads the discriminator of the saved model into the adversary, if its shape fits."""
     if adversary is None:
         return
-    found = saved.parts.get("discriminator")
-    if found is None:
-        log.info("the model to fine-tune has no discriminator: it begins anew")
-    elif found.config != adversary.discriminator.config:
+    discriminator = saved.parts.get("discriminator")
+    if discriminator is None:
+        log.info("The model to fine-tune has no discriminator. Training a new one.")
+    elif discriminator.config != adversary.discriminator.config:
         configured = adversary.discriminator.config
         log.warning(
-            "the model to fine-tune has a discriminator of another shape, so it begins anew; to go "
-            "on with it add %s",
+            "The discriminator of the model to fine-tune has another shape. Training a new one. To "
+            "keep it, add %s",
             " ".join(
                 f"adversary.discriminator.{name}={str(value).lower()}"
-                for name, value in found.config.items()
+                for name, value in discriminator.config.items()
                 if value != configured.get(name)
             ),
         )
     else:
-        adversary.discriminator.load_state_dict(found.state)
+        adversary.discriminator.load_state_dict(discriminator.state)

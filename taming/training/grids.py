@@ -1,4 +1,4 @@
-"""Pictures of a validation, in the run directory and with the loggers."""
+"""Pictures at each validation, in the run directory and in the loggers."""
 
 import logging
 from pathlib import Path
@@ -24,7 +24,7 @@ log = logging.getLogger("taming")
 
 
 class _Grids(L.Callback):
-    """Writes a picture of `num_images` images at each validation, of its first batch."""
+    """Writes a picture of the first batch of each validation, with `num_images` images."""
 
     name: str
 
@@ -33,7 +33,7 @@ class _Grids(L.Callback):
         self.num_images = num_images
 
     def picture(self, pl_module: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Image.Image:
-        """Returns the picture; the module's weights are the averaged ones, where there are any."""
+        """Returns the picture; the module has its averaged weights, if it averages them."""
         raise NotImplementedError
 
     def on_validation_batch_end(
@@ -45,11 +45,11 @@ class _Grids(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Writes the picture; a full disk stops no training."""
+        """Writes the picture; a full disk only gives a warning."""
         if batch_idx > 0 or self.num_images == 0 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         model: Any = trainer.model
-        # where FSDP splits weights among the ranks, every rank needs all; elsewhere it does nothing
+        # with FSDP, every rank needs all the weights; otherwise this does nothing
         with FullyShardedDataParallel.summon_full_params(model, writeback=False):
             if trainer.is_global_zero:
                 self._write(trainer, self.picture(pl_module, outputs, batch))
@@ -61,7 +61,7 @@ class _Grids(L.Callback):
             path.parent.mkdir(parents=True, exist_ok=True)
             picture.save(path)
         except OSError as error:
-            log.warning("%s cannot be written (%s); training goes on.", path, error)
+            log.warning("%s cannot be written (%s). Training continues.", path, error)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_image(f"val/{self.name}", [picture], step=None)
@@ -71,14 +71,14 @@ class _Grids(L.Callback):
 
 
 class ReconstructionGrids(_Grids):
-    """Images beside their reconstructions, four pairs a row."""
+    """Images next to their reconstructions, four pairs per row."""
 
     name = "reconstructions"
 
     def picture(
         self, pl_module: VQGANTraining, outputs: torch.Tensor, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
-        """Returns the first images of the batch, left, and their reconstructions, right."""
+        """Returns the first images of the batch on the left, and reconstructions on the right."""
         colors = getattr(pl_module.trainer.datamodule, "palette", None)  # type: ignore[attr-defined]
         palette = palette_of(pl_module.vqgan, colors)
         images, reconstructions = (
@@ -90,17 +90,17 @@ class ReconstructionGrids(_Grids):
 
 
 class SampleGrids(_Grids):
-    """Samples by class, or beside the validation data's first conditions and real images."""
+    """Samples by class, or next to the first conditions and images of the validation data."""
 
     name = "samples"
 
     def picture(
         self, pl_module: TransformerTraining, outputs: Any, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
-        """Returns samples drawn with the same random numbers at each validation."""
+        """Returns samples with the same random numbers at each validation."""
         generator = pl_module.generator
         if generator.conditioning.takes_images:
-            return self._beside_conditions(generator, batch)
+            return self._with_conditions(generator, batch)
         palette = palette_of(generator.tokenizer)
         if generator.conditioning.num_classes is None:
             return pixel_grid(to_uint8(generator.sample(self.num_images, seed=0), palette))
@@ -110,16 +110,16 @@ class SampleGrids(_Grids):
         samples = generator.sample(self.num_images, labels, seed=0)
         return pixel_grid(to_uint8(samples, palette), captions=captions)
 
-    def _beside_conditions(
+    def _with_conditions(
         self, generator: ImageGenerator, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
-        """Shows each condition, its sample and the real image, side by side."""
+        """Returns each condition with its sample and the real image."""
         encoder = generator.require_condition_tokenizer()
         codes = batch["condition_indices"][: self.num_images]
         images = generator.decode(to_tokens(batch["indices"][: self.num_images]))
         samples = generator.sample(len(codes), codes, seed=0)
-        of_images = palette_of(generator.tokenizer)
-        columns = [to_uint8(samples, of_images), to_uint8(images, of_images)]
+        image_palette = palette_of(generator.tokenizer)
+        columns = [to_uint8(samples, image_palette), to_uint8(images, image_palette)]
         palette = palette_of(encoder, getattr(generator.conditioning, "palette", None))
         groups = side_by_side(columns, encoder.decode(codes), palette)  # (b 3 H W 3)
         return pixel_grid(np.concatenate(groups), num_columns=3 if len(groups) < 4 else 6)

@@ -1,4 +1,4 @@
-"""Early warnings about a training run that is going wrong."""
+"""Early warnings about a training that goes wrong."""
 
 import logging
 import math
@@ -20,14 +20,14 @@ __all__ = ["HealthWatch", "OverfittingWatch", "unusual_data", "unusual_schedule"
 
 log = logging.getLogger("taming")
 
-FROZEN = (
-    "It stays as it is with finetune.mode=decoder, so these images can do with few of its codes; "
-    "finetune.mode=new_codebook begins another for them."
+FROZEN_CODEBOOK_ADVICE = (
+    "finetune.mode=decoder freezes the codebook, and these images need few of its codes. Use "
+    "finetune.mode=new_codebook to train a new one."
 )
 
 
 def warn(trainer: L.Trainer, text: str) -> None:
-    """Prints a warning, and raises an alert with Weights & Biases."""
+    """Logs a warning, and sends an alert with Weights & Biases."""
     if not trainer.is_global_zero:
         return
     log.warning("warning, step %d: %s", trainer.global_step, text)
@@ -37,7 +37,7 @@ def warn(trainer: L.Trainer, text: str) -> None:
 
 
 class _Watch(L.Callback):
-    """A callback that a resumed run continues, with the attributes named in `STATE`."""
+    """A callback that keeps the attributes named in `STATE` when a run is resumed."""
 
     STATE: ClassVar[tuple[str, ...]]
 
@@ -49,19 +49,19 @@ class _Watch(L.Callback):
 
 
 class HealthWatch(_Watch):
-    """Says in plain words what goes wrong in stage 1, and what to change.
+    """Warns when stage 1 goes wrong, and says what to change.
 
-    It looks at each report of training metrics. A warning comes after `patience` reports in a row
-    with the same trouble, and again only once the trouble has been away.
+    It checks each report of training metrics. A warning comes after `patience` reports in a row
+    with the same problem. It comes again only after the problem has disappeared in between.
 
     Args:
         min_codebook_usage: share of the codes in use below which the codebook is collapsing.
-        max_discriminator_accuracy: above it the discriminator has won: it tells nearly every patch
-            of a reconstruction from one of an image, and its gradient teaches little.
-        min_adaptive_weight, max_adaptive_weight: outside them one of the two gradients that the
-            adaptive weight balances has vanished.
-        max_gradient_leap: how many times the median of the last twenty gradient norms is a leap.
-        patience: reports in a row before it speaks; of a leaping gradient it warns at once.
+        max_discriminator_accuracy: accuracy above which the discriminator has won. Its gradient
+            teaches little once it recognises nearly every patch of a reconstruction.
+        min_adaptive_weight, max_adaptive_weight: outside these limits, one of the two gradients
+            that the adaptive weight balances has vanished.
+        max_gradient_leap: multiple of the median of the last twenty gradient norms that is a leap.
+        patience: reports in a row before a warning; a leap of the gradient gives one at once.
     """
 
     STATE = ("num_warnings", "in_a_row", "norms")
@@ -82,7 +82,7 @@ class HealthWatch(_Watch):
         self.max_gradient_leap = max_gradient_leap
         self.patience = patience
         self.num_warnings = 0
-        self.in_a_row: dict[str, int] = {}  # reports, by trouble
+        self.in_a_row: dict[str, int] = {}  # reports, by problem
         self.norms: list[float] = []
 
     def on_train_batch_end(
@@ -92,39 +92,42 @@ class HealthWatch(_Watch):
         assert isinstance(pl_module, VQGANTraining)
         if not pl_module.report:
             return
-        cure = FROZEN if pl_module.frozen else pl_module.vqgan.quantizer.advice
-        for warning in self.check(pl_module.report, cure):
+        advice = FROZEN_CODEBOOK_ADVICE if pl_module.frozen else pl_module.vqgan.quantizer.advice
+        for warning in self.check(pl_module.report, advice):
             self.num_warnings += 1
             warn(trainer, warning)
         pl_module.log("train/warnings", float(self.num_warnings))
 
-    def check(self, metrics: Mapping[str, float], cure: str) -> list[str]:
-        """Returns the warnings that are due; `cure` is what helps against a collapse."""
+    def check(self, metrics: Mapping[str, float], advice: str) -> list[str]:
+        """Returns the warnings for a report; `advice` is the quantizer's against a collapse."""
         due = []
-        for name, present, warning in self._troubles(metrics, cure):
+        for name, present, warning in self._problems(metrics, advice):
             self.in_a_row[name] = self.in_a_row.get(name, 0) + 1 if present else 0
             if self.in_a_row[name] == (1 if name == "gradient" else self.patience):
                 due.append(warning)
         return due
 
-    def _troubles(self, metrics: Mapping[str, float], cure: str) -> Iterator[tuple[str, bool, str]]:
-        """Yields every trouble that the metrics can show: name, whether it is there, warning."""
+    def _problems(
+        self, metrics: Mapping[str, float], advice: str
+    ) -> Iterator[tuple[str, bool, str]]:
+        """Yields name, presence and warning of each problem that the metrics can show."""
         if "codebook_usage" in metrics:
             usage, perplexity = metrics["codebook_usage"], metrics["codebook_perplexity"]
             yield (
                 "collapse",
                 usage < self.min_codebook_usage,
                 f"the codebook is collapsing: {usage:.1%} of the codes are in use (perplexity "
-                f"{perplexity:.1f}). {cure}",
+                f"{perplexity:.1f}). {advice}",
             )
-        if "generator_loss" in metrics:  # a discriminator that learns alone may be right
+        if "generator_loss" in metrics:  # before that, a high accuracy is fine
             accuracy = metrics["discriminator_accuracy"]
             yield (
                 "won",
                 accuracy > self.max_discriminator_accuracy,
-                f"the discriminator has won: it is right about {accuracy:.1%} of the patches. "
-                "Lower adversary.optimizer.learning_rate, or add adversary.lecam_weight=0.001 or "
-                "adversary.augmentation=[color,translation,cutout]; if reconstructions get worse, "
+                f"the discriminator has won: it classifies {accuracy:.1%} of the patches "
+                "correctly. Lower adversary.optimizer.learning_rate, or add "
+                "adversary.lecam_weight=0.001 or "
+                "adversary.augmentation=[color,translation,cutout]. If reconstructions get worse, "
                 "lower adversary.weight.",
             )
         if "adaptive_weight" in metrics:
@@ -134,9 +137,9 @@ class HealthWatch(_Watch):
                 "adaptive_weight",
                 low or weight > self.max_adaptive_weight,
                 f"the adaptive weight is {weight:.2g}: the gradient of the "
-                f"{'reconstruction loss' if low else 'discriminator'} has all but vanished beside "
-                "the other. Use a fixed one (adversary.adaptive=false with a small "
-                "adversary.weight), or bound it with adversary.adaptive_max.",
+                f"{'reconstruction loss' if low else 'discriminator'} has almost vanished. Use a "
+                "fixed weight (adversary.adaptive=false with a small adversary.weight), or set "
+                "adversary.adaptive_max.",
             )
         norm = metrics["gradient_norm"]
         usual = statistics.median(self.norms) if len(self.norms) >= 5 else math.inf
@@ -144,25 +147,25 @@ class HealthWatch(_Watch):
         yield (
             "gradient",
             norm > self.max_gradient_leap * usual,
-            f"the gradient norm leapt to {norm:.3g}, from {usual:.3g} before. If losses do not "
-            "recover, go on from a checkpoint with a smaller training.optimizer.learning_rate or "
+            f"the gradient norm leapt from {usual:.3g} to {norm:.3g}. If losses do not recover, "
+            "resume from a checkpoint with a smaller training.optimizer.learning_rate or "
             "trainer.gradient_clip_val.",
         )
 
 
 class OverfittingWatch(_Watch):
-    """Notices that validation gets worse while training gets better (stage 2).
+    """Warns when validation gets worse while training gets better (stage 2).
 
     Args:
-        patience: validations in a row above the best before it speaks.
+        patience: validations in a row above the best before the warning.
     """
 
-    STATE = ("best", "best_step", "train_at_best", "since_best", "spoken")
+    STATE = ("best", "best_step", "train_at_best", "since_best", "has_warned")
 
     def __init__(self, patience: Annotated[int, Ge(1)] = 3) -> None:
         self.patience = patience
         self.best, self.best_step, self.train_at_best = math.inf, 0, math.inf
-        self.since_best, self.spoken = 0, False
+        self.since_best, self.has_warned = 0, False
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
@@ -173,68 +176,70 @@ class OverfittingWatch(_Watch):
             warn(trainer, warning)
 
     def check(self, step: int, train_loss: float, val_loss: float) -> str | None:
-        """Returns the warning that is due after a validation, if one is."""
+        """Returns the warning after a validation; None if there is none."""
         if val_loss < self.best:
             self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
-            self.since_best, self.spoken = 0, False
+            self.since_best, self.has_warned = 0, False
             return None
         self.since_best += 1
-        if self.spoken or self.since_best < self.patience or not train_loss < self.train_at_best:
+        if (
+            self.has_warned
+            or self.since_best < self.patience
+            or not train_loss < self.train_at_best
+        ):
             return None
-        self.spoken = True
+        self.has_warned = True
         return (
             f"overfitting: since step {self.best_step} the validation loss has risen from "
             f"{self.best:.4f} to {val_loss:.4f} while the training loss fell from "
-            f"{self.train_at_best:.4f} to {train_loss:.4f}. best.ckpt keeps step {self.best_step}; "
-            "training longer will not help. More images, more views (num_views, with crops and "
-            "flips in data), more dropout (model.dropout) or a smaller model will."
+            f"{self.train_at_best:.4f} to {train_loss:.4f}. best.ckpt keeps step {self.best_step}. "
+            "Training longer will not help. Use more images, more views (tokens.num_views, with "
+            "crops and flips in data), more dropout (model.dropout) or a smaller model."
         )
 
 
 def unusual_data(data: ImageDataModule, vqgan: VQGAN) -> list[str]:
-    """Returns what is unusual about the data for this model, in plain words."""
+    """Returns notes on unusual data for this model."""
     num_images = len(data.train_dataset)
     num_latents = num_images * math.prod(vqgan.grid_size)
-    found = []
+    notes = []
     if num_images < data.batch_size:
-        found.append(
-            f"{num_images} training images make less than a batch of {data.batch_size}: each is in "
-            "a batch more than once. Expect the model to learn these images by heart."
+        notes.append(
+            f"{num_images} training images are fewer than a batch of {data.batch_size}, so a batch "
+            "repeats images. Expect the model to memorise them."
         )
     if num_latents < vqgan.codebook_size:
-        found.append(
+        notes.append(
             f"the training images have {num_latents} latents in all, fewer than the "
-            f"{vqgan.codebook_size} codes: codebook usage will stay below "
-            f"{num_latents / vqgan.codebook_size:.0%}. A model.quantizer.codebook_size of at most "
-            "a tenth of the latents is sensible."
+            f"{vqgan.codebook_size} codes, so codebook usage will stay below "
+            f"{num_latents / vqgan.codebook_size:.0%}. Set model.quantizer.codebook_size to at "
+            "most a tenth of the latents."
         )
     attention = vqgan.config["attention_resolutions"]
     if attention and not set(attention) & set(vqgan.level_heights):
-        found.append(
-            f"model.attention_resolutions={attention} gives no level attention: they are of "
+        notes.append(
+            f"model.attention_resolutions={attention} matches no level. The levels have the "
             f"heights {', '.join(map(str, vqgan.level_heights))}."
         )
     first = [data.train_dataset[i]["images"] for i in range(min(16, num_images))]
     if all((image - image[:, :1, :1]).abs().max() < 1e-3 for image in first):
-        found.append(
-            f"the first {len(first)} training images are each of a single colour: there is little "
-            "to learn. Is this the right data?"
+        notes.append(
+            f"each of the first {len(first)} training images has a single colour. Check the data."
         )
-    return found
+    return notes
 
 
 def unusual_schedule(adversary: Adversary | None, max_steps: int) -> list[str]:
-    """Returns what is unusual about the discriminator's schedule, in plain words."""
+    """Returns notes on an unusual schedule of the discriminator."""
     if adversary is None:
         return []
     adversary.settle_start(max_steps)
-    heard = int(adversary.start) + adversary.warmup
-    if heard < max_steps:
+    first_step = int(adversary.start) + adversary.warmup
+    if first_step < max_steps:
         return []
     return [
-        f"the generator first listens to the discriminator after step {heard}, {adversary.warmup} "
-        "(adversary.warmup) after the discriminator's start, and the training ends at step "
-        f"{max_steps}: it never will. Set adversary.warmup={max_steps // 10} and "
-        f"adversary.ramp={max_steps // 5}, with adversary.start=0.25 or less; or leave it out with "
-        "adversary=none."
+        "the discriminator never influences the generator: it would after step "
+        f"{first_step} (adversary.start + adversary.warmup), but the training ends at step "
+        f"{max_steps}. Set adversary.warmup={max_steps // 10} and adversary.ramp={max_steps // 5} "
+        "with adversary.start=0.25 or less, or leave the discriminator out with adversary=none."
     ]

@@ -21,11 +21,11 @@ class OptimizerConfig:
     Attributes:
         learning_rate: peak learning rate.
         betas: decay rates of Adam's two moments.
-        weight_decay: applied to matrices and convolutions, not to biases, norms and other 1-D
-            parameters.
-        warmup_steps: length of the linear rise from 0 at the start.
-        schedule: what follows the warm-up.
-        final_fraction: where the cosine ends, as a fraction of `learning_rate`.
+        weight_decay: weight decay of matrices and convolutions, but not of biases, norms and other
+            1-D parameters.
+        warmup_steps: steps of the linear rise from 0 at the start.
+        schedule: schedule after the warm-up.
+        final_fraction: end of the cosine, as a fraction of `learning_rate`.
         fused: whether to update all parameters in one kernel.
     """
 
@@ -37,8 +37,8 @@ class OptimizerConfig:
     final_fraction: Annotated[float, Ge(0), Le(1)] = 0.0
     fused: bool = True
 
-    def parameter_groups(self, network: nn.Module, **more: Any) -> list[dict[str, Any]]:
-        """Returns the network's trained parameters with and without weight decay, for AdamW."""
+    def parameter_groups(self, network: nn.Module, **labels: Any) -> list[dict[str, Any]]:
+        """Returns AdamW's groups of trained parameters, with and without weight decay."""
         groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for parameter in network.parameters():
             if parameter.requires_grad:
@@ -49,14 +49,14 @@ class OptimizerConfig:
                 "lr": self.learning_rate,
                 "betas": tuple(self.betas),
                 "weight_decay": self.weight_decay if are_matrices else 0.0,
-                **more,
+                **labels,
             }
             for are_matrices, parameters in groups.items()
             if parameters
         ]
 
     def factor(self, step: int, max_steps: int) -> float:
-        """Returns the share of the peak learning rate in the update after `step` finished ones."""
+        """Returns the share of the peak learning rate in the step after `step` completed ones."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -69,27 +69,27 @@ class OptimizerConfig:
 def build_optimizer(groups: Iterable[dict[str, Any]], *, fused: bool) -> torch.optim.AdamW:
     """Builds AdamW over parameter groups.
 
-    When it loads a state, its own settings stay, and so does the memory format of its parameters: a
-    resumed run can be given others.
+    Loading a state keeps the settings of the optimizer and the memory format of its parameters,
+    because a resumed run may change both.
     """
-    # None, not False, which also turns off the foreach update, PyTorch's default on GPUs
+    # None, because False also turns off the foreach update, PyTorch's default on GPUs
     optimizer = torch.optim.AdamW(groups, fused=fused or None)
-    optimizer.register_load_state_dict_pre_hook(_with_own_settings)
-    optimizer.register_load_state_dict_post_hook(_lay_out_moments_as_parameters)
+    optimizer.register_load_state_dict_pre_hook(_keep_settings)
+    optimizer.register_load_state_dict_post_hook(_match_memory_format)
     return optimizer
 
 
-def _with_own_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+def _keep_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     groups = [
-        {**saved, **{name: value for name, value in own.items() if name != "params"}}
-        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+        {**saved, **{name: value for name, value in group.items() if name != "params"}}
+        for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     return {**state, "param_groups": groups}
 
 
 @torch.no_grad()
-def _lay_out_moments_as_parameters(optimizer: torch.optim.Optimizer) -> None:
-    # the fused kernel goes through weights and moments in the order they have in memory
+def _match_memory_format(optimizer: torch.optim.Optimizer) -> None:
+    # the fused kernel reads weights and moments in memory order
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -139,7 +139,7 @@ def test_finetuning_and_its_resume(
         "adversary.discriminator.num_layers=1", "adversary.start=0", f"finetune.mode={mode}",
         f"finetune.checkpoint={vqgan_run}", "model.quantizer.codebook_size=24", "run_dir=tuned",
     )  # fmt: skip
-    assert "begins anew" not in succeeds(started).err
+    assert "Training a new one" not in succeeds(started).err
     assert "other settings of `model` have no effect" in started.err  # its shape is another
     before, tuned = (VQGAN.from_pretrained(path) for path in (vqgan_run, tmp_path / "tuned"))
     assert tuned.codebook_size == (24 if mode == "new_codebook" else 16)
@@ -155,7 +155,7 @@ def test_unusual_data_is_trained_on_and_remarked_upon(run: Run, tmp_path: Path) 
     Image.new("RGB", (32, 32), (20, 0, 90)).save(tmp_path / "few" / "1.png")
     tiny = ("size=tiny", "trainer.max_steps=2", "perceptual=none", "logger=csv", "run_dir=run")
     outcome = succeeds(run("train_vqgan", "data.path=few", *tiny))
-    for remark in ("no image can be held out", "each of a single colour"):
+    for remark in ("no image can be held out", "has a single colour"):
         assert remark in outcome.err
     assert (tmp_path / "run" / "report.html").is_file(), outcome.err
 

@@ -102,9 +102,9 @@ def test_how_a_quantizer_is_trained_is_the_new_settings() -> None:
 
 def test_images_of_another_kind_are_refused() -> None:
     pictures = tiny_vqgan().to_saved()
-    with pytest.raises(UserError, match=r"has image_channels=3, and the new images need 1"):
+    with pytest.raises(UserError, match=r"has image_channels=3, but the new images need 1"):
         finetuned(pictures, "whole", image_channels=1)
-    with pytest.raises(UserError, match="has label_maps=False, and the new images need True"):
+    with pytest.raises(UserError, match="has label_maps=False, but the new images need True"):
         finetuned(pictures, "whole", label_maps=True)
     maps = SavedModel("vqgan", {**pictures.config, "label_maps": True}, pictures.state)
     assert finetuned(maps, "whole", label_maps=True).label_maps
