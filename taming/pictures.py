@@ -1,4 +1,4 @@
-"""Everything that becomes a PNG: grids of images and label maps, captions, palettes, frames."""
+"""Pictures for people: images and label maps as uint8, in grids with captions and frames."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ __all__ = [
 ]
 
 GAP = 2
-LINE = 14  # pixels of a caption's line
+LINE = 14  # height of a line of a caption, in pixels
 INK, PAPER = (30, 30, 30), (255, 255, 255)
-GOOD, BAD = (60, 170, 90), (220, 50, 40)  # of frames
+RIGHT, WRONG = (60, 170, 90), (220, 50, 40)  # colours of frames
 
 
 def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
-    """Converts pictures or label maps `(b c H W)` to uint8 `(b H W 3)`.
+    """Converts images or label maps `(b c H W)` to uint8 `(b H W 3)`.
 
-    Pictures are in [-1, 1], clamped; of other channels than 1 or 3 the first three are shown, or
-    the first. With a palette (see `as_palette`) they are label maps, one-hot or logits: each pixel
-    gets the colour of its largest channel.
+    Images are clamped to [-1, 1]. Only the first three channels count, or the first one of two.
+    With a palette (see `as_palette`) they are one-hot label maps or logits, and each pixel gets the
+    colour of its largest channel.
     """
     if palette is not None:
         return palette[images.argmax(1).cpu().numpy()]
@@ -43,9 +43,9 @@ def to_uint8(images: Tensor, palette: np.ndarray | None = None) -> np.ndarray:
 def as_palette(colors: Sequence[Sequence[int]] | None, num_classes: int) -> np.ndarray:
     """Returns a colour for each class, uint8 `(num_classes 3)`.
 
-    `colors` are red, green and blue, 0 to 255, by class; None: those of PASCAL VOC (Everingham
-    et al. 2010), up to 256, all distinct: the bits of the class number are dealt to red, green and
-    blue in turn, the lowest bit to the highest.
+    `colors` are red, green and blue, 0 to 255, by class. The default is the palette of PASCAL VOC
+    (Everingham et al. 2010) with 256 different colours. The bits of the class number go to red,
+    green and blue in turn, and the lowest bit becomes the highest of its colour.
     """
     if colors is None:
         numbers = np.arange(num_classes)[:, None]
@@ -57,7 +57,7 @@ def as_palette(colors: Sequence[Sequence[int]] | None, num_classes: int) -> np.n
 def palette_of(
     tokenizer: Tokenizer | None, colors: Sequence[Sequence[int]] | None = None
 ) -> np.ndarray | None:
-    """Returns the palette of a tokenizer's label maps, see `as_palette`; None for pictures."""
+    """Returns the palette of a tokenizer's label maps, see `as_palette`; None for images."""
     if tokenizer is None or not tokenizer.label_maps:
         return None
     return as_palette(colors, tokenizer.image_channels)
@@ -69,10 +69,10 @@ def pixel_grid(
     captions: Sequence[str] | None = None,
     min_side: int = 48,
 ) -> Image.Image:
-    """Lays out pictures, uint8 `(b H W 3)`, in rows, each under its caption if there are captions.
+    """Lays out pictures, uint8 `(b H W 3)`, in rows, with captions above them if there are any.
 
     Small pictures are enlarged by a whole factor to at least `min_side` pixels. A caption may have
-    several lines; the part that is wider than its picture is cut off.
+    several lines, which end at the width of the picture.
     """
     height, width = pixels.shape[1:3]
     factor = max(1, math.ceil(min_side / min(height, width)))
@@ -96,16 +96,16 @@ def pixel_grid(
 def side_by_side(
     columns: Sequence[np.ndarray], conditions: Tensor | None, palette: np.ndarray | None = None
 ) -> np.ndarray:
-    """Groups k pictures of each image, the condition first if there is one, uint8 `(b k H W 3)`.
+    """Groups k pictures of each image, the condition first if there is one, as `(b k H W 3)`.
 
-    `columns` are uint8 `(b H W 3)` each; conditions `(b c h w)` are resized to H×W, and shown with
-    `palette` if they are label maps.
+    Each of the `columns` is uint8 `(b H W 3)`. Conditions `(b c h w)` are resized to H×W. Label
+    maps need their `palette`.
     """
     columns = list(columns)
     if conditions is not None:
-        # nearest: the classes of label maps are not mixed
-        shown = F.interpolate(conditions.float(), columns[0].shape[1:3], mode="nearest-exact")
-        columns.insert(0, to_uint8(shown, palette))
+        size = columns[0].shape[1:3]
+        resized = F.interpolate(conditions.float(), size, mode="nearest-exact")  # no mixed classes
+        columns.insert(0, to_uint8(resized, palette))
     return np.stack(columns, 1)
 
 
@@ -115,10 +115,10 @@ def class_grid(
     predictions: Sequence[int] | None,
     class_names: Sequence[str],
 ) -> Image.Image:
-    """Lays out pictures by class, a row each: recognised ones framed green, mistaken ones red.
+    """Lays out pictures, uint8 `(H W 3)`, in a row per class, each with its class as caption.
 
-    Above each one, uint8 `(H W 3)`, stands its class, and below that the class a mistaken one was
-    taken for. `predictions` are a classifier's; None without one.
+    With the `predictions` of a classifier, pictures get a green frame if it predicts their class.
+    The others get a red frame and the predicted class in the caption.
     """
     rows = {label: [i for i, x in enumerate(labels) if x == label] for label in sorted(set(labels))}
     num_columns = max(map(len, rows.values()))
@@ -127,14 +127,13 @@ def class_grid(
         for number in numbers:
             cell, caption = pictures[number], class_names[label]
             if predictions is not None:
-                right = predictions[number] == label
+                is_right = predictions[number] == label
                 cell = np.pad(cell, ((1, 1), (1, 1), (0, 0)))
-                cell[[0, -1]] = GOOD if right else BAD
-                cell[:, [0, -1]] = GOOD if right else BAD
-                caption += "" if right else f"\nseen: {class_names[predictions[number]]}"
+                cell[[0, -1]] = cell[:, [0, -1]] = RIGHT if is_right else WRONG
+                caption += "" if is_right else f"\nseen: {class_names[predictions[number]]}"
             cells.append(cell)
             captions.append(caption)
         num_missing = num_columns - len(numbers)
         cells += [np.full_like(cells[-1], 255)] * num_missing
         captions += [""] * num_missing
-    return pixel_grid(np.stack(cells), num_columns, captions, min_side=96)  # wide enough
+    return pixel_grid(np.stack(cells), num_columns, captions, min_side=96)

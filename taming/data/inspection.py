@@ -30,6 +30,7 @@ class InspectionImages(Dataset[torch.Tensor]):
 
     Attributes:
         broken: (name, reason) of each dropped file.
+        sizes: (height, width) of each image for the model.
         num_cropped: images whose sides are no multiples of `downsample_factor`.
         num_magnified: images smaller than `resolution`.
 
@@ -50,7 +51,7 @@ class InspectionImages(Dataset[torch.Tensor]):
         self.downsample_factor, self.resolution = downsample_factor, resolution
         folder.drop_broken("full", max_images)
         self.broken = folder.broken
-        self._sizes: list[tuple[int, int]] = []
+        self.sizes: list[tuple[int, int]] = []
         self.num_cropped = self.num_magnified = 0
         least = max(downsample_factor, min_side)
         for number, before in enumerate(folder.sizes or []):
@@ -62,7 +63,7 @@ class InspectionImages(Dataset[torch.Tensor]):
                     f"{after[0]}×{after[1]} to the model, which needs {least} pixels a side. Leave "
                     "it out, or give a larger resolution=PIXELS for all images."
                 )
-            self._sizes.append(after)
+            self.sizes.append(after)
             self.num_cropped += resolution is None and before != after
             self.num_magnified += transform.magnifies(before)
 
@@ -77,9 +78,9 @@ class InspectionImages(Dataset[torch.Tensor]):
 
     def batches(self, batch_size: int) -> list[list[int]]:
         """Groups the numbers of the images into batches of one size, at most `batch_size` each."""
-        order = sorted(range(len(self)), key=self._sizes.__getitem__)
+        order = sorted(range(len(self)), key=self.sizes.__getitem__)
         batches = []
-        for _, group in groupby(order, key=self._sizes.__getitem__):
+        for _, group in groupby(order, key=self.sizes.__getitem__):
             numbers = list(group)
             batches += [numbers[i : i + batch_size] for i in range(0, len(numbers), batch_size)]
         return batches

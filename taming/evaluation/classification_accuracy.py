@@ -73,8 +73,8 @@ def classification_accuracy(
     """Trains a classifier on samples, and returns its accuracy on the validation images.
 
     This is the classification accuracy score (Ravuri and Vinyals 2019, "Classification Accuracy
-    Score for Conditional Generative Models"). The training is that of `train_on_real`. The result
-    is empty but on the first process.
+    Score for Conditional Generative Models"). Training works as in `train_on_real`. The result is
+    empty but on the first process.
     """
     samples.gather()
     data, judges = real.data, real.judges

@@ -1,4 +1,4 @@
-"""Quality of sampled digits: recognisable, and not copies of the training images."""
+"""Quality of sampled digits: whether they are recognisable, and whether they are copies."""
 
 import json
 from pathlib import Path
@@ -30,11 +30,14 @@ def report_digits(samples: Path, train: ImageDataset, held_out: ImageDataset) ->
     """Judges `samples.npz` of a class-conditional model by an SVM and by distances in pixels.
 
     Returns:
-        `num_samples`; `agreement`, the share in which an SVM trained on the real training digits
-        sees the requested digit; `svm_accuracy`, the same SVM's on held-out real digits, which is
-        what agreement can reach; `sample_distance`, the median Euclidean distance of a sample to
-        its nearest training image, in grey levels of 0 to 16; `held_out_distance`, the same of
-        held-out real digits; `distance_ratio`, near 0 for copies and near 1 for new digits.
+        - `num_samples`.
+        - `agreement`: the share of samples in which an SVM that was trained on the real training
+          digits sees the requested digit.
+        - `svm_accuracy`: the accuracy of the SVM on held-out digits, which bounds the agreement.
+        - `sample_distance`: the median Euclidean distance of a sample to its nearest training
+          digit, in grey levels of 0 to 16.
+        - `held_out_distance`: the same for held-out digits.
+        - `distance_ratio`: the quotient of both, near 0 for copies and near 1 for new digits.
     """
     from sklearn.metrics import pairwise_distances_argmin_min
     from sklearn.svm import SVC
@@ -65,7 +68,7 @@ def _real(dataset: ImageDataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_digits(images: np.ndarray) -> np.ndarray:
-    """Converts `(n H W)` in [0, 255] to the original format, `(n 64)` in [0, 16], block means."""
+    """Averages `(n H W)` in [0, 255] over blocks to the original format, `(n 64)` in [0, 16]."""
     factor = images.shape[1] // SIDE
     blocks = images.reshape(len(images), SIDE, factor, SIDE, factor).mean((2, 4))
     return blocks.reshape(len(images), -1) * 16 / 255

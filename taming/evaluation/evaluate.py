@@ -63,7 +63,8 @@ def evaluate_model(
     """Evaluates a generator, a tokenizer, or images that exist already.
 
     - Validation images: the quality of their reconstructions, the likelihood of their tokens.
-    - Samples: `compare_features`, next to that of as many training images, and `memorisation`.
+    - Samples: `compare_features` and `memorisation`.
+    - As many training images: `compare_features`, as a baseline.
     - Samples with classes: how often a classifier that is trained on real images predicts the
       requested class (GAN-test), and how often one that is trained on the samples predicts the
       class of real images (GAN-train, see `classification_accuracy`).

@@ -120,8 +120,8 @@ class JudgedImages:
 
         `agreement` is the share of images whose own class the classifier predicts. With class
         names, `by_class` lists for each class its images, their `agreement`, and `instead`, the
-        commonest wrong prediction; both are None where there is none. `compare_features` adds the
-        distances to the reference. A set that is not finite has only `num_not_finite`.
+        commonest wrong prediction. `compare_features` adds the distances to the reference. If an
+        image is not finite, the only other number is `num_not_finite`.
         """
         judges, seed = self.judges, self.judges.seed
         numbers: dict[str, Any] = {"num_images": self.num_images}
@@ -205,8 +205,8 @@ def gather_rows(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) -> list[int]:
     """Chooses `count` images, each class as often as its share of `labels`; sorted by class.
 
-    The images of a class are chosen at random. With fewer images than `count`, some repeat. Labels
-    are None without classes. Returns the numbers of the images.
+    The images of a class are chosen at random, and repeat if there are fewer than `count`. Images
+    without classes have the label None. Returns the numbers of the images.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     classes = np.array([-1 if label is None else label for label in labels])

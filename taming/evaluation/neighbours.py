@@ -1,8 +1,7 @@
 """Numbers from nearest neighbours: precision, recall, density, coverage, and copies.
 
 Distances are computed in blocks of rows, so memory grows with the number of images and not with its
-square. No library has all of these numbers: torch-fidelity stops at precision and recall, and prdc
-holds all distances in memory.
+square. torch-fidelity has only precision and recall, and prdc holds all distances in memory.
 """
 
 from collections.abc import Iterator

@@ -64,8 +64,8 @@ def reconstruct_images(
     """Reconstructs the images at `path`: a folder, a `.zip` file or one image.
 
     Writes `metrics.json`, the numbers of all images, and `reconstructions.png`, the first images
-    next to their reconstructions. Broken files are left out, counted and named. Several processes
-    each take a part of the images.
+    next to their reconstructions. The notes count and name broken files, which it leaves out.
+    Several processes each take a part of the images.
 
     Args:
         vqgan: the tokenizer, in evaluation mode.
@@ -129,7 +129,6 @@ def reconstruct_images(
         networks["frechet_features"] = features.description
     device = metrics_device(vqgan.device)
     metrics = MetricCollection([*metrics_list, codebook], compute_groups=False).to(device)
-    sizes: Counter[tuple[int, ...]] = Counter()
     pictures = _Pictures(images, output_dir / "images" if write_images else None, side_by_side)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -143,19 +142,17 @@ def reconstruct_images(
                     images=batch.to(device),
                     code_counts=code_counts.to(device),
                 )
-                sizes[tuple(batch.shape[2:])] += len(batch)
                 pictures.add(numbers, batch, reconstructions)
                 bar.update(len(numbers))
-        for other_sizes, other_pairs in gather((sizes, pictures.pairs))[1:]:
-            sizes += other_sizes
-            pictures.pairs |= other_pairs
+        for pairs in gather(pictures.pairs)[1:]:
+            pictures.pairs |= pairs
         num_latents = int(sum_over_ranks(codebook.counts.sum()))
         values = {name: float(value) for name, value in metrics.compute().items()}
         if rank() > 0:
             return {}, []
         results: dict[str, Any] = {
-            "num_images": sizes.total(),
-            "resolution": list(next(iter(sizes))) if len(sizes) == 1 else None,
+            "num_images": len(images),
+            "resolution": list(images.sizes[0]) if len(set(images.sizes)) == 1 else None,
             **values,
             **networks,
             "codebook_size": vqgan.codebook_size,

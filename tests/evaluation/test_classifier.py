@@ -1,4 +1,4 @@
-"""The judge and its training, on scikit-learn's digits."""
+"""The classifier and its training, on scikit-learn's digits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +8,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from taming.evaluation import (
-    ClassifierTraining,
-    ImageClassifier,
-    train_classifier,
-)
+from taming.evaluation import ClassifierTraining, ImageClassifier
+from taming.evaluation.classifier import train_classifier
 from taming.runtime.errors import UserError
 
 
@@ -25,17 +22,15 @@ def small(**changes: object) -> ImageClassifier:
 def test_logits_of_images_of_any_size() -> None:
     classifier = small(resolution=(16, 24))
     assert classifier(torch.zeros(5, 1, 16, 24)).shape == (5, 3)
-    flat = torch.full((1, 1, 16, 24), 0.25)
-    large = torch.full((1, 1, 64, 48), 0.25)  # resized, one grey is the same grey
-    torch.testing.assert_close(classifier(large), classifier(flat))
+    flat, large = (torch.full((1, 1, *size), 0.25) for size in ((16, 24), (64, 48)))
+    torch.testing.assert_close(classifier(large), classifier(flat))  # resized, grey stays grey
 
 
-def test_an_image_is_judged_alone_and_by_where_things_are() -> None:
+def test_logits_depend_on_positions_and_not_on_the_batch() -> None:
     classifier = small()
     images = torch.rand(4, 1, 16, 16) * 2 - 1
     torch.testing.assert_close(classifier(images)[:1], classifier(images[:1]))
-    upside_down = classifier(images.flip(2))
-    assert not torch.allclose(upside_down, classifier(images), atol=1e-3)
+    assert not torch.allclose(classifier(images.flip(2)), classifier(images), atol=1e-3)
 
 
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
@@ -55,7 +50,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def batches(size: int) -> Iterator[dict[str, Tensor]]:
-    """Of the first 1,500, for ever."""
+    """Batches of the first 1,500 digits, without end."""
     images, labels = digits()
     generator = torch.Generator().manual_seed(0)
     while True:
@@ -81,25 +76,18 @@ def test_digits_are_recognised() -> None:
 def test_the_same_seed_gives_the_same_classifier() -> None:
     weights = []
     for seed in (0, 0, 1):
-        torch.manual_seed(len(weights))  # what the program drew before does not matter
+        torch.manual_seed(len(weights))  # the global random state does not matter
         settings = ClassifierTraining(num_steps=2, batch_size=8, base_channels=4, seed=seed)
         weights.append(trained(settings).head.weight)
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_large_images_are_classified_at_a_smaller_size() -> None:
+def test_settings_bound_the_size_and_the_steps() -> None:
     settings = ClassifierTraining(max_side=16)
     assert settings.new_classifier((20, 40), 1, ["a", "b"]).resolution == (8, 16)
-
-
-def test_few_images_are_not_trained_on_for_ever() -> None:
-    settings = ClassifierTraining()
     assert [settings.steps_for(n) for n in (60_000, 1280, 1279, 640, 4)] == [1000] * 3 + [500, 100]
     assert ClassifierTraining(num_steps=30).steps_for(4) == 30
-
-
-def test_classes_and_levels_that_cannot_be() -> None:
     with pytest.raises(UserError, match="2 classes or more"):
         ClassifierTraining().new_classifier((16, 16), 1, ["cats"])
     with pytest.raises(UserError, match="num_levels=6 halves images of 16×16 too often"):

@@ -1,40 +1,40 @@
-"""Which images are taken, how sets are judged, and how that is reported."""
+"""Which images are chosen, how judges measure sets of images, and how that is reported."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_fidelity.metric_isc import isc_features_to_metric
 
-from taming.evaluation import (
-    FeatureNetwork,
+from taming.evaluation import FeatureNetwork, in_proportion, protocol_differences, report_text
+from taming.evaluation.judges import (
     JudgedImages,
     Judges,
     as_eight_bit,
     compare_features,
-    in_proportion,
-    protocol_differences,
-    protocol_digest,
-    report_text,
+    probability_score,
 )
+from taming.evaluation.protocol import protocol_digest
 
 NAMES = ["dark", "bright"]
 
 
-def test_images_are_taken_in_proportion_to_their_classes() -> None:
+def test_images_are_chosen_in_proportion_to_their_classes() -> None:
     labels = [1] * 60 + [0] * 30 + [2] * 10
-    taken = in_proportion(labels, 20, seed=0)
-    assert Counter(labels[number] for number in taken) == {0: 6, 1: 12, 2: 2}
-    assert [labels[number] for number in taken] == sorted(labels[number] for number in taken)
-    assert len(set(taken)) == 20
-    assert taken == in_proportion(labels, 20, seed=0)
-    assert taken != in_proportion(labels, 20, seed=1)
+    numbers = in_proportion(labels, 20, seed=0)
+    assert Counter(labels[number] for number in numbers) == {0: 6, 1: 12, 2: 2}
+    assert [labels[number] for number in numbers] == sorted(labels[number] for number in numbers)
+    assert len(set(numbers)) == 20
+    assert numbers == in_proportion(labels, 20, seed=0)
+    assert numbers != in_proportion(labels, 20, seed=1)
     assert sorted(in_proportion(labels, 100, seed=0)) == list(range(100))
     assert Counter(in_proportion([None] * 3, 6, seed=0)) == {0: 2, 1: 2, 2: 2}
 
 
 class Bright(nn.Module):
-    """Class 1 where the mean is above 0."""
+    """Predicts class 1 where the mean is above 0."""
 
     num_classes = 2
 
@@ -44,7 +44,7 @@ class Bright(nn.Module):
 
 
 class Mean(FeatureNetwork):
-    """The only feature is the mean."""
+    """One feature, the mean."""
 
     num_features, description, digest = 1, "mean", "none"
 
@@ -52,58 +52,60 @@ class Mean(FeatureNetwork):
         return images.mean((1, 2, 3))[:, None]
 
 
-def grey(*levels: float) -> Tensor:
-    return torch.tensor(levels)[:, None, None, None].expand(-1, 1, 2, 2)
+class Inception(Mean):
+    is_inception = True
+
+    def logits(self, features: Tensor) -> Tensor:
+        return torch.cat([features, -features], 1)
 
 
-def test_a_set_of_images_as_judged() -> None:
-    judges = Judges(Bright(), Mean(), torch.device("cpu"), NAMES)  # type: ignore[arg-type]
-    real, samples = JudgedImages(judges), JudgedImages(judges)
-    real.update(grey(-0.5, 0.5), torch.tensor([0, 1]))
-    samples.update(grey(-0.4, 0.6, 0.7), torch.tensor([0, 1, 0]))
-    samples.update(grey(-0.1), torch.tensor([0]))
-    real.gather()
-    numbers = samples.gather().numbers(real)
+NOBODY: Any = Judges(None, None, torch.device("cpu"), NAMES)
+BOTH: Any = Judges(Bright(), Mean(), torch.device("cpu"), NAMES)  # type: ignore[arg-type]
+
+
+def judged(judges: Judges, *batches: list[float], labels: list[int] | None = None) -> JudgedImages:
+    """Grey images of these levels."""
+    result, classes = JudgedImages(judges), iter(labels or ())
+    for levels in batches:
+        images = torch.tensor(levels)[:, None, None, None].expand(-1, 1, 2, 2)
+        result.update(images, torch.tensor([next(classes) for _ in levels]) if labels else None)
+    return result.gather()
+
+
+def test_numbers_of_a_set_of_images() -> None:
+    real = judged(BOTH, [-0.5, 0.5], labels=[0, 1])
+    samples = judged(BOTH, [-0.4, 0.6, 0.7], [-0.1], labels=[0, 1, 0, 0])
     assert samples.logits is not None
     assert samples.logits.argmax(1).tolist() == [0, 1, 1, 0]
+    numbers = samples.numbers(real)
     assert numbers["num_images"] == 4
     assert numbers["agreement"] == pytest.approx(3 / 4)
     low, high = numbers["agreement_interval"]
     assert low < 3 / 4 < high and (low + high) / 2 == pytest.approx(3 / 4)
-    # as eight bits
     values = as_eight_bit(torch.tensor([-0.4, 0.6, 0.7, -0.1])).double()
-    both = as_eight_bit(torch.tensor([-0.5, 0.5])).double()
-    means, deviations = (both.mean(), values.mean()), (both.std(), values.std())
-    expected = (means[0] - means[1]) ** 2 + (deviations[0] - deviations[1]) ** 2
+    reference = as_eight_bit(torch.tensor([-0.5, 0.5])).double()
+    expected = (reference.mean() - values.mean()) ** 2 + (reference.std() - values.std()) ** 2
     assert numbers["frechet_distance"] == pytest.approx(expected.item(), rel=1e-4)
     assert numbers["by_class"] == [
         {"class": "dark", "num_images": 3, "agreement": pytest.approx(2 / 3), "instead": "bright"},
         {"class": "bright", "num_images": 1, "agreement": 1.0, "instead": None},
     ]
     assert real.numbers()["agreement"] == 1.0
-    nobody = JudgedImages(Judges(None, None, torch.device("cpu"), NAMES))
-    nobody.update(grey(0.0), torch.tensor([0]))
-    assert nobody.gather().numbers(nobody) == {"num_images": 1}
+    alone = judged(NOBODY, [0.0], labels=[0])
+    assert alone.numbers(alone) == {"num_images": 1}
+    broken = judged(BOTH, [0.1, torch.nan, torch.inf], labels=[0, 1, 1])
+    assert broken.numbers(broken) == {"num_images": 3, "num_not_finite": 2}
 
 
-def test_what_is_not_finite_is_counted_and_not_measured() -> None:
-    judges = Judges(Bright(), Mean(), torch.device("cpu"))  # type: ignore[arg-type]
-    samples = JudgedImages(judges)
-    samples.update(grey(0.1, torch.nan, torch.inf), torch.tensor([0, 1, 1]))
-    assert samples.gather().numbers(samples) == {"num_images": 3, "num_not_finite": 2}
-
-
-def test_images_are_known_by_their_pixels_in_any_order() -> None:
+def test_digest_depends_on_the_pixels_and_not_on_their_order() -> None:
     def digest(*levels: float) -> str:
-        judged = JudgedImages(Judges(None, None, torch.device("cpu")))
-        judged.update(grey(*levels))
-        return judged.gather().digest
+        return judged(NOBODY, list(levels)).digest
 
     assert digest(0.1, 0.2) == digest(0.2, 0.1) == digest(0.1001, 0.2)
     assert len({digest(0.1), digest(0.1, 0.1), digest(0.1, 0.2)}) == 3
 
 
-def test_a_reference_counts_by_its_pixels_wherever_they_lie() -> None:
+def test_protocol_compares_the_pixels_of_a_reference_and_not_its_path() -> None:
     one = {"reference": "a", "reference_digest": "1", "classifier_training": {"num_steps": 2}}
     moved = one | {"reference": "b"}
     other = moved | {"reference_digest": "2", "classifier_training": {"num_steps": 3}}
@@ -117,58 +119,46 @@ def test_a_reference_counts_by_its_pixels_wherever_they_lie() -> None:
 
 
 def test_only_inceptions_distance_is_called_fid() -> None:
-    class Inception(Mean):
-        is_inception = True
-
-        def logits(self, features: Tensor) -> Tensor:
-            return torch.cat([features, -features], 1)
-
     features = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
     other = compare_features(features, features + 1, Mean())
-    real = compare_features(features, features + 1, Inception())
+    inception = compare_features(features, features + 1, Inception())
     assert {"frechet_distance", "kernel_distance"} <= other.keys()
-    assert {"fid", "kid", "inception_score"} <= real.keys() and "frechet_distance" not in real
-    assert real["fid"] == other["frechet_distance"] == pytest.approx(1, rel=1e-5)
+    assert {"fid", "kid", "inception_score"} <= inception.keys()
+    assert "frechet_distance" not in inception
+    assert inception["fid"] == other["frechet_distance"] == pytest.approx(1, rel=1e-5)
 
 
-def test_the_report_has_a_row_for_each_set_and_guidance() -> None:
+def test_score_equals_torch_fidelitys() -> None:
+    logits = 3 * torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
+    expected = isc_features_to_metric(logits, splits=1, shuffle=False)["inception_score_mean"]
+    assert probability_score(logits, num_splits=1) == pytest.approx(expected, rel=1e-3)
+    sure = 100 * torch.eye(4).repeat(5, 1)
+    assert probability_score(sure, num_splits=1) == pytest.approx(4)
+    assert probability_score(torch.zeros(20, 4)) == pytest.approx(1)
+
+
+def test_report_has_a_row_for_each_set_and_guidance_scale() -> None:
     by_class = [
         {"class": "dark", "num_images": 3, "agreement": 2 / 3, "instead": "bright"},
         {"class": "bright", "num_images": 0, "agreement": None, "instead": None},
     ]
-    samples = {
-        "num_images": 3,
-        "agreement": 2 / 3,
-        "frechet_distance": 1.25,
-        "by_class": by_class,
-        "frechet_distance_interval": [1.0, 1.5],
-    }
+    samples = {"num_images": 3, "agreement": 2 / 3, "frechet_distance": 1.25, "by_class": by_class,
+               "frechet_distance_interval": [1.0, 1.5]}  # fmt: skip
     text = report_text(
         {
-            "likelihood": {
-                "num_tokens": 6400,
-                "nats_per_token": 1.0,
-                "bits_per_token": 1.442695,
-                "perplexity": 2.7183,
-                "bits_per_token_uniform": 4.0,
-                "bits_per_token_frequencies": 3.25,
-            },
+            "likelihood": {"num_tokens": 6400, "nats_per_token": 1.0, "bits_per_token": 1.442695,
+                           "perplexity": 2.7183, "bits_per_token_uniform": 4.0,
+                           "bits_per_token_frequencies": 3.25},
             "contract": {"num_reference": 8, "resolution": [16, 24], "lpips": None},
             "validation_images": {"num_images": 8, "agreement": 0.9, "by_class": by_class},
-            "reconstructions": {
-                "num_images": 8,
-                "agreement": 0.8,
-                "frechet_distance": 0.5,
-                "psnr": 25.0,
-                "ssim": 0.9,
-                "codebook_usage": 1.0,
-                "codebook_perplexity": 7.0,
-            },
+            "reconstructions": {"num_images": 8, "agreement": 0.8, "frechet_distance": 0.5,
+                                "psnr": 25.0, "ssim": 0.9, "codebook_usage": 1.0,
+                                "codebook_perplexity": 7.0},
             "training_images": {"num_images": 3, "frechet_distance": 0.125},
             "frechet_features": "a network",
             "samples": [{"guidance_scale": scale, **samples} for scale in (1.0, 2.5)],
         }
-    )
+    )  # fmt: skip
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     for row in (
         ["tokens of the validation images", "6,400", "1.0000", "1.4427", "2.72"],

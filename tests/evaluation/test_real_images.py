@@ -1,4 +1,4 @@
-"""An evaluation refuses data and classifiers that are not like those of the training."""
+"""An evaluation refuses data and classifiers that differ from the training's."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from taming.tokenizer import CellClasses
 GRID = (2, 3)
 NAMES = ["cats", "dogs"]
 MODELS = {
-    "free": lambda: tiny_generator(Unconditional()),
+    "unconditional": lambda: tiny_generator(Unconditional()),
     "classes": lambda: tiny_generator(ClassLabel(2, class_names=NAMES)),
     "unnamed": lambda: tiny_generator(ClassLabel(2)),
     "maps": lambda: tiny_generator(
@@ -29,6 +29,7 @@ MODELS = {
         ImageCondition(8, GRID), condition_tokenizer=tiny_vqgan(seed=5)
     ),
 }
+UNLABELLED = "unlabelled=0 data.label_map.unlabelled_class=n"
 
 
 def data(**changes: Any) -> Any:
@@ -38,19 +39,23 @@ def data(**changes: Any) -> Any:
     return SimpleNamespace(**settings)
 
 
+def reads(*arguments: Any, **settings: Any) -> dict[str, Any]:
+    return {"condition_reader": LabelMapReader(*arguments, **settings)}
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
-        ("free", {}, None),
-        ("free", {"channels": 1}, "of 3 channels, and the images are pictures of 1 channels"),
-        ("free", {"label_maps": True}, "the images are label maps"),
-        ("free", {"resolution": (8, 8)}, r"8×8.*data.resolution=\[4,6\], or leave it out"),
+        ("unconditional", {}, None),
+        ("unconditional", {"channels": 1}, "of 3 channels, and the images are pictures of 1"),
+        ("unconditional", {"label_maps": True}, "the images are label maps"),
+        ("unconditional", {"resolution": (8, 8)}, r"8×8.*data.resolution=\[4,6\], or leave it out"),
         ("classes", {}, None),
         ("unnamed", {"class_names": ["owls", "dogs"]}, None),
         ("classes", {"num_classes": None, "class_names": []}, "no classes and not 2"),
         ("unnamed", {"num_classes": 3, "class_names": [*NAMES, "owls"]}, "3 classes and not 2"),
         ("classes", {"class_names": ["cats", "wolves"]}, "class 1 is 'wolves' and not 'dogs'"),
-        ("maps", {"condition_reader": LabelMapReader(4, unlabelled=0)}, None),
+        ("maps", reads(4, unlabelled=0), None),
         ("maps", {}, "data=paired"),
         (
             "maps",
@@ -58,18 +63,13 @@ def data(**changes: Any) -> Any:
             "label maps of 4 channels, and the images are pictures",
         ),
         # three classes are as many channels as red, green and blue
-        ("pictures", {"condition_reader": LabelMapReader(3)}, "the images are label maps of 3"),
-        *(
-            ("maps", {"condition_reader": reader}, "unlabelled=0 data.label_map.unlabelled_class=n")
-            for reader in (
-                LabelMapReader(4),
-                LabelMapReader(4, unlabelled=None),
-                LabelMapReader(4, unlabelled=0, unlabelled_class=1),
-            )
-        ),
+        ("pictures", reads(3), "the images are label maps of 3"),
+        ("maps", reads(4), UNLABELLED),
+        ("maps", reads(4, unlabelled=None), UNLABELLED),
+        ("maps", reads(4, unlabelled=0, unlabelled_class=1), UNLABELLED),
     ],
 )
-def test_data_are_like_those_of_the_training(
+def test_data_must_be_like_the_training_data(
     model: str, changes: dict[str, Any], message: str | None
 ) -> None:
     generator = MODELS[model]()
@@ -89,7 +89,9 @@ def test_data_are_like_those_of_the_training(
         ({"image_channels": 1}, "1 channels"),
     ],
 )
-def test_a_classifier_is_of_the_datas_classes(changes: dict[str, Any], message: str | None) -> None:
+def test_classifier_must_have_the_classes_of_the_data(
+    changes: dict[str, Any], message: str | None
+) -> None:
     settings: dict[str, Any] = {"num_classes": 2, "image_channels": 3, "resolution": 16, **changes}
     classifier = ImageClassifier(**settings)
     if message is None:
@@ -100,7 +102,7 @@ def test_a_classifier_is_of_the_datas_classes(changes: dict[str, Any], message: 
 
 
 class Stream:
-    """Sixteen images of two classes, kept four together; `read` are those that were."""
+    """Sixteen images of two classes in blocks of four; `read` are the numbers of those read."""
 
     block = 4
 
@@ -118,8 +120,8 @@ class Stream:
         return {"images": torch.zeros(3, 8, 8), "labels": self.label(key[0])}
 
 
-def test_a_stream_is_read_in_order(tmp_path: Path) -> None:
-    """For an image further back it would begin anew."""
+def test_streams_are_read_in_order(tmp_path: Path) -> None:
+    """A stream would start again for an image further back."""
     stream: Any = Stream()
     numbers = choose_images(stream, 8, seed=0)
     assert list(numbers) == sorted(numbers) and sum(number % 2 for number in numbers) == 4
