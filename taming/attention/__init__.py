@@ -1,8 +1,7 @@
-"""Attention: the equation, its fast path, masks, several heads, and the cache for decoding."""
+"""Attention: the equation, its fast path, masks, multiple heads, and the cache for decoding."""
 
 from taming.attention.cache import CacheView, KeyValueCache
-from taming.attention.equation import attention, attention_weights
-from taming.attention.fused import fused_attention
+from taming.attention.equation import attention, attention_weights, fused_attention
 from taming.attention.masks import causal_mask, prefix_causal_mask
 from taming.attention.multihead import CacheUpdate, MultiHeadAttention, Rotation
 

@@ -1,4 +1,4 @@
-"""A cache of keys and values, so that decoding computes those of each token once."""
+"""A cache of keys and values: decoding computes them once for each token."""
 
 from torch import Tensor
 
@@ -8,10 +8,10 @@ KeysAndValues = tuple[Tensor, Tensor]  # (b heads n d_k), (b heads n d_v)
 
 
 class KeyValueCache:
-    """Keys and values of the tokens decoded so far and of the context, for each layer.
+    """Keys and values of the decoded tokens and of the context, for each layer.
 
-    The first call of the transformer allocates the memory. It stays in place from batch to batch,
-    so that captured graphs can refer to it.
+    The first call of the transformer allocates the memory. The next batches reuse it in place, as
+    captured graphs require.
 
     Args:
         num_layers: number of attention layers.
@@ -26,7 +26,7 @@ class KeyValueCache:
         self.context: list[KeysAndValues | None] = [None] * num_layers
 
     def allocate(self, keys: Tensor, values: Tensor, length: int) -> KeysAndValues:
-        """Returns zeros for keys and values like these, because a masked NaN spoils a sum."""
+        """Returns zeros for keys and values like these: a NaN would spoil sums despite the mask."""
         shape = self.num_sequences, keys.shape[1], length
         return keys.new_zeros(*shape, keys.shape[3]), values.new_zeros(*shape, values.shape[3])
 
@@ -37,10 +37,9 @@ class CacheView:
     Args:
         cache: has the keys and values of all positions before these.
         positions: `(n,)` int64, the positions of the call's tokens.
-        visible: number of positions to read; the last of them is the last of `positions`. Or
-            `(s,)` int64, 0 to s - 1: a compiled step reads s positions wherever its token is, and
-            a mask hides the later ones.
-        rows: the sequences to decode.
+        visible: number of positions to read, up to the last of `positions`. Or `(s,)` int64, 0 to
+            s - 1: a compiled step always reads s positions, and a mask hides the later ones.
+        rows: the sequences that the call decodes.
 
     Attributes:
         mask: boolean `(n s)`, True where a token may attend; None where causal order suffices.

@@ -1,9 +1,10 @@
-"""Scaled dot-product attention as its formula (Vaswani et al. 2017, "Attention Is All You Need").
+"""Scaled dot-product attention: the formula written out, and the fast path.
 
-    Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V                                (equation 1)
+    Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V
 
-Rows are tokens. Row i of the softmax says how much query i takes of each value; it sums to one.
-`taming.attention.fused` computes the same, faster; a test holds the two equal.
+Vaswani et al. 2017, "Attention Is All You Need", equation 1. Rows are tokens. Row i of the softmax
+says how much query i takes of each value. `attention` and `fused_attention` compute the same; a
+test holds them equal.
 """
 
 import math
@@ -14,15 +15,11 @@ from torch import Tensor
 
 from taming.attention.masks import causal_mask
 
-__all__ = ["attention", "attention_weights"]
+__all__ = ["attention", "attention_weights", "fused_attention"]
 
 
 def attention_weights(
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
+    query: Tensor, key: Tensor, mask: Tensor | None = None, *, causal: bool = False
 ) -> Tensor:
     """Returns the weights softmax(Q Kᵀ / √d_k + mask).
 
@@ -30,20 +27,20 @@ def attention_weights(
         query: `(… n_q d_k)`.
         key: `(… n_k d_k)`.
         mask: boolean, broadcast to `(… n_q n_k)`: True where a query may attend to a key. In the
-            formula it is 0 there and -∞ elsewhere.
+            formula True is 0 and False is -∞.
         causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
 
     Returns:
-        `(… n_q n_k)`; a row sums to 1, or is all zeros where a query may attend to nothing.
+        `(… n_q n_k)`. A row sums to 1. It is all zeros if the query may attend to nothing.
     """
     scores = query @ key.mT / math.sqrt(query.shape[-1])  # (… n_q n_k)
     if causal:
-        in_past = causal_mask(query.shape[-2], key.shape[-2], device=query.device)
-        mask = in_past if mask is None else mask & in_past
+        past = causal_mask(query.shape[-2], key.shape[-2], device=query.device)
+        mask = past if mask is None else mask & past
     if mask is None:
         return scores.softmax(dim=-1)
-    # The lowest finite number stands for -∞: a row without any key then has no NaN, in the
-    # gradient neither, and the second fill makes it zero.
+    # The lowest finite number replaces -∞, which would give NaN in a row without any key, also in
+    # the gradient. The second fill makes such a row zero.
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~mask, lowest).softmax(dim=-1).masked_fill(~mask, 0.0)
 
@@ -57,18 +54,46 @@ def attention(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Computes Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V.
+    """Computes softmax(Q Kᵀ / √d_k + mask) V as written.
 
     Args:
         query: `(… n_q d_k)`.
         key: `(… n_k d_k)`.
         value: `(… n_k d_v)`.
         mask: see `attention_weights`.
-        dropout: probability with which a weight is dropped; applied whatever the mode of a model.
+        dropout: probability of dropping a weight, applied in every mode.
         causal: see `attention_weights`.
 
     Returns:
         `(… n_q d_v)`; zeros for a query that may attend to nothing.
     """
     weights = attention_weights(query, key, mask, causal=causal)  # (… n_q n_k)
-    return F.dropout(weights, dropout) @ value
+    return F.dropout(weights, dropout) @ value  # (… n_q d_v)
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Computes `attention` with PyTorch's fused kernels, from the same arguments.
+
+    The kernels never store the `(… n_q n_k)` weights (Dao et al. 2022, "FlashAttention").
+    """
+    num_queries, num_keys = query.shape[-2], key.shape[-2]
+    if num_queries == 1:
+        causal = False  # the last token sees all others
+    if causal and (mask is not None or num_queries != num_keys):
+        # `is_causal` excludes another mask and aligns the queries with the first keys
+        past = causal_mask(num_queries, num_keys, device=query.device)
+        mask = past if mask is None else mask & past
+        causal = False
+    if mask is not None:
+        mask = torch.atleast_2d(mask)  # the kernels reject a mask `(n_k)`
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal
+    )

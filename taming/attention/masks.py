@@ -9,17 +9,16 @@ __all__ = ["causal_mask", "prefix_causal_mask"]
 def causal_mask(
     num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Lets each token attend to itself and to those before it.
+    """Lets each token attend to itself and to earlier tokens.
 
     Returns:
-        `(num_queries num_keys)`. With more keys than queries the queries are the last of the keys,
-        as when decoding with a cache.
+        `(num_queries num_keys)`. If there are more keys than queries, the queries are the last
+        tokens, as in decoding with a cache.
     """
     num_keys = num_queries if num_keys is None else num_keys
-    if num_keys < num_queries:
-        raise ValueError(f"{num_queries} causal queries need as many keys, there are {num_keys}.")
-    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
-    return everything.tril(diagonal=num_keys - num_queries)
+    assert num_keys >= num_queries, f"{num_queries} causal queries and {num_keys} keys"
+    ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return ones.tril(diagonal=num_keys - num_queries)
 
 
 def prefix_causal_mask(

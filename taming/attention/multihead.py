@@ -6,23 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from taming.attention.equation import attention
-from taming.attention.fused import fused_attention
+from taming.attention.equation import attention, fused_attention
 from taming.runtime.errors import UserError
 
 __all__ = ["CacheUpdate", "MultiHeadAttention", "Rotation"]
 
 Rotation = Callable[[Tensor], Tensor]
-"""Turns queries or keys `(b heads n d_k)` by angles that depend on their positions."""
+"""Rotates queries or keys `(b heads n d_k)` by angles that depend on their positions."""
 
 CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Caches keys and values, and returns them with those of earlier tokens; see `CacheView`."""
+"""Writes keys and values to a cache and returns all that it shows; see `CacheView.update`."""
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each head's queries or keys, which keep their dtype: under autocast that of V.
+    """RMSNorm of each head's queries or keys, in their dtype.
 
-    CUDA's autocast would compute it in float32, with a copy there and back.
+    CUDA's autocast would compute it in float32, with a copy in each direction.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,23 +34,23 @@ class HeadNorm(nn.RMSNorm):
 class MultiHeadAttention(nn.Module):
     """Concat(head_1, …, head_h) W_O with head_i = Attention(X W_Qᵢ, S W_Kᵢ, S W_Vᵢ).
 
-    Vaswani et al. 2017, section 3.2.2. What it is depends on its inputs: self-attention where the
-    source S is X itself, causal with `causal=True`, cross-attention with another source.
-    W_Q, W_K and W_V of all heads stand side by side, so that self-attention multiplies once by all
-    three, and cross-attention once by W_Q and once by the other two.
+    Vaswani et al. 2017, section 3.2.2. The inputs decide what it computes: self-attention if the
+    source S is X itself, causal attention with `causal=True`, cross-attention with another source.
+    One matrix holds W_Q, W_K and W_V of all heads. Self-attention multiplies once by all three,
+    cross-attention once by W_Q and once by the other two.
 
     Args:
         embed_dim: width of x and of the output.
         num_heads: number of heads h.
-        source_dim: width of the source, if it is not that of x.
-        key_dim: width of queries and keys over all heads, if it is not `embed_dim`.
-        value_dim: width of the values over all heads, if it is not `embed_dim`.
-        bias: whether the four projections have biases.
+        source_dim: width of the source; None for `embed_dim`.
+        key_dim: width of the queries and keys of all heads; None for `embed_dim`.
+        value_dim: width of the values of all heads; None for `embed_dim`.
+        bias: whether the four linear maps have biases.
         qk_norm: scale each head's queries and keys to a root mean square of 1, times a learned
-            vector (Dehghani et al. 2023, "Scaling Vision Transformers to 22 Billion Parameters",
-            there with LayerNorm): scores cannot grow without bound.
-        dropout: probability, less than 1, with which an attention weight is dropped in training.
-        fused: the fast path; False computes the written-out equation.
+            vector, so that scores stay bounded (Dehghani et al. 2023, "Scaling Vision Transformers
+            to 22 Billion Parameters", with LayerNorm).
+        dropout: probability of dropping an attention weight in training, less than 1.
+        fused: use the fast path; False computes the written-out equation.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class MultiHeadAttention(nn.Module):
         for width in (key_dim, value_dim):
             if width % num_heads:
                 raise UserError(
-                    f"a width of {width} cannot be split into {num_heads} attention heads: choose "
+                    f"a width of {width} cannot be split into {num_heads} attention heads. Choose "
                     "a width that is a multiple of the number of heads."
                 )
         self.num_heads = num_heads
@@ -84,7 +83,7 @@ class MultiHeadAttention(nn.Module):
         self.query_key_value: nn.Linear | None = None
         if source_dim == embed_dim:
             self.query_key_value = nn.Linear(embed_dim, sum(self.widths), bias=bias)
-        else:  # the source is never x itself
+        else:
             self.query = nn.Linear(embed_dim, key_dim, bias=bias)
             self.key_value = nn.Linear(source_dim, key_dim + value_dim, bias=bias)
         self.output = nn.Linear(value_dim, embed_dim, bias=bias)  # W_O
@@ -105,28 +104,27 @@ class MultiHeadAttention(nn.Module):
         rotate_queries: Rotation | None = None,
         rotate_keys: Rotation | None = None,
     ) -> Tensor:
-        """Lets each token of x attend to the tokens of the source.
+        """Lets each token of x attend to the source.
 
         Args:
             x: `(b n_q embed_dim)`.
             source: `(b n_k source_dim)`; x itself where it is None.
             mask: boolean, broadcast to `(b heads n_q n_k)`: True where x may attend to the source.
             causal: the queries are the last `n_q` of the `n_k` tokens and do not see later ones.
-            update_cache: returns keys and values of earlier tokens and of x: together the `n_k`;
-                in self-attention.
-            rotate_queries: applied to the queries, see `taming.positions`.
-            rotate_keys: applied to the keys.
+            update_cache: caches keys and values of x and returns all `n_k`; for self-attention.
+            rotate_queries: rotates the queries by their positions, see `RotaryPositions2D`.
+            rotate_keys: rotates the keys.
 
         Returns:
             `(b n_q embed_dim)`.
         """
         if source is not None:
-            keys, values = self.keys_and_values(source, rotate_keys)
+            keys, values = self.keys_and_values(source, rotate_keys)  # (b heads n_k d)
             return self.attend(
                 x, keys, values, mask=mask, causal=causal, rotate_queries=rotate_queries
             )
-        assert self.query_key_value is not None, "x cannot be its own source: the widths differ"
-        query, key, value = self.query_key_value(x).split(self.widths, dim=-1)
+        assert self.query_key_value is not None, "x cannot be the source: the widths differ"
+        query, key, value = self.query_key_value(x).split(self.widths, dim=-1)  # (b n heads·d)
         keys, values = self._heads(key, self.key_norm, rotate_keys), self._heads(value)
         if update_cache is not None:
             keys, values = update_cache(keys, values)
@@ -137,7 +135,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns `(b heads n_k d_k)` keys and `(b heads n_k d_v)` values of the source."""
         if self.query_key_value is None:
-            both = self.key_value(source)
+            both = self.key_value(source)  # (b n_k heads·(d_k+d_v))
         else:
             both = _multiply(source, self.query_key_value, slice(self.widths[0], None))
         key, value = both.split(self.widths[1:], dim=-1)
@@ -153,7 +151,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         rotate_queries: Rotation | None = None,
     ) -> Tensor:
-        """Computes `forward` from the source's keys and values; the arguments are the same."""
+        """Computes `forward` from keys and values of the source, see `keys_and_values`."""
         if self.query_key_value is None:
             query = self.query(x)
         else:
@@ -171,19 +169,21 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         queries = self._heads(query, self.query_norm, rotate)  # (b heads n_q d_k)
         dropout = self.dropout if self.training else 0.0
-        heads = self.attention(queries, keys, values, mask, dropout, causal=causal)
+        heads = self.attention(
+            queries, keys, values, mask, dropout, causal=causal
+        )  # (b heads n_q d_v)
         concatenated = heads.transpose(1, 2).flatten(2)  # (b n_q value_dim)
         return self.output(concatenated)
 
     def _heads(
         self, x: Tensor, norm: nn.Module | None = None, rotate: Rotation | None = None
     ) -> Tensor:
-        """Splits `(b n heads·d)` into heads `(b heads n d)`, and normalises and turns them."""
-        heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        """Splits `(b n heads·d)` into heads `(b heads n d)`; normalises and rotates them."""
+        heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (b heads n d)
         heads = heads if norm is None else norm(heads)
         return heads if rotate is None else rotate(heads)
 
 
 def _multiply(x: Tensor, maps: nn.Linear, rows: slice) -> Tensor:
-    """Applies some of the maps that stand side by side in a layer."""
+    """Applies some of the maps in a layer."""
     return F.linear(x, maps.weight[rows], None if maps.bias is None else maps.bias[rows])

@@ -1,4 +1,4 @@
-"""Conditions as ids for the transformer: a prefix, or a context."""
+"""Conditions as ids for the transformer: a prefix or a context."""
 
 from taming.conditioning.base import (
     Condition,

@@ -1,4 +1,4 @@
-"""The interface of all conditionings, and the one without conditions."""
+"""The interface of all conditionings, and unconditional models."""
 
 import json
 from abc import ABC, abstractmethod
@@ -23,10 +23,10 @@ STRICT = ConfigDict(extra="forbid")
 
 
 class Prompt(NamedTuple):
-    """The ids that the transformer reads beside the tokens."""
+    """The ids of a condition, which the transformer reads in addition to the tokens."""
 
     prefix: Tensor  # (b p) int64 ids in front of the tokens
-    context: Tensor | None = None  # (b c) int64 ids that every layer attends to, if the model does
+    context: Tensor | None = None  # (b c) int64 ids that every layer attends to; None: no context
 
     def concatenate(self, other: "Prompt") -> "Prompt":
         """Concatenates two batches of prompts."""
@@ -36,33 +36,33 @@ class Prompt(NamedTuple):
         return Prompt(torch.cat([self.prefix, other.prefix]), context)
 
     def rows(self, rows: slice) -> "Prompt":
-        """Returns some prompts of the batch."""
+        """Returns these prompts of the batch."""
         return Prompt(self.prefix[rows], None if self.context is None else self.context[rows])
 
 
 class Conditioning(ABC):
-    """Turns conditions into ids for the transformer: a prefix, or a context.
+    """Turns conditions into ids for the transformer: a prefix or a context.
 
-    A subclass is a dataclass: a saved generator has its fields and its kind.
+    Subclasses are dataclasses. A saved generator stores their fields and kind.
     """
 
-    kind: ClassVar[str]  # its name in a generator's config.json
-    takes_images: ClassVar[bool] = False  # a condition is an image, which becomes tokens first
-    grid_size: tuple[int, int]  # (height, width) of these images' code grid
-    num_prefix_ids: int = 1  # number of different prefix ids, the size of their embedding
+    kind: ClassVar[str]  # name in a generator's config.json
+    takes_images: ClassVar[bool] = False  # whether conditions are images, which become tokens
+    grid_size: tuple[int, int]  # (height, width) of a condition image's code grid
+    num_prefix_ids: int = 1  # number of prefix ids, the size of their embedding table
     prefix_length: int = 1  # ids in front of each sequence
-    num_context_ids: int = 0  # number of different context ids; 0 for no context
-    num_classes: int | None = None  # number of classes to choose from; None where there are none
-    class_names: Sequence[str] | None = None  # in the order of their labels; None where unknown
+    num_context_ids: int = 0  # number of context ids; 0: no context
+    num_classes: int | None = None  # number of classes; None without classes
+    class_names: Sequence[str] | None = None  # in the order of the labels; None if unknown
     condition_description: str = ""  # describes a valid condition, for messages
-    # share of the conditions that training replaces by "no condition": only with some does the
-    # model learn to draw images without one
+    # share of the conditions that training replaces by "no condition", so that the model learns to
+    # generate images without one
     dropout: float = 0.0
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def can_do_without(self) -> bool:
-        """Whether the model has learned what images look like without a condition."""
+        """Whether the model can generate images without a condition."""
         return self.dropout > 0
 
     @abstractmethod
@@ -72,28 +72,30 @@ class Conditioning(ABC):
         """Builds the prompts of b conditions, without checking them.
 
         Args:
-            condition: `(b,)` class labels, or `(b p)` tokens of a condition image; None for "no
+            condition: `(b,)` class labels, or `(b p)` tokens of condition images; None for "no
                 condition".
             batch_size: b.
-            device: where the ids are to be.
+            device: device of the ids.
         """
 
     def check(self, condition: Condition, num_images: int) -> Tensor | None:
         """Checks a condition and returns it as a tensor; class names become labels.
 
         Args:
-            condition: `(b,)` class labels, or class names, or one name for all; or `(b c H W)`
-                condition images, whose pixels are not looked at, or their codes `(b h w)`; None
+            condition: `(b,)` class labels, class names, or one name for all images; or `(b c H W)`
+                condition images, whose pixels are not checked, or their indices `(b h w)`; None
                 for no condition.
             num_images: b.
 
         Raises:
-            UserError: if it is not a condition of this model for each image.
+            UserError: if this is not a condition of this model for each image.
         """
         if condition is None:
             if self.can_do_without:
                 return None
-            problem = "this model was trained without condition_dropout and needs a condition"
+            problem = (
+                "this model needs a condition, because it was trained without condition_dropout"
+            )
         elif isinstance(condition, Tensor) and self.fits(condition, num_images):
             return condition
         elif isinstance(condition, Tensor):
@@ -101,19 +103,19 @@ class Conditioning(ABC):
         else:
             problem = f"the condition is {condition!r}"
         raise UserError(
-            f"{problem}: give {self.condition_description} for each of {num_images} images."
+            f"{problem}. Give {self.condition_description} for each of {num_images} images."
         )
 
     def fits(self, condition: Tensor, num_images: int) -> bool:
-        """Whether a tensor has the type and shape of conditions for so many images.
+        """Whether a tensor has the dtype and shape of conditions for `num_images` images.
 
         Raises:
-            UserError: if it has, and its labels or tokens are out of range.
+            UserError: if labels or tokens are out of range.
         """
         return False
 
     def drop(self, prompt: Prompt, generator: torch.Generator | None = None) -> Prompt:
-        """Replaces each prompt by that of "no condition" with probability `dropout`."""
+        """Replaces each prompt by "no condition" with probability `dropout`."""
         if self.dropout == 0.0:
             return prompt
         batch_size, device = len(prompt.prefix), prompt.prefix.device
@@ -125,7 +127,7 @@ class Conditioning(ABC):
         return Prompt(prefix, context)
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
-        """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""
+        """Returns the fields of `GPTConfig` that depend on condition and code grid."""
         return {
             "num_prefix_ids": self.num_prefix_ids,
             "prefix_length": self.prefix_length,
@@ -135,14 +137,14 @@ class Conditioning(ABC):
         }
 
     def config(self) -> dict[str, Any]:
-        """Returns the plain dictionary from which `conditioning_from_config` rebuilds it."""
+        """Returns the plain dictionary that `conditioning_from_config` reads."""
         settings: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples as lists
         return {"kind": self.kind, **settings}
 
 
 @dataclass(config=STRICT)
 class Unconditional(Conditioning):
-    """The prefix is the id 0, the only one there is; the model knows no conditions."""
+    """Models without conditions: the prefix is the only id, 0."""
 
     kind = "unconditional"
     can_do_without = True
@@ -156,20 +158,20 @@ class Unconditional(Conditioning):
     def check(self, condition: Condition, num_images: int) -> None:
         """Refuses any condition."""
         if condition is not None:
-            raise UserError("this model was trained without conditions: leave the condition out.")
+            raise UserError("this model was trained without conditions. Leave the condition out.")
 
 
 def conditioning_from_config(config: dict[str, Any]) -> Conditioning:
-    """Rebuilds a conditioning from what its `config()` returned.
+    """Rebuilds a conditioning from its `config()`.
 
     Raises:
-        UserError: if its kind is unknown or its settings are not of that kind.
+        UserError: if the kind is unknown or its settings are wrong.
     """
     settings = dict(config)
     kind = settings.pop("kind", None)
     kinds = {subclass.kind: subclass for subclass in Conditioning.__subclasses__()}
     if not isinstance(kind, str) or kind not in kinds:
-        raise UserError(f"conditioning of kind {kind!r} is not one of {', '.join(kinds)}.")
+        raise UserError(f"the conditioning kind {kind!r} is not one of {', '.join(kinds)}.")
     try:
         return kinds[kind](**settings)
     except ValueError as error:

@@ -16,13 +16,13 @@ __all__ = ["ClassLabel", "class_difference"]
 
 @dataclass(config=STRICT)
 class ClassLabel(Conditioning):
-    """The prefix is the class label; one more id, the last, stands for "no class"."""
+    """The prefix is the class label. One more id, the last, means "no class"."""
 
     kind = "class_label"
 
     num_classes: Annotated[int, Ge(1)]  # labels are 0 to num_classes - 1
     dropout: Dropout = 0.0  # share of the labels that training replaces by "no class"
-    class_names: Sequence[str] | None = None  # to choose classes by name, and for reports
+    class_names: Sequence[str] | None = None  # in the order of the labels
 
     def __post_init__(self) -> None:
         self.num_prefix_ids = self.num_classes + 1
@@ -39,29 +39,29 @@ class ClassLabel(Conditioning):
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """Returns the labels `(b,)`, or "no class" for None, as prefix `(b 1)`."""
+        """Returns labels `(b,)`, or "no class" for None, as prefix `(b 1)`."""
         if condition is None:
             return Prompt(torch.full((batch_size, 1), self.num_classes, device=device))
         return Prompt(condition.to(device=device, dtype=torch.int64)[:, None])
 
     def labels(self, classes: Sequence[str | int]) -> Tensor:
-        """Returns the labels of classes, `(n,)` int64; a number is a label already.
+        """Returns the labels `(n,)` int64 of class names; a number is a label already.
 
         Raises:
-            UserError: if there is no such class.
+            UserError: if a class does not exist.
         """
         names = list(self.class_names or ())
         labels = [names.index(c) if isinstance(c, str) and c in names else c for c in classes]
         for label in labels:
             if not isinstance(label, int) or not 0 <= label < self.num_classes:
                 raise UserError(
-                    f"class label {label!r} does not exist in this model: give "
+                    f"class label {label!r} does not exist in this model. Give "
                     f"{self.condition_description}."
                 )
         return torch.tensor(labels, dtype=torch.int64)
 
     def check(self, condition: Condition, num_images: int) -> Tensor | None:
-        """Returns labels `(b,)` also for class names, or for one name for all images."""
+        """Returns labels `(b,)`, also for class names or one name for all images."""
         if isinstance(condition, str):
             condition = [condition] * num_images
         if isinstance(condition, list | tuple):
@@ -69,7 +69,7 @@ class ClassLabel(Conditioning):
         return super().check(condition, num_images)
 
     def fits(self, condition: Tensor, num_images: int) -> bool:
-        """Whether there is an integer for each image; refuses classes that do not exist."""
+        """Whether there is an integer for each image; rejects classes that do not exist."""
         if condition.shape != (num_images,) or condition.is_floating_point():
             return False
         self.labels(condition.tolist())
@@ -77,7 +77,7 @@ class ClassLabel(Conditioning):
 
 
 class HasClasses(Protocol):
-    """A model or data of classes."""
+    """A model or dataset with or without classes."""
 
     @property
     def num_classes(self) -> int | None:
@@ -85,18 +85,19 @@ class HasClasses(Protocol):
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        """Names in the order of the labels, where they are known."""
+        """Names in the order of the labels; None if unknown."""
 
 
-def class_difference(found: HasClasses, needed: HasClasses) -> str | None:
+def class_difference(actual: HasClasses, expected: HasClasses) -> str | None:
     """Describes the first difference between two sets of classes; None if they agree.
 
-    Names are compared where both are known: "class 1 is 'dog' and not 'owl'".
+    If both have names, it compares them: "class 1 is 'dog' and not 'owl'".
     """
-    if found.num_classes != needed.num_classes:
-        return f"there are {found.num_classes or 'no'} classes and not {needed.num_classes or 'no'}"
-    names = zip(found.class_names or (), needed.class_names or (), strict=False)
-    for label, (name, other) in enumerate(names):
-        if name != other:
-            return f"class {label} is {name!r} and not {other!r}"
+    counts = actual.num_classes or "no", expected.num_classes or "no"
+    if counts[0] != counts[1]:
+        return f"there are {counts[0]} classes and not {counts[1]}"
+    names = zip(actual.class_names or (), expected.class_names or (), strict=False)
+    for label, (name, expected_name) in enumerate(names):
+        if name != expected_name:
+            return f"class {label} is {name!r} and not {expected_name!r}"
     return None

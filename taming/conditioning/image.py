@@ -1,4 +1,4 @@
-"""Another image as condition: a segmentation map, depth, edges, or any picture, as tokens."""
+"""Another image as condition, as tokens: a segmentation map, depth, edges or any picture."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +15,23 @@ __all__ = ["ImageCondition"]
 
 @dataclass(config=STRICT)
 class ImageCondition(Conditioning):
-    """The tokens of the condition image, in front of the sequence or beside it.
+    """The tokens of the condition image are the prefix (Esser et al. 2021, section 3.2).
 
-    In front they are the prefix (Esser et al. 2021, section 3.2). Beside it they are the context
-    that every layer attends to, and the prefix is a start token. One more id, the last, stands for
-    "no condition"; a sequence without condition has it at every position.
+    With `as_context` they are the context instead, which every layer attends to, and the prefix is
+    a start token. One more id, the last, means "no condition"; it then fills every position.
     """
 
     kind = "image"
     takes_images = True
     condition_description = "a float condition image (c, H, W)"
 
-    num_codes: int  # number of different condition tokens: the codes of their tokenizer
+    num_codes: int  # codebook size of the condition images' tokenizer
     grid_size: tuple[int, int]  # (height, width) of the condition image's code grid
     dropout: Dropout = 0.0  # share of the conditions that training replaces by "no condition"
-    as_context: bool = False  # attended to, instead of being in front
-    # red, green and blue, 0 to 255, of each class of label maps, to show them; None for pictures
+    as_context: bool = False  # tokens are the context and not the prefix
+    # (red, green, blue) from 0 to 255 that shows each class of label maps; None for pictures
     palette: Sequence[Sequence[int]] | None = None
-    # how label maps were read in training, see `taming.data.LabelMapReader`: new ones likewise
+    # how to read label maps, as in training; see `taming.data.LabelMapReader`
     unlabelled: int | None = 255
     unlabelled_class: int | None = None
 
@@ -46,7 +45,7 @@ class ImageCondition(Conditioning):
     def prompt(
         self, condition: Tensor | None, batch_size: int, device: torch.device | str = "cpu"
     ) -> Prompt:
-        """Returns the condition's tokens `(b p)` as prefix or context."""
+        """Returns condition tokens `(b p)` as prefix or context."""
         if condition is None:
             length = self.grid_size[0] * self.grid_size[1]
             ids = torch.full((batch_size, length), self.num_codes, device=device)
@@ -55,7 +54,7 @@ class ImageCondition(Conditioning):
         return Prompt(ids.new_zeros(len(ids), 1), ids) if self.as_context else Prompt(ids)
 
     def fits(self, condition: Tensor, num_images: int) -> bool:
-        """Whether there is a float image or a grid of codes for each; refuses unknown codes."""
+        """Whether each image has a float image or a grid of indices; rejects unknown indices."""
         is_image = condition.is_floating_point()
         if condition.ndim != 3 + is_image or len(condition) != num_images:
             return False
@@ -64,13 +63,13 @@ class ImageCondition(Conditioning):
             least, greatest = map(int, condition.aminmax())
         if not 0 <= least <= greatest < self.num_codes:
             raise UserError(
-                f"the condition's tokens are {least} to {greatest}, and this model knows 0 to "
-                f"{self.num_codes - 1}."
+                f"the condition's tokens are {least} to {greatest}, but must be 0 to "
+                f"{self.num_codes - 1} for this model."
             )
         return True
 
     def transformer_config(self, grid_size: tuple[int, int]) -> dict[str, Any]:
-        """Returns the arguments of a `GPTConfig` that depend on condition and code grid."""
+        """Returns the fields of `GPTConfig` that depend on condition and code grid."""
         config = super().transformer_config(grid_size)
         if not self.as_context:
             return {**config, "prefix_grid_size": self.grid_size}

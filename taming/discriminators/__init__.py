@@ -1,4 +1,4 @@
-"""Discriminators, which score images, and the augmentation of what they see."""
+"""The patch discriminator, which scores images, and the augmentation of its inputs."""
 
 from taming.discriminators.actnorm import ActNorm
 from taming.discriminators.augmentation import Augmentation, DifferentiableAugmentation

@@ -1,9 +1,9 @@
-"""Activation normalisation (Kingma & Dhariwal 2018, "Glow", §3.1)."""
+"""Activation normalisation (Kingma & Dhariwal 2018, "Glow", section 3.1)."""
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from taming.runtime.process_group import mean_over_ranks
 
@@ -11,36 +11,36 @@ __all__ = ["ActNorm"]
 
 
 class ActNorm(nn.Module):
-    """A learned scale and shift per channel, initialised so that the first batch comes out normal.
+    """y = s ⊙ x + b with a learned scale s and shift b per channel.
 
-    y = s ⊙ x + b: the first training batch sets s and b such that every channel of y has mean 0 and
-    variance 1 over that batch (of all ranks); from then on they are ordinary parameters, and a
-    result depends on no other image. In evaluation mode nothing is initialised.
+    The first training batch (of all ranks) sets s and b so that every channel of y has mean 0 and
+    variance 1. From then on they are ordinary parameters, and a result depends on no other image.
+    Evaluation mode initialises nothing.
 
     Args:
-        num_channels: c of the `(b c h w)` it takes.
+        num_channels: c of the input `(b c h w)`.
 
     Attributes:
         initialised: bool scalar, a buffer.
-        track_running_stats: as of batch normalisation: when False, an uninitialised layer
-            normalises a training batch and remembers nothing (see `frozen`).
+        track_running_stats: as for batch normalisation. If False, an uninitialised layer normalises
+            a training batch without initialising (see `frozen`).
     """
 
-    EPSILON = 1e-5  # added to the variance: a constant channel is not blown up
+    EPSILON = 1e-5  # added to the variance, so that a constant channel stays finite
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(num_channels))
         self.shift = nn.Parameter(torch.zeros(num_channels))
-        self.initialised: torch.Tensor
+        self.initialised: Tensor
         self.register_buffer("initialised", torch.tensor(False))
         self.track_running_stats = True
-        self._ready = False  # on the host: reading the buffer would wait for the device
+        self._ready = False  # on the host, because reading the buffer would wait for the GPU
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`(b c h w) -> (b c h w)`."""
-        scale: torch.Tensor = self.scale
-        shift: torch.Tensor = self.shift
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `(b c h w)` to `(b c h w)`."""
+        scale: Tensor = self.scale
+        shift: Tensor = self.shift
         if self.training and not self._ready:
             first_scale, first_shift = self._normalising(x)
             if self.track_running_stats:
@@ -51,7 +51,7 @@ class ActNorm(nn.Module):
         return x * scale + shift
 
     @torch.no_grad()
-    def _normalising(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _normalising(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the scale and shift `(c,)` that normalise `(b c h w)`."""
         x = x.float()
         mean = mean_over_ranks(x.mean((0, 2, 3)))
@@ -60,7 +60,7 @@ class ActNorm(nn.Module):
         return scale, -mean * scale
 
     @torch.no_grad()
-    def _initialise(self, scale: torch.Tensor, shift: torch.Tensor) -> None:
+    def _initialise(self, scale: Tensor, shift: Tensor) -> None:
         self.scale.copy_(scale)
         self.shift.copy_(shift)
         self.initialised.fill_(True)

@@ -1,14 +1,13 @@
-"""The patch discriminator of pix2pix (Isola et al. 2017, §3.2.2)."""
+"""The patch discriminator of pix2pix (Isola et al. 2017, section 3.2.2)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from taming.autoencoder.normalisation import GroupNorm
+from taming.autoencoder.blocks import GroupNorm
 from taming.discriminators.actnorm import ActNorm
 from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel
@@ -17,17 +16,18 @@ __all__ = ["BlurPool", "PatchDiscriminator", "frozen"]
 
 
 class PatchDiscriminator(PretrainedModel):
-    """Judges overlapping patches: images `(b c H W)` to scores `(b 1 h w)`, high is real.
+    """Scores overlapping patches: images `(b c H W)` to scores `(b 1 h w)`, high for real ones.
 
     Args:
         image_channels: channels of the images.
-        base_channels: width of the first layer; doubles with each layer up to eight times.
-        num_layers: strided layers; a score sees 34 pixels with two of them, 70 with three.
-        norm: `"batch"` as in the paper; `"group"`, which keeps no statistics; or `"actnorm"`, a
+        base_channels: width of the first layer; it doubles with each layer, up to eight times.
+        num_layers: strided layers. A score sees 34 × 34 pixels with two of them, 70 × 70 with
+            three.
+        norm: `"batch"` as in the paper; `"group"`, which stores no statistics; or `"actnorm"`, a
             scale and shift per channel that the first batch initialises (see `ActNorm`).
-        blur: convolve with stride 1 and subsample with `BlurPool` after the activation, in place of
-            stride 2: scores depend less on where the pixel grid lies. Sizes stay the same; a score
-            sees 40 or 84 pixels, and the strided layers compute four times as much.
+        blur: convolve with stride 1 and subsample with `BlurPool` after the activation, instead of
+            stride 2. Scores then depend less on the alignment of the pixel grid. The sizes stay the
+            same, a score sees 40 or 84 pixels, and the strided layers compute four times as much.
     """
 
     kind = "patch_discriminator"
@@ -57,7 +57,7 @@ class PatchDiscriminator(PretrainedModel):
             width = base_channels * min(2**layer, 8)
             strided = layer < num_layers
             stride = 2 if strided and not blur else 1
-            # a norm's shift does the work of a bias; the first layer has no norm
+            # A norm's shift replaces the bias; the first layer has no norm.
             layers.append(nn.Conv2d(channels, width, 4, stride=stride, padding=1, bias=layer == 0))
             if layer > 0:
                 layers.append(NORMS[norm](width))
@@ -79,28 +79,28 @@ class PatchDiscriminator(PretrainedModel):
         smallest = 3 * 2**self.num_layers
         if min(resolution) < smallest:
             raise UserError(
-                f"a patch discriminator of {self.num_layers} layers needs images of {smallest} "
-                f"pixels or more, and these are {resolution[0]}×{resolution[1]}: use fewer "
+                f"a patch discriminator of {self.num_layers} layers needs images of at least "
+                f"{smallest} pixels, and these are {resolution[0]}×{resolution[1]}. Use fewer "
                 "num_layers."
             )
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """`(b c H W) -> (b 1 h w)`."""
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps `(b c H W)` to `(b 1 h w)`."""
         return self.layers(images)
 
 
 class BlurPool(nn.Module):
     """Blurs with [1, 2, 1] / 4 in both directions, then keeps every second pixel.
 
-    Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", §3.3, "Tri-3".
+    Zhang 2019, "Making Convolutional Networks Shift-Invariant Again", section 3.3, "Tri-3".
 
-    The filter is zero at the highest frequency, which subsampling would fold onto the lowest. Its
-    odd length keeps it centred: after a 4×4 convolution of stride 1 it gives the size and the
-    pixel positions of the same convolution with stride 2.
+    The filter removes the highest frequency, which subsampling would fold onto the lowest. Its odd
+    length keeps it centred: after a 4×4 convolution of stride 1, size and pixel positions equal
+    the same convolution with stride 2.
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`(b c h w) -> (b c ⌈h/2⌉ ⌈w/2⌉)`; h and w at least 2, reflected at the border."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps `(b c h w)` to `(b c ⌈h/2⌉ ⌈w/2⌉)`, reflecting at the border; h, w at least 2."""
         padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
         return F.avg_pool2d(F.avg_pool2d(padded, 2, stride=1), 2, stride=2)  # [1, 1] * [1, 1]
 
@@ -118,7 +118,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def _initialise(module: nn.Module) -> None:
-    # the DCGAN initialisation, as in pix2pix
+    # The DCGAN initialisation, as in pix2pix.
     if isinstance(module, nn.Conv2d):
         nn.init.normal_(module.weight, 0.0, 0.02)
     elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
@@ -128,10 +128,11 @@ def _initialise(module: nn.Module) -> None:
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Makes a module work as in training, but learn nothing, within the block.
+    """Keeps a module in training mode but lets it learn nothing within the block.
 
-    Batch normalisation updates no running statistics, `ActNorm` is not initialised, and weights get
-    no gradient: compiled, all gradients would be computed where only that of the images is used.
+    Batch normalisation updates no running statistics and `ActNorm` is not initialised. Weights get
+    no gradient, because a compiled module would compute all gradients where only the images'
+    gradient is needed.
     """
     norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d | ActNorm)]
     tracking = [norm.track_running_stats for norm in norms]

@@ -1,4 +1,4 @@
-"""Pretrained networks that are used but not trained, as sources of features."""
+"""Frozen pretrained networks as sources of features."""
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -11,24 +11,22 @@ import torch
 import torchvision
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from taming.runtime.errors import MissingPathError, UserError
 
 __all__ = ["Backbone", "FrozenNetwork", "Normalize", "fitting", "load_weights", "read_weights"]
 
-WAYS_OUT = (
-    "do without: perceptual=none in training, frechet.weights=null in reconstruct and evaluate"
-)
+ALTERNATIVES = "use perceptual=none in training, frechet.weights=null in reconstruct and evaluate"
 
 
 class FrozenNetwork(nn.Module):
     """Holds a pretrained network that is used but not trained.
 
-    It moves with the module it is part of, stays in evaluation mode (its dropout off) whatever that
-    module does, shows its weights to no optimizer, and keeps them out of checkpoints: they do not
-    belong to the run, and can be larger than all that does. A deep copy, as moving averages make of
-    the whole training module, shares the network and leaves it on the original's device.
+    The network moves with its parent module and always stays in evaluation mode. Optimizers and
+    checkpoints do not see its weights, which do not belong to the run and can be larger than
+    everything else in it. A deep copy, as moving averages make of the training module, shares the
+    network and leaves it on the original's device.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -38,7 +36,7 @@ class FrozenNetwork(nn.Module):
 
     @property
     def network(self) -> nn.Module:
-        """The network itself."""
+        """The network."""
         return self._hidden[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -47,11 +45,11 @@ class FrozenNetwork(nn.Module):
         return copy
 
     def copy_network(self) -> None:
-        """Copies the network that a deep copy shares, so that it moves with this module again."""
+        """Replaces the shared network of a deep copy by a copy, which moves with this module."""
         self._hidden = [deepcopy(self.network)]
         self._is_copy = False
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         if not self._is_copy:
             self.network._apply(fn, recurse)
@@ -63,9 +61,11 @@ class FrozenNetwork(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to three channels as pretrained networks saw them.
+    """Maps images `(b c H W)` in [-1, 1], c of 3 or 1, to the input of a pretrained network.
 
-    `mean` and `std` are those of its training images in [0, 1]: by default ImageNet's.
+    Args:
+        mean: mean of each channel of the network's training images in [0, 1]; ImageNet's.
+        std: standard deviation of each channel, likewise.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Normalize(nn.Module):
         std: Sequence[float] = (0.229, 0.224, 0.225),
     ) -> None:
         super().__init__()
-        self.mean: torch.Tensor
-        self.std: torch.Tensor
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Returns the normalised images `(b 3 H W)`."""
         return ((images.expand(-1, 3, -1, -1) + 1) / 2 - self.mean) / self.std
 
@@ -93,10 +93,10 @@ class Backbone(nn.Module):
 
     Raises:
         MissingPathError: if the weights file does not exist.
-        UserError: if it does not fit the network.
+        UserError: if the weights do not fit the network.
     """
 
-    LAYERS = {  # noqa: RUF012  indices into `features`: after each activation that ends a stage
+    LAYERS = {  # noqa: RUF012  indices into `features` of the activations that end a stage
         "squeezenet1_1": (1, 4, 7, 9, 10, 11, 12),
         "vgg16": (3, 8, 15, 22, 29),
         "alexnet": (1, 4, 7, 9, 11),
@@ -107,7 +107,7 @@ class Backbone(nn.Module):
         super().__init__()
         if name not in self.LAYERS:
             raise UserError(
-                f"the feature network {name!r} is unknown; known: {', '.join(self.LAYERS)}."
+                f"the feature network {name!r} is unknown. Choose one of {', '.join(self.LAYERS)}."
             )
         self.layers = self.LAYERS[name]
         network = getattr(torchvision.models, name)(weights=None).features
@@ -117,12 +117,12 @@ class Backbone(nn.Module):
 
     @property
     def network(self) -> nn.Module:
-        """The network itself, up to its last stage."""
+        """The network, up to its last stage."""
         return self.frozen.network
 
-    def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self, images: Tensor) -> list[Tensor]:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to each stage's features `(b f h w)`."""
-        x = self.normalize(images)
+        x = self.normalize(images)  # (b 3 H W)
         features = []
         for index, layer in enumerate(self.network.children()):
             x = layer(x)
@@ -131,18 +131,18 @@ class Backbone(nn.Module):
         return features
 
 
-def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Reads a file of weights, as tensors only: nothing in it is executed.
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Reads a file of weights, without executing anything in it.
 
     Raises:
         MissingPathError: if the file does not exist.
-        UserError: if it is damaged, or holds anything else.
+        UserError: if it is damaged or holds more than tensors.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise MissingPathError(
             f"the feature network's weights file {path} does not exist. Give a file in the key "
-            f"names of the network's library (.safetensors or .pth), or {WAYS_OUT}."
+            f"names of the network's library (.safetensors or .pth), or {ALTERNATIVES}."
         )
     with fitting(path):
         if path.suffix == ".safetensors":
@@ -151,7 +151,7 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def load_weights(network: nn.Module, path: str | Path, prefix: str = "") -> None:
-    """Loads the weights in a file whose names begin with `prefix`; see `read_weights`."""
+    """Loads the weights whose names start with `prefix` from a file; see `read_weights`."""
     weights = read_weights(path)
     with fitting(path):
         network.load_state_dict(
@@ -161,11 +161,11 @@ def load_weights(network: nn.Module, path: str | Path, prefix: str = "") -> None
 
 @contextmanager
 def fitting(path: str | Path) -> Iterator[None]:
-    """Raises a `UserError` if weights cannot be read, or are of another network."""
+    """Raises a `UserError` if weights cannot be read or belong to another network."""
     try:
         yield
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        why = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"the feature network's {path} is damaged, or of another network: {why}"
+            f"the feature network's {path} is damaged or belongs to another network: {reason}"
         ) from error

@@ -1,8 +1,8 @@
-"""How different two images look: differences of a pretrained network's features.
+"""Perceptual distances between images, from the features of a pretrained network.
 
 `LPIPSLoss` is the published measure, from the `lpips` package. `FeatureLoss` compares the features
-of any torchvision backbone from a weights file; it is not LPIPS and its values must not be called
-so.
+of any torchvision backbone from a weights file. It is not LPIPS, and its values must not be
+reported as LPIPS.
 """
 
 import pickle
@@ -13,34 +13,35 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 from taming.losses.backbone import Backbone, FrozenNetwork
 from taming.runtime.errors import UserError
 
 __all__ = ["FeatureLoss", "LPIPSLoss"]
 
-WAYS_OUT = (
-    "Or do without: in training use perceptual=none (no perceptual loss), or perceptual=features "
-    "with a weights file you have; in reconstruct and evaluate leave lpips out."
+ALTERNATIVES = (
+    "Or train with perceptual=none or with perceptual=features and a weights file you have, and "
+    "leave lpips out in reconstruct and evaluate."
 )
 
 
 class LPIPSLoss(nn.Module):
-    """Measures by LPIPS how different two images look.
+    """LPIPS distance of two images.
 
-    Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric".
+    Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric",
+    equation 1.
 
     Args:
         backbone: `"vgg"` or `"alex"`.
-        pretrained: with ImageNet weights from torchvision's cache, or its download. False is for
-            timing and tests: random weights, named so because their values mean nothing.
+        pretrained: use ImageNet weights from torchvision's cache or download. False uses random
+            weights, for timing and tests; their distances mean nothing.
 
     Attributes:
-        min_side: of the images, in pixels.
+        min_side: smallest height and width of the images in pixels.
 
     Raises:
-        UserError: if the weights are neither on disk nor can be downloaded, or are damaged.
+        UserError: if the weights are damaged, or are not on disk and the download fails.
     """
 
     MIN_SIDES = {  # noqa: RUF012
@@ -55,7 +56,9 @@ class LPIPSLoss(nn.Module):
     def __init__(self, *, backbone: str = "vgg", pretrained: bool = True) -> None:
         super().__init__()
         if backbone not in self.WEIGHTS:
-            raise UserError(f"perceptual loss: backbone is 'vgg' or 'alex', not {backbone!r}.")
+            raise UserError(
+                f"the perceptual loss has backbones 'vgg' and 'alex', not {backbone!r}."
+            )
         self.backbone = backbone
         self.min_side = self.MIN_SIDES[backbone]
         url = self.WEIGHTS[backbone].url
@@ -64,24 +67,24 @@ class LPIPSLoss(nn.Module):
 
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # lpips calls torchvision by deprecated arguments
+                warnings.simplefilter("ignore")  # lpips passes deprecated arguments to torchvision
                 network = lpips.LPIPS(
                     net=backbone, pretrained=True, pnet_rand=not pretrained, verbose=False
                 )
         except OSError as error:
             raise UserError(
-                f"LPIPS needs ImageNet weights that are not at {path}, and "
-                f"downloading {url} failed ({error}). Put that file there by hand. {WAYS_OUT}"
+                f"LPIPS needs ImageNet weights at {path}, which does not exist, and downloading "
+                f"{url} failed ({error}). Put that file there by hand. {ALTERNATIVES}"
             ) from error
         except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
             first_line = str(error).strip().split("\n")[0]
             raise UserError(
-                f"the weights of LPIPS in {path} are damaged ({first_line}): delete that file, and "
-                "it is downloaded again."
+                f"the weights of LPIPS in {path} are damaged ({first_line}). Delete that file; the "
+                "next run downloads it again."
             ) from error
         self.lpips = FrozenNetwork(network)
 
-    def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, reconstructions: Tensor, images: Tensor) -> Tensor:
         """Returns the mean LPIPS distance of two `(b c H W)` in [-1, 1], a scalar; c is 3 or 1."""
         with torch.no_grad():
             targets = self._features(images)
@@ -91,22 +94,23 @@ class LPIPSLoss(nn.Module):
         for feature, target, head in zip(features, targets, heads, strict=True):
             difference = feature - target
             squared = (difference * difference).sum((0, 2, 3), dtype=torch.float32)  # (f,)
-            # a head weights the channels of each position: here those of all positions at once
+            # A head weights the channels at each position; here at all positions at once.
             weighted = (head.model[-1].weight.flatten() * squared).sum()
             loss = loss + weighted / difference[:, 0].numel()
         return loss
 
-    def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
+    def _features(self, images: Tensor) -> list[Tensor]:
         network: Any = self.lpips.network
-        pictures = network.scaling_layer(images.expand(-1, 3, -1, -1))
+        pictures = network.scaling_layer(images.expand(-1, 3, -1, -1))  # (b 3 H W)
         return [unit_length(features) for features in network.net(pictures)]
 
 
 class FeatureLoss(nn.Module):
     """Mean squared difference of normalised features of a torchvision backbone.
 
-    At each chosen layer features are scaled to unit length along the channels, as in LPIPS eq. 1,
-    but with equal weights for all channels and layers: a distance between 0 and 4.
+    As in LPIPS (equation 1), the features of each layer are scaled to unit length along the
+    channels. Unlike in LPIPS, all channels and layers weigh the same. The distance lies between 0
+    and 4.
 
     Args:
         backbone: name of a torchvision model with a `features` part: `"squeezenet1_1"`, `"vgg16"`,
@@ -114,11 +118,11 @@ class FeatureLoss(nn.Module):
         weights: file of its weights in torchvision's key names, `.safetensors` or `.pth`.
 
     Attributes:
-        min_side: of the images, in pixels.
+        min_side: smallest height and width of the images in pixels.
 
     Raises:
         MissingPathError: if the weights file does not exist.
-        UserError: if it does not fit the backbone.
+        UserError: if the weights do not fit the backbone.
     """
 
     def __init__(self, *, backbone: str, weights: str | Path) -> None:
@@ -126,7 +130,7 @@ class FeatureLoss(nn.Module):
         self.features = Backbone(backbone, weights)
         self.min_side = Backbone.MIN_SIDES[backbone]
 
-    def forward(self, reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, reconstructions: Tensor, images: Tensor) -> Tensor:
         """Returns the mean feature distance of two `(b c H W)` in [-1, 1]; c is 3 or 1."""
         with torch.no_grad():
             targets = self._features(images)
@@ -135,14 +139,14 @@ class FeatureLoss(nn.Module):
             loss = loss + (feature - target).square().sum(1).mean(dtype=torch.float32)
         return loss / len(targets)
 
-    def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
+    def _features(self, images: Tensor) -> list[Tensor]:
         return [unit_length(features) for features in self.features(images)]
 
 
-def unit_length(features: torch.Tensor) -> torch.Tensor:
+def unit_length(features: Tensor) -> Tensor:
     """Scales `(b f h w)` to length 1 along the channels, in its dtype; 0 stays 0.
 
-    There the gradient is finite, unlike that of the `lpips` package's square root.
+    The gradient at 0 is finite, unlike in the `lpips` package, which differentiates a square root.
     """
     with torch.autocast(features.device.type, enabled=False):  # CUDA's would copy to float32
         return F.normalize(features, dim=1, eps=1e-6)

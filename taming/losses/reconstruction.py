@@ -2,22 +2,21 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 __all__ = ["RECONSTRUCTION_LOSSES", "cross_entropy_loss"]
 
 
-def cross_entropy_loss(reconstructions: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """−log softmax(reconstructions) at each pixel's class, its mean in nats, a scalar.
+def cross_entropy_loss(reconstructions: Tensor, images: Tensor) -> Tensor:
+    """Returns the mean −log softmax(reconstructions) of each pixel's class, in nats.
 
-    The reconstructions are logits, the decoder's raw output; the images are one-hot label maps,
-    0 or 1.
+    The reconstructions are logits, the decoder's raw output. The images are one-hot label maps.
     """
     return F.cross_entropy(reconstructions, images.argmax(1))
 
 
-RECONSTRUCTION_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+RECONSTRUCTION_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l1": F.l1_loss,
     "l2": F.mse_loss,
     "cross_entropy": cross_entropy_loss,

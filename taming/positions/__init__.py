@@ -1,9 +1,10 @@
-"""Modules that tell the model each token's position in the sequence, or its row and column.
+"""Positions of tokens in the sequence, or their rows and columns in the grid.
 
-Sinusoidal and learned ones add to the embeddings, rotary ones turn queries and keys.
+Sinusoidal and learned positions are added to the embeddings. Rotary positions rotate queries and
+keys.
 """
 
-from taming.positions.added import (
+from taming.positions.absolute import (
     LearnedPositions,
     SinusoidalPositions,
     SinusoidalPositions2D,

@@ -1,4 +1,4 @@
-"""Quantizers: one idea a file, all behind the interface in `interface.py`."""
+"""Quantizers: one idea per file, all behind the interface in `interface.py`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ KINDS: dict[str, type[Quantizer]] = {
 
 
 def build_quantizer(config: Mapping[str, Any]) -> Quantizer:
-    """Builds a quantizer from a plain dictionary: its `kind` and its constructor's arguments.
+    """Builds a quantizer from a dictionary of its `kind` and its constructor's arguments.
 
     Raises:
         UserError: if the kind or an argument is unknown.
@@ -37,7 +37,9 @@ def build_quantizer(config: Mapping[str, Any]) -> Quantizer:
     arguments = dict(config)
     kind = arguments.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise UserError(f"quantizer kind {kind!r} is unknown; known: {', '.join(KINDS)}.")
+        raise UserError(
+            f"the quantizer kind {kind!r} is unknown. Choose one of {', '.join(KINDS)}."
+        )
     try:
         return construct(KINDS[kind], arguments)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""Search, initialisation and gradient-free updates of a codebook."""
+"""Search, initialisation and moving averages of a codebook."""
 
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from taming.quantizers.interface import count_codes
 from taming.runtime.contexts import full_precision
@@ -22,21 +22,21 @@ __all__ = [
 CHUNK_DISTANCES = 2**26  # 256 MiB in float32
 
 
-def relative_distances(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
+def relative_distances(rows: Tensor, codebook: Tensor) -> Tensor:
     """Returns ‖z − e‖² − ‖z‖² = ‖e‖² − 2 z·e, `(n v)`, of latents `(n d)` and codes `(v d)`.
 
-    What is left out is the same for all codes of a latent: neither argmin nor softmax sees it.
+    The omitted ‖z‖² is the same for all codes of a latent and changes neither argmin nor softmax.
     """
     with full_precision():
         return torch.addmm(codebook.square().sum(1), rows, codebook.T, alpha=-2)
 
 
-def distance_chunks(rows: torch.Tensor, codebook: torch.Tensor) -> Iterator[torch.Tensor]:
+def distance_chunks(rows: Tensor, codebook: Tensor) -> Iterator[Tensor]:
     """Yields `relative_distances` in chunks of latents, `(n' v)`.
 
     A chunk has at most `CHUNK_DISTANCES` elements (but at least one latent), so that the memory of
-    a search does not grow with the image. An exported graph, which cannot depend on the number of
-    latents, has a single chunk.
+    a search does not grow with the image. An exported graph cannot depend on the number of latents
+    and has a single chunk.
     """
     if torch.compiler.is_exporting():
         yield relative_distances(rows, codebook)
@@ -46,17 +46,17 @@ def distance_chunks(rows: torch.Tensor, codebook: torch.Tensor) -> Iterator[torc
 
 
 @torch.no_grad()
-def nearest(rows: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
+def nearest(rows: Tensor, codebook: Tensor) -> Tensor:
     """Returns the index `(n,)` of the code `(v d)` nearest to each latent `(n d)`."""
     return torch.cat([chunk.argmin(1) for chunk in distance_chunks(rows, codebook)])
 
 
-def random_rows(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws rows without replacement, the same ones on every rank (they are the first one's).
+def random_rows(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Draws rows of the first rank without replacement and returns the same ones on every rank.
 
     Args:
         rows: `(n d)`.
-        count: how many; if more than n, the surplus is not `valid`.
+        count: number of rows; any beyond n are not `valid`.
 
     Returns:
         `(count d)` and `valid` `(count,)` bool.
@@ -65,30 +65,27 @@ def random_rows(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Ten
     places = torch.arange(count, device=rows.device)
     drawn = rows[order[places.clamp(max=len(order) - 1)]]
     valid = (places < len(order)).to(drawn)
-    shared = from_first_rank(torch.cat([drawn, valid[:, None]], dim=1))  # in one exchange
+    shared = from_first_rank(torch.cat([drawn, valid[:, None]], dim=1))  # one exchange
     return shared[:, :-1], shared[:, -1].bool()
 
 
 @torch.no_grad()
 def kmeans(
-    rows: torch.Tensor, centres: torch.Tensor, *, spherical: bool = False, num_iterations: int = 10
-) -> torch.Tensor:
+    rows: Tensor, centres: Tensor, *, spherical: bool = False, num_iterations: int = 10
+) -> Tensor:
     """Runs Lloyd's algorithm: each centre moves to the mean of the rows nearest to it.
 
-    On several ranks the rows are those of all, and every rank has the same result.
+    It clusters the rows of all ranks and returns the same centres `(k d)` on every rank.
 
     Args:
         rows: `(n d)`, unit vectors if `spherical`.
-        centres: `(k d)` to start from, the same on every rank. One without rows stays.
-        spherical: directions are clustered: the means are normalised (Dhillon and Modha 2001,
-            "Concept Decompositions for Large Sparse Text Data Using Clustering").
+        centres: `(k d)` initial centres, the same on every rank. A centre without rows stays.
+        spherical: normalise the means, which clusters directions (Dhillon and Modha 2001, "Concept
+            Decompositions for Large Sparse Text Data Using Clustering").
         num_iterations: how often the centres move.
-
-    Returns:
-        `(k d)`.
     """
     for _ in range(num_iterations):
-        indices = nearest(rows, centres)
+        indices = nearest(rows, centres)  # (n)
         counts = sum_over_ranks(count_codes(indices, len(centres)))[:, None]
         sums = sum_over_ranks(torch.zeros_like(centres).index_add_(0, indices, rows))
         means = sums / counts.clamp(min=1)
@@ -101,13 +98,15 @@ def kmeans(
 class CodebookAverage(nn.Module):
     """The statistics of an EMA codebook (van den Oord et al. 2017, appendix A.1).
 
-    After each batch, with nᵢ latents that chose code i, of all ranks:
-    Nᵢ ← γNᵢ + (1 − γ)nᵢ, mᵢ ← γmᵢ + (1 − γ)Σz, and the code is mᵢ / Nᵢ with Laplace smoothing,
-    N̂ᵢ = (Nᵢ + ε) / (ΣN + vε) · ΣN. A code whose Nᵢ has faded to 100 ε stays where it is until it
-    is used again: the smoothing, which has moved it by 1% by then, would let it sink to the origin.
+    After each batch, in which nᵢ latents z of all ranks chose code i:
+
+        Nᵢ ← γNᵢ + (1 − γ)nᵢ,  mᵢ ← γmᵢ + (1 − γ)Σz,  eᵢ = mᵢ / N̂ᵢ
+
+    N̂ᵢ = (Nᵢ + ε) / (ΣN + vε) · ΣN is Laplace smoothing. It would pull an unused code to the origin.
+    A code with Nᵢ of 100 ε or less, which it has moved by 1 %, therefore stays until it is used.
 
     Args:
-        codebook: `(v d)`, the codes to start from, with Nᵢ = 1.
+        codebook: `(v d)`, the initial codes, with Nᵢ = 1.
         decay: γ.
         epsilon: ε.
 
@@ -116,29 +115,29 @@ class CodebookAverage(nn.Module):
         sums: mᵢ `(v d)`.
     """
 
-    def __init__(self, codebook: torch.Tensor, decay: float, epsilon: float = 1e-5) -> None:
+    def __init__(self, codebook: Tensor, decay: float, epsilon: float = 1e-5) -> None:
         super().__init__()
         self.decay = decay
         self.epsilon = epsilon
-        self.sizes: torch.Tensor
-        self.sums: torch.Tensor
+        self.sizes: Tensor
+        self.sums: Tensor
         self.register_buffer("sizes", codebook.new_ones(len(codebook)))
         self.register_buffer("sums", codebook.detach().clone())
 
     @torch.no_grad()
     def update(
-        self, rows: torch.Tensor, indices: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, rows: Tensor, indices: Tensor, counts: Tensor, codes: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Adds a batch to the averages.
 
         Args:
             rows: this rank's latents `(n d)`.
-            indices: the codes they chose `(n,)`.
-            counts: how many chose each code `(v,)`.
-            codes: the present ones `(v d)`.
+            indices: `(n,)`, the code of each latent.
+            counts: `(v,)`, the number of latents of each code.
+            codes: `(v d)`, the current codes.
 
         Returns:
-            the new codes `(v d)`, and the counts of all ranks `(v,)`.
+            the new codes `(v d)`, and the counts over all ranks `(v,)`.
         """
         sums = torch.zeros_like(self.sums).index_add_(0, indices, rows)
         joined = sum_over_ranks(torch.cat([sums, counts.to(sums)[:, None]], dim=1))  # one exchange
@@ -151,10 +150,7 @@ class CodebookAverage(nn.Module):
         return torch.where(alive[:, None], self.sums / smoothed[:, None], codes), counts
 
     @torch.no_grad()
-    def restart(self, moved: torch.Tensor, codes: torch.Tensor) -> None:
-        """Resets the statistics of the moved codes to those of a single latent.
-
-        `moved` is `(v,)` bool, `codes` `(v d)` are where they are now.
-        """
+    def restart(self, moved: Tensor, codes: Tensor) -> None:
+        """Resets the statistics of moved codes, `(v,)` bool, to one latent at `codes` `(v d)`."""
         self.sizes.masked_fill_(moved, 1.0)
         self.sums.copy_(torch.where(moved[:, None], codes, self.sums))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Lt
-from torch import nn
+from torch import Tensor, nn
 
 from taming.quantizers.codebook import (
     CodebookAverage,
@@ -21,7 +21,7 @@ from taming.quantizers.codebook import (
 )
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
-from taming.quantizers.interface import Quantizer, Size, count_codes
+from taming.quantizers.interface import QuantizedRows, Quantizer, Size, count_codes
 from taming.runtime.process_group import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]
@@ -30,33 +30,34 @@ __all__ = ["VectorQuantizer"]
 class VectorQuantizer(Quantizer):
     """Replaces each latent by the nearest code.
 
-    The loss is ‖sg[z] − e‖² + β‖z − sg[e]‖² (eq. 3 of the paper), each a mean over all elements:
-    the first term moves the codes, the second, with β, commits the encoder to them. An EMA codebook
-    does without the first.
+    The loss is ‖sg[z] − e‖² + β‖z − sg[e]‖² (equation 3 of the paper), with means over all
+    elements. The first term moves the codes; the second commits the encoder to them. An EMA
+    codebook needs no first term.
 
     Args:
         codebook_size: number of codes.
         codebook_dim: width of a code.
         commitment_weight: β.
-        cosine: compare directions: latents and codes are l2-normalised before the search and in the
-            result (Yu et al. 2022, "Vector-quantized Image Modeling with Improved VQGAN", §3.2).
-        revive_after: a code that no latent has chosen in this many training batches is moved to a
-            random latent of the current batch (Dhariwal et al. 2020, "Jukebox", §3.1). None: never.
-            Looking for such codes is not free, so it is done in steps (see `set_step`) that are
-            multiples of `revive_after` // 10 only, once all codes have started.
-        init: where the codes start: `"uniform"` in ±1 / codebook_size; `"data"`: at random latents
-            of the first training batch; `"kmeans"`: at the centres of its clusters. Codes that a
-            small first batch leaves without a latent take those of the next batches, unless they
-            have come into use. None: `"data"` with `revive_after`, else `"uniform"`.
-        ema_decay: the codes follow the latents that choose them as moving averages with this decay
-            (see `CodebookAverage`) and take no gradient. None: they are learned by gradient.
-        entropy_weight: of the entropy penalty (see `entropy_penalty`); 0: none.
+        cosine: compare directions. Latents and codes are l2-normalised before the search and in the
+            result (Yu et al. 2022, "Vector-quantized Image Modeling with Improved VQGAN", section
+            3.2).
+        revive_after: move a code that no latent has chosen in this many training batches to a
+            random latent of the current batch (Dhariwal et al. 2020, "Jukebox", section 3.1). None:
+            never. Once all codes have started, only steps (see `set_step`) that are multiples of
+            `revive_after` // 10 look for such codes, because the search takes time.
+        init: where the codes start. `"uniform"`: in ±1 / codebook_size. `"data"`: at random latents
+            of the first training batch. `"kmeans"`: at the centres of its clusters. If the first
+            batch has fewer latents than codes, the next batches start the rest, unless they are in
+            use by then. None: `"data"` with `revive_after`, else `"uniform"`.
+        ema_decay: decay of moving averages by which the codes follow their latents, without
+            gradient (see `CodebookAverage`). None: the codes are learned by gradient.
+        entropy_weight: weight of the entropy penalty (see `entropy_penalty`).
         entropy_temperature: its temperature, in units of the squared distance.
         gradient: `"straight_through"` or `"rotation"` (see `taming.quantizers.gradient`).
 
     Attributes:
-        batches_unused: `(codebook_size,)` int64, for how many training batches no latent has chosen
-            a code (counted with `revive_after`).
+        batches_unused: `(codebook_size,)` int64, number of training batches since a latent last
+            chose a code (counted with `revive_after`).
         started: `(codebook_size,)` bool, False for a code that waits to start at a latent.
     """
 
@@ -99,29 +100,28 @@ class VectorQuantizer(Quantizer):
             self.codebook.requires_grad_(False)
             self.average = CodebookAverage(self.codebook, ema_decay)
         self.init = init
-        self.batches_unused: torch.Tensor
-        self.started: torch.Tensor
+        self.batches_unused: Tensor
+        self.started: Tensor
         self.register_buffer("batches_unused", torch.zeros(codebook_size, dtype=torch.int64))
         self.register_buffer("started", torch.full((codebook_size,), init == "uniform"))
         self._step = 0
-        self._all_started = init == "uniform"  # on the host: reading the buffer waits for the GPU
+        # On the host, because reading the buffer would wait for the GPU.
+        self._all_started = init == "uniform"
 
     def set_step(self, step: int) -> None:
-        """Remembers the step: only some steps look for unused codes."""
+        """Sets the step, because only some steps look for unused codes."""
         self._step = step
 
-    def quantize_rows(
-        self, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    def quantize_rows(self, rows: Tensor) -> QuantizedRows:
         """Finds the codes nearest to `(n d)` latents; training also updates the codebook."""
         rows = self._comparable(rows)
         if self.training and (self._starts_now() or self._revives_now()):
             self._move_unused_codes(rows.detach())
-        # a copy, as the moving average changes the codebook before the backward pass
+        # A copy, because the moving average changes the codebook before the backward pass.
         codebook = self._comparable(self.codebook.float().clone())  # (v d)
-        distances: Iterable[torch.Tensor]
+        distances: Iterable[Tensor]
         if self.entropy_weight > 0 and torch.is_grad_enabled():
-            whole = relative_distances(rows, codebook)  # (n v), which the backward pass needs
+            whole = relative_distances(rows, codebook)  # (n v), for the backward pass
             indices, distances = whole.argmin(1), [whole]
         else:
             indices, distances = nearest(rows, codebook), distance_chunks(rows, codebook)
@@ -137,11 +137,11 @@ class VectorQuantizer(Quantizer):
             self._follow(rows.detach(), indices)
         return self.through_lookup(rows, codes), indices, losses
 
-    def codes_of(self, indices: torch.Tensor) -> torch.Tensor:
+    def codes_of(self, indices: Tensor) -> Tensor:
         """Returns the codes `(... d)`, float32, normalised if `cosine`, of indices `(...)`."""
         return F.embedding(indices, self._comparable(self.codebook.float()))
 
-    def _comparable(self, rows: torch.Tensor) -> torch.Tensor:
+    def _comparable(self, rows: Tensor) -> Tensor:
         return F.normalize(rows, dim=-1) if self.cosine else rows
 
     def _starts_now(self) -> bool:
@@ -149,24 +149,24 @@ class VectorQuantizer(Quantizer):
         return not self._all_started
 
     def _revives_now(self) -> bool:
-        # a function of the step, so that a resumed run does it in the same batches
+        # A function of the step, so that a resumed run revives codes in the same batches.
         return self.revive_after is not None and self._step % max(1, self.revive_after // 10) == 0
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self._all_started = False  # perhaps
+        self._all_started = False  # unknown; `_starts_now` looks
 
     @torch.no_grad()
-    def _move_unused_codes(self, rows: torch.Tensor) -> None:
+    def _move_unused_codes(self, rows: Tensor) -> None:
         latents, valid = random_rows(rows, self.codebook_size)
         unused = ~self.started  # (v,)
         if self.revive_after is not None:
             unused |= self.batches_unused >= self.revive_after
         if self.init == "kmeans" and not self._all_started and unused.all():  # the first batch
             latents[valid] = kmeans(rows, latents[valid], spherical=self.cosine)
-        # the k-th unused code takes the k-th latent; without counting, which would wait for the GPU
-        turn = (unused.cumsum(0) - 1).clamp(min=0)
-        latents, moved = latents[turn], unused & valid[turn]
+        # The k-th unused code takes the k-th latent. Indexing by the mask would wait for the GPU.
+        number = (unused.cumsum(0) - 1).clamp(min=0)  # (v,)
+        latents, moved = latents[number], unused & valid[number]
         self.codebook.copy_(torch.where(moved[:, None], latents.to(self.codebook), self.codebook))
         self.batches_unused.masked_fill_(moved, 0)
         self.started |= moved
@@ -174,7 +174,7 @@ class VectorQuantizer(Quantizer):
             self.average.restart(moved, latents)
 
     @torch.no_grad()
-    def _follow(self, rows: torch.Tensor, indices: torch.Tensor) -> None:
+    def _follow(self, rows: Tensor, indices: Tensor) -> None:
         if self.average is None and self.revive_after is None and self._all_started:
             return
         counts = count_codes(indices, self.codebook_size)

@@ -1,4 +1,4 @@
-"""The tokenizer of label maps that needs no training."""
+"""A tokenizer of label maps without weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +13,14 @@ __all__ = ["CellClasses"]
 
 
 class CellClasses(Tokenizer):
-    """Encodes a one-hot label map as the class that fills most of each cell of a grid.
+    """Encodes a one-hot label map as the most frequent class in each cell of a grid.
 
-    It has no weights and stands where a `VQGAN` trained on label maps could. What is smaller than
-    half a cell is lost, so small cells keep more.
+    It replaces a `VQGAN` trained on label maps. Details smaller than half a cell are lost.
 
     Args:
         num_classes: classes of the label maps; also the codebook size.
-        cell_size: height and width of a cell in pixels.
-        resolution: see `Tokenizer`; the downsample factor is the cell size.
+        cell_size: height and width of a cell in pixels; also the downsample factor.
+        resolution: see `Tokenizer`.
     """
 
     kind = "cell_classes"
@@ -37,22 +36,22 @@ class CellClasses(Tokenizer):
         }
 
     def encode(self, label_maps: Tensor) -> Tensor:
-        """Encodes one-hot `(b c H W)` as `(b h w)` int64, of equally frequent classes the lowest.
+        """Maps one-hot `(b c H W)` to `(b h w)` int64; the lowest of equally frequent classes.
 
         Raises:
             UserError: if classes or size of the label maps do not fit.
         """
         if label_maps.ndim != 4 or label_maps.shape[1] != self.codebook_size:
             raise UserError(
-                f"label maps (b {self.codebook_size} H W) are needed, one-hot, and these are "
+                f"the tokenizer takes one-hot label maps (b {self.codebook_size} H W), not "
                 f"{tuple(label_maps.shape)}."
             )
         self.grid_size_for(label_maps.shape[2:])
         counts = F.avg_pool2d(label_maps.float(), self.downsample_factor, divisor_override=1)
-        return counts.argmax(1)  # the first of several
+        return counts.argmax(1)  # (b h w)
 
     def decode(self, indices: Tensor) -> Tensor:
-        """Fills each cell with its class: `(b h w)` int64 to `(b c H W)` float32, one-hot."""
+        """Fills each cell with its class: `(b h w)` int64 to one-hot `(b c H W)` float32."""
         one_hot = F.one_hot(indices, self.codebook_size).movedim(-1, 1).float()  # (b c h w)
-        rows = one_hot.repeat_interleave(self.downsample_factor, 2)
+        rows = one_hot.repeat_interleave(self.downsample_factor, 2)  # (b c H w)
         return rows.repeat_interleave(self.downsample_factor, 3)

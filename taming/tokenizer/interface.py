@@ -1,4 +1,4 @@
-"""The interface of tokenizers, as stage 2 sees a stage-1 model."""
+"""The interface of tokenizers: a stage-1 model as stage 2 sees it."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,21 @@ __all__ = ["Tokenizer", "height_and_width"]
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Returns (height, width), where a single number means a square."""
+    """Returns (height, width); a single number means a square."""
     height, width = size if isinstance(size, Sequence) else (size, size)
     return height, width
 
 
 class Tokenizer(PretrainedModel):
-    """Encodes images as grids of codes, and decodes these: a `VQGAN`, or `CellClasses`.
+    """Encodes images as grids of indices and decodes them: a `VQGAN` or `CellClasses`.
 
     Args:
-        resolution: (height, width) of the images in pixels, one number for a square. Other sizes
-            that divide by `downsample_factor` work too.
-        downsample_factor: height and width in pixels of what one code stands for.
+        resolution: (height, width) of the images in pixels, or one number for a square. Other
+            multiples of `downsample_factor` work too.
+        downsample_factor: pixels per code in height and width.
 
     Attributes:
-        image_channels: of pictures 3 or 1, of label maps the number of classes.
+        image_channels: 3 or 1 for pictures, the number of classes for label maps.
         label_maps: whether the images are label maps.
         codebook_size: number of codes.
         grid_size: (height, width) of the code grid at `resolution`, see `grid_size_for`.
@@ -42,52 +42,51 @@ class Tokenizer(PretrainedModel):
         self.grid_size = self.grid_size_for(self.resolution)
 
     def grid_size_for(self, resolution: Sequence[int]) -> tuple[int, int]:
-        """Returns (height, width) of the code grid of images of this (height, width).
+        """Returns (height, width) of the code grid for images of this (height, width).
 
         Raises:
-            UserError: if the resolution does not divide by the downsample factor.
+            UserError: if the resolution is not a multiple of the downsample factor.
         """
         height, width = resolution
         factor = self.downsample_factor
         if height % factor or width % factor:
             raise UserError(
                 f"the resolution {height}×{width} does not divide by the downsample factor "
-                f"{factor}: use multiples of {factor}; a new model can have another factor "
-                "(channel_multipliers, one more than the halvings; condition_cell of label maps)."
+                f"{factor}. Use multiples of {factor}, or train with another factor: "
+                "2^(number of channel_multipliers - 1), or condition_cell for label maps."
             )
         return height // factor, width // factor
 
     @property
     def takes_pictures(self) -> bool:
-        """Whether the images are grey or RGB, and not label maps or other numbers."""
+        """Whether the images are grey or RGB pictures and not label maps."""
         return self.image_channels in (1, 3) and not self.label_maps
 
     def require_pictures(self, *, or_label_maps: bool = False) -> None:
-        """Raises a `UserError` unless the images are pictures, or label maps where these do."""
+        """Raises a `UserError` unless the images are pictures, or label maps where allowed."""
         if not (self.takes_pictures or (or_label_maps and self.label_maps)):
             raise UserError(
-                f"the model's images have {self.image_channels} channels"
-                f"{' and are label maps' if self.label_maps else ''}, and only pictures, grey or "
-                f"RGB,{' and label maps' if or_label_maps else ''} are taken here: use the model "
-                "in Python."
+                f"only grey or RGB pictures{' and label maps' * or_label_maps} work here. The "
+                f"model's images have {self.image_channels} channels"
+                f"{' and are label maps' * self.label_maps}. Use the model in Python."
             )
 
     def check_kind(self, label_maps: bool, channels: int) -> None:
-        """Raises a `UserError` if images of this kind are not those of the training."""
-        trained, these = (
+        """Raises a `UserError` if the model was trained on another kind of images."""
+        expected, actual = (
             f"{'label maps' if maps else 'pictures'} of {count} channels"
             for maps, count in ((self.label_maps, self.image_channels), (label_maps, channels))
         )
-        if trained != these:
+        if expected != actual:
             raise UserError(
-                f"the tokenizer was trained on {trained}, and the images are {these}: give another "
-                "model or other data."
+                f"the tokenizer was trained on {expected}, and the images are {actual}. Give "
+                "another model or other data."
             )
 
     def encode(self, images: Tensor) -> Tensor:
-        """Encodes `(b c H W)` images as `(b h w)` int64 indices."""
+        """Maps images `(b c H W)` to indices `(b h w)` int64."""
         raise NotImplementedError
 
     def decode(self, indices: Tensor) -> Tensor:
-        """Decodes `(b h w)` indices to `(b c H W)` images."""
+        """Maps indices `(b h w)` to images `(b c H W)`."""
         raise NotImplementedError

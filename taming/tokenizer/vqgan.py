@@ -1,4 +1,4 @@
-"""The VQGAN: encoder, quantizer and decoder; as stage 2 sees it, the tokenizer."""
+"""The VQGAN: encoder, quantizer and decoder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Len, Lt, MinLen
-from torch import nn
+from torch import Tensor, nn
 
-from taming.autoencoder import Decoder, Encoder
+from taming.autoencoder import AutoencoderShape, Decoder, Encoder
 from taming.quantizers import QuantizerOutput, Size, build_quantizer
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.errors import UserError
@@ -21,29 +21,30 @@ __all__ = ["VQGAN", "VQGANOutput"]
 class VQGANOutput:
     """The `reconstructions` `(b c H W)` and the quantizer's output of a forward pass."""
 
-    reconstructions: torch.Tensor
+    reconstructions: Tensor
     quantizer: QuantizerOutput
 
 
 class VQGAN(Tokenizer):
-    """Vector-quantized autoencoder (Esser et al. 2021, "Taming Transformers", §3.1).
+    """Vector-quantized autoencoder (Esser et al. 2021, "Taming Transformers", section 3.1).
 
-    Images are float, [-1, 1] is black to white.
+    Images are float; -1 is black and 1 is white.
 
     Args:
         quantizer: `kind` and arguments of the quantizer (see `taming.quantizers`).
         image_channels: channels of the images: 3, 1, or the classes of a one-hot label map.
         resolution: (height, width) the model is trained at, see `Tokenizer`.
         base_channels: width of the first level.
-        channel_multipliers: width of each level in units of `base_channels`. The downsample factor
-            is 2^(levels − 1).
+        channel_multipliers: width of each level in units of `base_channels`. Each level after the
+            first halves height and width, so the downsample factor is 2^(levels − 1).
         num_residual_blocks: residual blocks per level (one more in the decoder).
-        attention_resolutions: heights of the levels with attention.
+        attention_resolutions: heights of the levels that get an attention block after each
+            residual block.
         latent_channels: width of the encoder's output, before the 1×1 convolution to the
-            codebook's.
+            codebook's width.
         dropout: inside residual blocks.
         label_maps: whether the images are one-hot label maps; `decode` then returns logits.
-            Images of other than 1 or 3 channels always are.
+            None: images of other than 1 or 3 channels are label maps.
     """
 
     kind = "vqgan"
@@ -66,7 +67,7 @@ class VQGAN(Tokenizer):
         super().__init__(resolution, 2 ** (len(channel_multipliers) - 1))
         self.image_channels = image_channels
         self.label_maps = image_channels not in (1, 3) if label_maps is None else label_maps
-        shape: dict[str, Any] = {
+        sizes: dict[str, Any] = {
             "image_channels": image_channels,
             "base_channels": base_channels,
             "channel_multipliers": list(channel_multipliers),
@@ -77,75 +78,79 @@ class VQGAN(Tokenizer):
         }
         self.config: dict[str, Any] = {
             "resolution": list(self.resolution),
-            **shape,
+            **sizes,
             "label_maps": self.label_maps,
             "quantizer": dict(quantizer),
         }
-        self.encoder = Encoder(resolution=self.resolution[0], **shape)
+        shape = AutoencoderShape(resolution=self.resolution[0], **sizes)
+        self.encoder = Encoder(shape)
         self.quantizer = build_quantizer(quantizer)
         self.codebook_size = self.quantizer.codebook_size
         self.pre_quantizer = nn.Conv2d(latent_channels, self.quantizer.codebook_dim, 1)
         self.post_quantizer = nn.Conv2d(self.quantizer.codebook_dim, latent_channels, 1)
-        self.decoder = Decoder(resolution=self.resolution[0], **shape)
+        self.decoder = Decoder(shape)
 
     @property
     def level_heights(self) -> list[int]:
-        """Height of each level's features, largest first: what `attention_resolutions` names."""
+        """Height of each level's features, largest first; see `attention_resolutions`."""
         num_levels = len(self.config["channel_multipliers"])
         return [self.resolution[0] >> level for level in range(num_levels)]
 
     @property
-    def last_layer(self) -> torch.Tensor:
-        """The weight of the decoder's last convolution; the adaptive weight is measured there."""
+    def last_layer(self) -> Tensor:
+        """The weight of the decoder's last convolution, where the adaptive weight is measured."""
         return self.decoder.conv_out.weight
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are, and the results."""
+        """The device of the weights and the results."""
         return self.last_layer.device
 
-    def encode_latents(self, images: torch.Tensor) -> torch.Tensor:
-        """`(b c H W) -> (b d h w)`: what the quantizer receives, before any normalisation.
+    def encode_latents(self, images: Tensor) -> Tensor:
+        """Returns what the quantizer receives, before any normalisation.
+
+        Maps `(b c H W)` to `(b d h w)`.
 
         Raises:
-            UserError: if type, channels or size of the images do not fit the model.
+            UserError: if dtype, channels or size of the images do not fit the model.
         """
         if not images.is_floating_point():
             raise UserError(
-                f"the model takes float images in [-1, 1], got {images.dtype}: convert pixels from "
+                f"the model takes float images in [-1, 1], not {images.dtype}. Convert pixels from "
                 "0 to 255 by pixels / 127.5 - 1."
             )
         if images.ndim != 4 or images.shape[1] != self.image_channels:
             raise UserError(
-                f"the model takes images (b {self.image_channels} H W), got {tuple(images.shape)}."
+                f"the model takes images (b {self.image_channels} H W), not {tuple(images.shape)}."
             )
         self.grid_size_for(images.shape[2:])
         return self.pre_quantizer(self.encoder(images))
 
-    def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """`(b c H W) -> (b h w)` int64; deterministic and without side effects in any mode."""
+    def encode(self, images: Tensor) -> Tensor:
+        """Maps `(b c H W)` to `(b h w)` int64, deterministically, in any mode."""
         with evaluation_mode(self):  # no dropout, no codebook statistics
             return self.quantizer(self.encode_latents(images)).indices
 
-    def decode(self, indices: torch.Tensor) -> torch.Tensor:
-        """`(b h w)` int64 `-> (b c H W)`: the decoder's raw output, not clamped; or logits.
+    def decode(self, indices: Tensor) -> Tensor:
+        """Maps `(b h w)` int64 to `(b c H W)`: the decoder's raw output, not clamped, or logits.
 
         Raises:
-            UserError: if the indices are no codes of the codebook.
+            UserError: if an index is not in the codebook.
         """
-        known = (indices >= 0) & (indices < self.codebook_size)
-        if indices.is_floating_point() or not known.all():
+        in_range = (indices >= 0) & (indices < self.codebook_size)
+        if indices.is_floating_point() or not in_range.all():
             raise UserError(
                 f"the indices to decode must be integers from 0 to {self.codebook_size - 1}."
             )
         return self.decode_quantized(self.quantizer.lookup(indices))
 
-    def decode_quantized(self, quantized: torch.Tensor) -> torch.Tensor:
-        """`(b d h w) -> (b c H W)`."""
-        quantized = quantized.to(self.post_quantizer.weight.dtype)  # the quantizer's is float32
+    def decode_quantized(self, quantized: Tensor) -> Tensor:
+        """Maps `(b d h w)` to `(b c H W)`."""
+        quantized = quantized.to(self.post_quantizer.weight.dtype)  # from the quantizer's float32
         return self.decoder(self.post_quantizer(quantized))
 
-    def forward(self, images: torch.Tensor) -> VQGANOutput:
-        """Reconstructs `images` `(b c H W)`."""
-        quantizer_output = self.quantizer(self.encode_latents(images))
+    def forward(self, images: Tensor) -> VQGANOutput:
+        """Reconstructs images `(b c H W)`."""
+        latents = self.encode_latents(images)  # (b d h w)
+        quantizer_output = self.quantizer(latents)
         return VQGANOutput(self.decode_quantized(quantizer_output.quantized), quantizer_output)

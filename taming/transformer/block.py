@@ -10,21 +10,21 @@ __all__ = ["FeedForward", "GatedFeedForward", "TransformerBlock", "build_norm"]
 
 
 def build_norm(config: GPTConfig) -> nn.Module:
-    """Builds LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019), without shift."""
+    """Builds LayerNorm (Ba et al. 2016) or RMSNorm, without shift (Zhang and Sennrich 2019)."""
     if config.norm == "rms_norm":
         return nn.RMSNorm(config.embed_dim, eps=1e-5)
     return nn.LayerNorm(config.embed_dim, bias=config.bias)
 
 
 class FeedForward(nn.Module):
-    """GELU(x W₁ + b₁) W₂ + b₂ on each token by itself.
+    """GELU(x W₁ + b₁) W₂ + b₂ for each token.
 
-    Vaswani et al. 2017, section 3.3, with GPT's GELU in place of the ReLU.
+    Vaswani et al. 2017, equation 2, with GPT's GELU instead of the ReLU.
 
     Args:
         embed_dim: width of x and of the output.
-        hidden_dim: width inside; None for four times as much.
-        bias: whether b₁ and b₂ are there.
+        hidden_dim: width between the maps; None for 4 · embed_dim.
+        bias: whether the maps have biases.
     """
 
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
@@ -34,21 +34,21 @@ class FeedForward(nn.Module):
         self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(b n d)` to `(b n d)`."""
+        """Maps `(b n d)` to `(b n d)`."""
         return self.contract(F.gelu(self.expand(x)))
 
 
 class GatedFeedForward(nn.Module):
-    """(SiLU(x W_gate) ⊙ x W_expand) W_contract on each token by itself: SwiGLU.
+    """SwiGLU: (SiLU(x W_gate) ⊙ x W_expand) W_contract for each token.
 
-    Shazeer 2020, "GLU Variants Improve Transformer", equation 6. W_gate and W_expand stand side by
-    side, so that one multiplication does for both.
+    Shazeer 2020, "GLU Variants Improve Transformer", equation 6. One matrix holds W_gate and
+    W_expand.
 
     Args:
         embed_dim: width of x and of the output.
-        hidden_dim: width inside; None for 8/3 of it, rounded up to a multiple of 64: about as many
-            weights as a `FeedForward` has.
-        bias: whether the three maps have biases.
+        hidden_dim: width between the maps; None for 8/3 · embed_dim, rounded up to a multiple of
+            64, which gives about as many weights as `FeedForward`.
+        bias: whether the maps have biases.
     """
 
     def __init__(self, embed_dim: int, hidden_dim: int | None = None, *, bias: bool = True) -> None:
@@ -58,17 +58,16 @@ class GatedFeedForward(nn.Module):
         self.contract = nn.Linear(hidden_dim, embed_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(b n d)` to `(b n d)`."""
-        gate, expanded = self.gate_expand(x).chunk(2, dim=-1)
+        """Maps `(b n d)` to `(b n d)`."""
+        gate, expanded = self.gate_expand(x).chunk(2, dim=-1)  # (b n hidden_dim)
         return self.contract(F.silu(gate) * expanded)
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention, then a feed-forward network, each normalised first and added to x.
+    """Adds causal self-attention to x, cross-attention to a context if any, and a feed-forward net.
 
-    With a context, cross-attention to it stands between the two. The pre-norm order (Radford et al.
-    2019, GPT-2) leaves the sum x free of normalisations from the first layer to the last, which is
-    why deep ones train.
+    Each reads Norm(x). In this pre-norm order (Radford et al. 2019, GPT-2) no normalisation
+    interrupts the sum x from the first layer to the last, so deep models train.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -105,14 +104,14 @@ class TransformerBlock(nn.Module):
         update_cache: CacheUpdate | None = None,
         rotate: Rotation | None = None,
     ) -> Tensor:
-        """`(b n d)` to `(b n d)`.
+        """Maps `(b n d)` to `(b n d)`.
 
         Args:
-            x: with a cache, the tokens that follow those in it.
-            context: keys and values of the context, the same for every token of x.
-            mask: boolean `(n n_k)`, in place of the causal one.
-            update_cache: see `MultiHeadAttention`.
-            rotate: turns queries and keys by their positions.
+            x: the tokens; with a cache, those that it does not have yet.
+            context: the context's keys and values `(b heads c d_k)`, which every token attends to.
+            mask: boolean `(n n_k)`, instead of the causal mask.
+            update_cache: see `MultiHeadAttention.forward`.
+            rotate: rotates queries and keys by their positions.
         """
         attended = self.attention(
             self.attention_norm(x),
@@ -125,7 +124,8 @@ class TransformerBlock(nn.Module):
         x = x + self.dropout(attended)
         if self.context_attention is not None:
             assert context is not None
-            normed = self.context_norm(x)
-            attended = self.context_attention.attend(normed, *context, rotate_queries=rotate)
+            attended = self.context_attention.attend(
+                self.context_norm(x), *context, rotate_queries=rotate
+            )  # (b n d)
             x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))

@@ -1,7 +1,7 @@
 """GPT: a decoder-only transformer that predicts each codebook token from those before it.
 
-Esser et al. 2021, section 3.2: p(s) = ∏ᵢ p(sᵢ | s₀ … sᵢ₋₁, c), the condition c being the prefix, or
-a context that every layer attends to.
+Esser et al. 2021, section 3.2: p(s) = ∏ᵢ p(sᵢ | s₀ … sᵢ₋₁, c). The condition c is a prefix of the
+sequence, or a context that every layer attends to.
 """
 
 import math
@@ -26,24 +26,25 @@ from taming.serialization import PretrainedModel, SavedModel
 from taming.transformer.block import TransformerBlock, build_norm
 from taming.transformer.config import GPTConfig
 from taming.transformer.loss import token_losses
+from taming.transformer.orders import to_tokens
 
 __all__ = ["GPT"]
 
 SINUSOID_SCALE = 0.05
 Positions = SinusoidalPositions | LearnedPositions | SinusoidalPositions2D | RotaryPositions2D
-Contexts = Sequence[tuple[Tensor, Tensor] | None]  # keys and values of the context, by layer
+Contexts = Sequence[tuple[Tensor, Tensor] | None]  # each layer's keys and values of the context
 
 
 class GPT(PretrainedModel):
     """The transformer of stage 2.
 
-    The input is a prefix, which stands for the condition, and then image tokens; each has an
-    embedding table of its own, so that a class label is never mistaken for a code. Positions count
-    the whole sequence, prefix first.
+    The input is a prefix of condition ids, then image tokens. The two have separate embedding
+    tables, so that a class label is never mistaken for a code. Positions count the whole sequence,
+    prefix first.
 
     Attributes:
         config: see `GPTConfig`.
-        checkpointing: compute activations again in the backward pass: less memory, more time.
+        checkpointing: recompute activations in the backward pass: less memory, more time.
 
     Raises:
         UserError: if the width does not fit the number of heads.
@@ -74,21 +75,24 @@ class GPT(PretrainedModel):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Initialises all weights anew.
+        """Initialises all weights.
 
-        | weights                                      | values                                  |
-        |----------------------------------------------|-----------------------------------------|
-        | linear maps, embeddings, learned positions   | N(0, 0.02)                              |
-        | maps that end a branch: attention.output,    | N(0, 0.02 / √(branches)), so that the   |
-        | context_attention.output,                    | sum of all layers' branches, 2 a layer, |
-        | feed_forward.contract                        | with a context 3, keeps its scale       |
-        | biases                                       | 0                                       |
-        | LayerNorm, RMSNorm                           | scale 1, shift 0                        |
+        | weights                                    | values                                    |
+        |--------------------------------------------|-------------------------------------------|
+        | linear maps, embeddings, learned positions | N(0, 0.02)                                |
+        | attention.output, context_attention.output,| N(0, 0.02 / √branches)                    |
+        | feed_forward.contract                      |                                           |
+        | biases                                     | 0                                         |
+        | LayerNorm, RMSNorm                         | scale 1, shift 0                          |
 
-        The second number of N is the standard deviation. Sinusoids, with a root mean square of
-        0.71, would drown embeddings of 0.02, so `SINUSOID_SCALE` makes them smaller, 0.035.
-        Making the embeddings larger instead, by √d as Vaswani et al. 2017 do before their post-norm
-        blocks, learns more slowly here: beside a large sum, what the pre-norm blocks add is small.
+        The second number of N is the standard deviation. Each layer has two branches, with a
+        context three. The division keeps the scale of the sum of all branches (Radford et al. 2019,
+        GPT-2).
+
+        Sinusoids have a root mean square of 0.71 and would drown embeddings of 0.02, so
+        `SINUSOID_SCALE` reduces them to 0.035. Vaswani et al. 2017 enlarge the embeddings by √d
+        instead. With pre-norm blocks that learns more slowly, because a branch then adds little to
+        the large sum.
         """
         num_branches = (3 if self.config.num_context_ids else 2) * len(self.blocks)
         branch_ends = ("attention.output", "feed_forward.contract")
@@ -119,11 +123,11 @@ class GPT(PretrainedModel):
         """Returns the features before the head.
 
         Args:
-            prefix: `(b p)` int64 prefix ids; None where the cache has them.
+            prefix: `(b p)` int64 prefix ids; None where the cache has their keys and values.
             tokens: `(b n)` int64 image tokens; n may be 0.
-            context: `(b c)` int64 context ids, for a model that has them; None where the cache has
-                their keys and values.
-            cache: the positions of prefix and tokens, and the keys and values of earlier ones.
+            context: `(b c)` int64 context ids, for a model that attends to a context; None where
+                the cache has its keys and values.
+            cache: the positions of prefix and tokens, and keys and values of earlier positions.
                 None: the positions are 0, 1, 2, ….
 
         Returns:
@@ -156,13 +160,13 @@ class GPT(PretrainedModel):
     def token_logits(self, prefix: Tensor, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Returns logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
 
-        The last token is only predicted and never an input, so prefix and tokens may be one longer
-        than the context length.
+        The last token is only predicted and never an input. Prefix and tokens together may
+        therefore exceed the context length by one.
 
         Args:
             prefix: `(b p)`, p at least 1: its last id predicts the first token.
             tokens: `(b n)`.
-            context: `(b c)`, for a model that has one.
+            context: `(b c)`, for a model that attends to a context.
 
         Returns:
             `(b n codebook_size)`.
@@ -177,10 +181,10 @@ class GPT(PretrainedModel):
         *,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Returns −log p of each token in nats, `(b n)`, without holding all logits at once.
+        """Returns −log p of each token in nats, `(b n)`, without storing all logits at once.
 
-        The arguments are those of `token_logits`; `targets` `(b n)` are predicted in place of the
-        tokens themselves.
+        Takes the arguments of `token_logits`, and `targets` `(b n)` to predict other tokens than
+        the input.
         """
         features = self._features_before(prefix, tokens, context)
         targets = tokens if targets is None else targets
@@ -194,11 +198,11 @@ class GPT(PretrainedModel):
         return features[:, num_prefix - 1 : num_prefix - 1 + tokens.shape[1]]
 
     def _contexts(self, context: Tensor | None, cache: CacheView | None) -> Contexts:
-        """Returns each layer's keys and values of the context; a cache remembers them."""
+        """Returns each layer's keys and values of the context, which a cache stores."""
         if self.config.num_context_ids == 0:
             return [None] * len(self.blocks)
         if context is None:
-            assert cache is not None, "this model attends to a context, and there is none"
+            assert cache is not None, "this model needs a context"
             return [cache.context(layer) for layer in range(len(self.blocks))]
         positions = torch.arange(context.shape[1], device=context.device)
         embeddings = self.context_embedding(context)  # (b c d)
@@ -217,7 +221,7 @@ class GPT(PretrainedModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Makes the model, with random weights, that has this saved config."""
+        """Builds a model with random weights from a saved config."""
         return cls(GPTConfig(**config))
 
 
@@ -228,27 +232,37 @@ def build_positions(config: GPTConfig) -> Positions:
     if config.positions == "learned":
         return LearnedPositions(config.context_length, config.embed_dim)
     assert config.grid_size is not None
-    coordinates = grid_coordinates(config.grid_size)  # (n 2)
+    coordinates = sequence_coordinates(config.grid_size)  # (n 2)
     if config.prefix_grid_size is None:
         prefix = coordinates.new_full((config.prefix_length, 2), math.nan)  # (p 2)
     else:
-        prefix = grid_coordinates(config.prefix_grid_size, reference=config.grid_size)
-    coordinates = torch.cat([prefix, coordinates])  # (p+n 2)
-    if config.positions == "sinusoidal_2d":
-        return SinusoidalPositions2D(config.embed_dim, coordinates, scale=SINUSOID_SCALE)
-    return RotaryPositions2D(
-        config.embed_dim // config.num_heads, coordinates, zero_nowhere=config.zero_prefix_rotation
+        prefix = sequence_coordinates(config.prefix_grid_size, config.grid_size)  # (p 2)
+    return _positions_2d(
+        config, torch.cat([prefix, coordinates]), zero_outside=config.zero_prefix_rotation
     )
 
 
 def build_context_positions(config: GPTConfig) -> SinusoidalPositions2D | RotaryPositions2D:
-    """Builds the positions of the context, lined up with those of the tokens."""
+    """Builds the positions of the context, aligned with the image's grid."""
     assert config.context_grid_size is not None
     reference = config.grid_size or config.context_grid_size
-    coordinates = grid_coordinates(config.context_grid_size, reference=reference)  # (c 2)
+    return _positions_2d(config, sequence_coordinates(config.context_grid_size, reference))
+
+
+def _positions_2d(
+    config: GPTConfig, coordinates: Tensor, *, zero_outside: bool = False
+) -> SinusoidalPositions2D | RotaryPositions2D:
     if config.positions == "rotary_2d":
-        return RotaryPositions2D(config.embed_dim // config.num_heads, coordinates)
+        head_dim = config.embed_dim // config.num_heads
+        return RotaryPositions2D(head_dim, coordinates, zero_outside=zero_outside)
     return SinusoidalPositions2D(config.embed_dim, coordinates, scale=SINUSOID_SCALE)
+
+
+def sequence_coordinates(
+    grid_size: tuple[int, int], reference: tuple[int, int] | None = None
+) -> Tensor:
+    """Returns the (row, column) `(h·w 2)` of each token, see `grid_coordinates`."""
+    return to_tokens(grid_coordinates(grid_size, reference)[None])[0]
 
 
 def apply_positions(

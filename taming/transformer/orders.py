@@ -1,6 +1,6 @@
-"""The only place where index grids become token sequences, and back.
+"""Token order: the only place where index grids become token sequences and back.
 
-Row by row from the top, each row from left to right (raster order).
+The order is raster order: row by row from the top, each row from left to right.
 """
 
 from torch import Tensor
@@ -9,10 +9,10 @@ __all__ = ["to_indices", "to_tokens"]
 
 
 def to_tokens(indices: Tensor) -> Tensor:
-    """Turns `(b h w)` indices into `(b h·w)` tokens."""
-    return indices.flatten(1)
+    """Returns `(b h·w …)` tokens for `(b h w …)` indices or other values of grid cells."""
+    return indices.flatten(1, 2)
 
 
 def to_indices(tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """Turns `(b h·w)` tokens into `(b h w)` indices."""
+    """Returns `(b h w …)` indices for `(b h·w …)` tokens."""
     return tokens.unflatten(1, grid_size)

@@ -1,6 +1,7 @@
+from collections.abc import Callable
+
 import pytest
 import torch
-from padding import padding_mask
 from torch import Tensor
 
 from taming.attention import (
@@ -15,32 +16,43 @@ B, HEADS, N = 2, 3, 7
 PATHS = pytest.mark.parametrize("function", [attention, fused_attention])
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
 def random_mask(*shape: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
+
+
+def padding_mask(*lengths: int) -> Tensor:
+    """Hides the keys after the first `lengths[b]`, `(b 1 1 n)`."""
+    return (torch.arange(N) < torch.tensor(lengths)[:, None])[:, None, None, :]
 
 
 MASKS = {
     "none": None,
     "causal": causal_mask(N),
     "prefix": prefix_causal_mask(N, 3),
-    "padding": padding_mask(torch.tensor([N, 4]), N),
+    "padding": padding_mask(N, 4),
     "random": random_mask(B, HEADS, N, N),
-    "for each head": random_mask(HEADS, 1, N),
-    "for each key": random_mask(N),
-    "for each query": random_mask(N, 1),
+    "per head": random_mask(HEADS, 1, N),
+    "per key": random_mask(N),
+    "per query": random_mask(N, 1),
     "some rows empty": random_mask(B, HEADS, N, N) & (torch.arange(N) % 3 > 0)[:, None],
-    "all empty": padding_mask(torch.tensor([0, 5]), N),
-    "nothing at all": torch.tensor(False),
+    "one sequence empty": padding_mask(0, 5),
+    "nothing": torch.tensor(False),
 }
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", MASKS)
-def test_weights_are_a_distribution_over_the_keys_a_query_may_attend_to(
-    name: str, causal: bool
-) -> None:
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, B, HEADS, N, 4, dtype=torch.float64)
+def test_weights_are_a_distribution_over_visible_keys(name: str, causal: bool) -> None:
+    query, key, value = random(3, B, HEADS, N, 4)
     mask = MASKS[name]
     allowed = torch.ones(B, HEADS, N, N, dtype=torch.bool)
     if mask is not None:
@@ -57,24 +69,22 @@ def test_weights_are_a_distribution_over_the_keys_a_query_may_attend_to(
 def assert_paths_are_equal(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, causal: bool
 ) -> None:
-    """Output and gradients of the fused path are those of the equation; all are finite."""
-    gradient = torch.randn(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
+    """Both paths give the same output and gradients, all finite."""
+    upstream = random(*query.shape[:-1], value.shape[-1])
     results = []
     for function in (attention, fused_attention):
         leaves = [x.clone().requires_grad_() for x in (query, key, value)]
         output = function(*leaves, mask, causal=causal)
-        output.backward(gradient)
-        results.append([output.detach(), *(x.grad for x in leaves)])
+        results.append([output, *torch.autograd.grad(output, leaves, upstream)])
     for expected, actual in zip(*results, strict=True):
-        assert expected is not None and expected.isfinite().all()
+        assert expected.isfinite().all()
         torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", MASKS)
-def test_fused_path_equals_the_equation(name: str, causal: bool) -> None:
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(B, HEADS, N, d, dtype=torch.float64) for d in (4, 4, 5))
+def test_fused_path_equals_the_equation_under_every_mask(name: str, causal: bool) -> None:
+    query, key, value = (random(B, HEADS, N, d) for d in (4, 4, 5))
     assert_paths_are_equal(query, key, value, MASKS[name], causal=causal)
 
 
@@ -84,31 +94,32 @@ def test_fused_path_equals_the_equation(name: str, causal: bool) -> None:
     [(1, 6, False), (3, 6, False), (6, 3, False), (1, 6, True), (3, 6, True), (1, 1, True)],
 )
 @pytest.mark.parametrize(("key_dim", "value_dim"), [(4, 4), (2, 5), (5, 2)])
-def test_paths_are_equal_for_all_lengths_and_widths(
+def test_fused_path_equals_the_equation_for_all_lengths_and_widths(
     num_queries: int, num_keys: int, causal: bool, key_dim: int, value_dim: int, masked: bool
 ) -> None:
-    torch.manual_seed(0)
     shapes = (num_queries, key_dim), (num_keys, key_dim), (num_keys, value_dim)
-    query, key, value = (torch.randn(B, HEADS, *shape, dtype=torch.float64) for shape in shapes)
+    query, key, value = (random(B, HEADS, *shape) for shape in shapes)
     mask = random_mask(B, 1, num_queries, num_keys) if masked else None
     assert_paths_are_equal(query, key, value, mask, causal=causal)
 
 
 @PATHS
-def test_nothing_leaks_through_a_mask(function) -> None:
-    """A change of a key and its value reaches those queries alone that may attend to it."""
-    query, key, value = torch.randn(3, 1, 1, N, 4, dtype=torch.float64)
+def test_nothing_leaks_through_a_mask(function: Callable) -> None:
+    """A change of a key and its value reaches only the queries that may attend to it."""
+    query, key, value = random(3, 1, 1, N, 4)
     mask = prefix_causal_mask(N, 3)
     before = function(query, key, value, mask)
     for j in range(N):
-        moved = torch.nn.functional.one_hot(torch.tensor(j), N)[:, None]  # (n 1)
-        changed = (function(query, key + moved, value + moved, mask) != before).any(-1)[0, 0]
+        change = torch.nn.functional.one_hot(torch.tensor(j), N)[:, None]  # (n 1)
+        changed = (function(query, key + change, value + change, mask) != before).any(-1)[0, 0]
         assert torch.equal(changed, mask[:, j])
 
 
 @PATHS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_query_that_may_attend_to_nothing_gets_zeros(function, dtype: torch.dtype) -> None:
+def test_a_query_that_may_attend_to_nothing_gives_zeros(
+    function: Callable, dtype: torch.dtype
+) -> None:
     query, key, value = (x.to(dtype).requires_grad_() for x in torch.randn(3, 1, 1, N, 4).unbind())
     mask = causal_mask(N) & ~torch.eye(N, dtype=torch.bool)  # row 0 is empty
     output = function(query, key, value, mask)
@@ -120,27 +131,25 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros(function, dtype: torch.dt
 
 
 @PATHS
-def test_scores_too_large_for_an_exponential_are_no_trouble(function) -> None:
+def test_large_scores_do_not_overflow(function: Callable) -> None:
     query = torch.tensor([[300.0, 0.0], [0.0, 300.0]])
     value = torch.tensor([[1.0], [2.0]])
-    torch.testing.assert_close(function(query, query, value), value)  # each sees itself alone
+    torch.testing.assert_close(function(query, query, value), value)  # each sees only itself
 
 
 @PATHS
-def test_row_form_equals_column_form(function) -> None:
+def test_row_form_equals_column_form(function: Callable) -> None:
     """With tokens as columns attention is V softmax(KᵀQ / √d_k), each column a distribution."""
-    query, key, value = (torch.randn(*s, dtype=torch.float64) for s in ((3, 4), (N, 4), (N, 5)))
-    query_columns, key_columns, value_columns = query.T, key.T, value.T  # (d n)
-    weights = (key_columns.T @ query_columns / 2).softmax(dim=0)  # (n_k n_q)
-    columns = value_columns @ weights  # (d_v n_q)
-    torch.testing.assert_close(function(query, key, value).T, columns)
+    query, key, value = random(3, 4), random(N, 4), random(N, 5)
+    weights = (key @ query.T / 2).softmax(dim=0)  # (n_k n_q)
+    torch.testing.assert_close(function(query, key, value).T, value.T @ weights)
     torch.testing.assert_close(attention_weights(query, key).T, weights)
 
 
 @PATHS
 @pytest.mark.parametrize("num_queries", [1, 2, N])
-def test_causal_queries_are_the_last_of_the_keys(function, num_queries: int) -> None:
-    query, key, value = torch.randn(3, B, HEADS, N, 4, dtype=torch.float64)
+def test_causal_queries_are_the_last_of_the_keys(function: Callable, num_queries: int) -> None:
+    query, key, value = random(3, B, HEADS, N, 4)
     for mask in (None, random_mask(N, N)):
         whole = function(query, key, value, mask, causal=True)
         rows = mask if mask is None else mask[-num_queries:]
@@ -149,22 +158,14 @@ def test_causal_queries_are_the_last_of_the_keys(function, num_queries: int) -> 
 
 
 @PATHS
-def test_dropout_keeps_the_expectation(function) -> None:
-    torch.manual_seed(0)
+def test_dropout_keeps_the_expectation(function: Callable) -> None:
     query, key = torch.zeros(1, 1, 2000, 4), torch.zeros(1, 1, 50, 4)
-    value = torch.ones(1, 1, 50, 4)
-    output = function(query, key, value, None, 0.5)
+    output = function(query, key, torch.ones(1, 1, 50, 4), None, 0.5)
     assert output.std() > 0.05  # 1 / sqrt(50) = 0.14 is expected
     assert abs(output.mean().item() - 1.0) < 0.02
 
 
-def test_masks_are_what_they_say() -> None:
+def test_masks_written_out() -> None:
     assert causal_mask(2, 4).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert prefix_causal_mask(4, 2).int().tolist() == [
-        [1, 1, 0, 0],
-        [1, 1, 0, 0],
-        [1, 1, 1, 0],
-        [1, 1, 1, 1],
-    ]
-    with pytest.raises(ValueError, match="3 causal queries"):
-        causal_mask(3, 2)
+    prefix = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert prefix_causal_mask(4, 2).int().tolist() == prefix

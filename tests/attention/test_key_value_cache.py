@@ -33,7 +33,9 @@ def call(module: MultiHeadAttention, x: Tensor, view: CacheView, **settings: Any
 def test_cached_equals_uncached(
     module: MultiHeadAttention, x: Tensor, steps: list[int], num_visible: int | None
 ) -> None:
-    rotary = RotaryPositions2D(4, grid_coordinates((2, 3)))  # cached keys keep their rotation
+    rotary = RotaryPositions2D(
+        4, grid_coordinates((2, 3)).flatten(0, 1)
+    )  # cached keys keep their rotation
     cache = KeyValueCache(num_layers=1, num_sequences=2, max_length=8)
 
     def rotations(positions: Tensor) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_the_smallest_resolution_is_the_smallest_that_works(num_layers: int, blu
     smallest = 3 * 2**num_layers
     network.check_resolution((smallest, 64))
     assert network(torch.randn(1, 3, smallest, smallest)).shape == (1, 1, 1, 1)
-    with pytest.raises(UserError, match=rf"{smallest} pixels .* {smallest - 1}×64"):
+    with pytest.raises(UserError, match=rf"{smallest} pixels, .* {smallest - 1}×64"):
         network.check_resolution((smallest - 1, 64))
     with pytest.raises(RuntimeError):
         network(torch.randn(1, 3, smallest - 2, smallest - 2))

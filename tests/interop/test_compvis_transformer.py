@@ -82,7 +82,7 @@ def test_the_number_of_classes(shared: Path) -> None:
     table = content["state_dict"]["transformer.tok_emb.weight"]
     assert torch.equal(prefix[:10], table[:10])
     assert prefix[10].abs().sum() == 0  # "no class", which was never trained
-    with pytest.raises(UserError, match="give a class label"):
+    with pytest.raises(UserError, match="Give a class label"):
         ImageGenerator.from_saved(imported.model).sample_tokens(1)
     params["cond_stage_config"] = {
         "target": "taming.modules.util.Labelator", "params": {"n_classes": 12}

@@ -133,7 +133,7 @@ def test_no_class_has_a_row_only_with_label_dropout() -> None:
     prefix = imported.model.parts["transformer"].state["prefix_embedding.weight"]
     assert prefix.sum(1).tolist() == [32, 32, 32, 32, 0]
     generator = ImageGenerator.from_saved(imported.model)
-    with pytest.raises(UserError, match="give a class label"):
+    with pytest.raises(UserError, match="Give a class label"):
         generator.sample_tokens(1)
     with pytest.raises(UserError, match=rf"{table} is \(5, 32\) instead of \(4, 32\)"):
         on_meta(TINY_SHAPES, config)

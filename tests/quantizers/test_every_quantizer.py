@@ -190,7 +190,7 @@ def test_one_latent_and_equal_latents_are_enough(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"kind": "nearest"}, "'nearest' is unknown; known: vector"),
+        ({"kind": "nearest"}, r"'nearest' is unknown\. Choose one of vector"),
         ({**VECTOR, "codes": 8}, "quantizer 'vector': .*codes"),
     ],
 )

@@ -131,7 +131,7 @@ def test_images_that_do_not_fit_are_named() -> None:
     vqgan = make()
     with pytest.raises(UserError, match=r"18×16 does not divide by .* factor 4"):
         vqgan.encode(pictures(1, 3, 18, 16))
-    with pytest.raises(UserError, match=r"images \(b 3 H W\), got \(1, 1, 16, 16\)"):
+    with pytest.raises(UserError, match=r"images \(b 3 H W\), not \(1, 1, 16, 16\)"):
         vqgan.encode(pictures(1, 1, 16, 16))
     with pytest.raises(UserError, match="18×18 does not divide"):
         make(resolution=18)
@@ -142,7 +142,7 @@ def test_pixels_and_indices_of_another_kind_are_named() -> None:
     vqgan = make()
     pixels = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
     for call in (vqgan.encode, vqgan.encode_latents, vqgan):
-        with pytest.raises(UserError, match=r"float images in \[-1, 1\], got torch.uint8"):
+        with pytest.raises(UserError, match=r"float images in \[-1, 1\], not torch.uint8"):
             call(pixels)
     last = vqgan.codebook_size - 1
     assert vqgan.decode(torch.full((1, 4, 4), last)).shape == (1, 3, 16, 16)

@@ -37,16 +37,11 @@ def test_parameter_count_of_the_published_size() -> None:
     with torch.device("meta"):
         model = GPT(
             GPTConfig(
-                codebook_size=1024,
-                num_prefix_ids=1,
-                context_length=512,
-                num_layers=24,
-                num_heads=16,
-                embed_dim=1024,
-                positions="learned",
+                codebook_size=1024, num_prefix_ids=1, context_length=512, num_layers=24,
+                num_heads=16, embed_dim=1024, positions="learned",
             )
-        )
-    # minGPT with 24 layers of width 1024: 304,932,864; the start id has one row of its own here
+        )  # fmt: skip
+    # minGPT with 24 layers of width 1024: 304,932,864; the start id adds one row here
     assert sum(p.numel() for p in model.parameters()) == 304_932_864 + 1024
 
 
@@ -84,7 +79,7 @@ def test_token_logits_are_aligned() -> None:
         {"num_context_ids": 3, "context_grid_size": [1, 2], "num_layers": 3},
     ],
 )
-def test_initialisation_is_that_of_the_table(changes: dict[str, Any]) -> None:
+def test_initialisation_follows_the_table(changes: dict[str, Any]) -> None:
     model = tiny(embed_dim=128, codebook_size=512, **changes)
     for parameter in model.parameters():
         nn.init.constant_(parameter, 7.0)
@@ -94,7 +89,7 @@ def test_initialisation_is_that_of_the_table(changes: dict[str, Any]) -> None:
     ends = {"attention.output", "feed_forward.contract"}
     ends |= {"context_attention.output"} if has_context else set()
     assert ends <= {name for name, _ in block.named_modules()}
-    num_branches = len(ends) * len(model.blocks)  # their sum keeps its scale
+    num_branches = len(ends) * len(model.blocks)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear):
             std = 0.02 / math.sqrt(num_branches) if name in ends else 0.02
@@ -107,7 +102,7 @@ def test_initialisation_is_that_of_the_table(changes: dict[str, Any]) -> None:
     assert model.token_embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
     if changes.get("positions") in ("sinusoidal", "learned"):
         added = model.positions(torch.zeros(1, 10, 128), torch.arange(10))
-        assert 0.015 < added.std().item() < 0.06  # neither drowns the other
+        assert 0.015 < added.std().item() < 0.06  # of the scale of the embeddings
     prefix, tokens = inputs()
     context = torch.tensor([[0, 1], [2, 0]]) if has_context else None
     logits = model.token_logits(prefix, tokens, context)
@@ -116,7 +111,7 @@ def test_initialisation_is_that_of_the_table(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "embedding_dropout"])
-def test_each_dropout_is_of_training_alone(kind: str) -> None:
+def test_each_dropout_is_active_only_in_training(kind: str) -> None:
     model, plain = tiny(**{kind: 0.3}), tiny().eval()
     model.load_state_dict(plain.state_dict())
     prefix, tokens = inputs()
@@ -129,17 +124,12 @@ def test_each_dropout_is_of_training_alone(kind: str) -> None:
 
 @pytest.mark.parametrize("branch", ["attention", "context_attention", "feed_forward"])
 def test_dropout_is_on_every_branch(branch: str) -> None:
-    """A branch that alone is not 0 differs from call to call."""
+    """With all other branches at zero, two calls differ."""
     model = tiny(dropout=0.3, num_context_ids=3, context_grid_size=[1, 2], num_layers=1)
     block = model.blocks[0]
-    ends = {
-        "attention": block.attention.output,
-        "context_attention": block.context_attention.output,
-        "feed_forward": block.feed_forward.contract,
-    }
-    for name, end in ends.items():
-        if name != branch:
-            nn.init.zeros_(end.weight)
+    for end in ("attention.output", "context_attention.output", "feed_forward.contract"):
+        if not end.startswith(branch):
+            nn.init.zeros_(block.get_submodule(end).weight)
     prefix, tokens = inputs()
     outputs = [model(prefix, tokens, context=torch.zeros(2, 2).long()) for _ in range(2)]
     assert not torch.equal(*outputs)
@@ -153,7 +143,7 @@ def test_tied_head_is_the_token_embedding() -> None:
     )
 
 
-def test_it_learns_a_sequence_by_heart() -> None:
+def test_it_memorises_two_sequences() -> None:
     model = tiny(embed_dim=32)
     prefix = torch.tensor([[0], [1]])
     tokens = torch.tensor([[1, 1, 2, 1, 1, 3, 1, 1], [4, 4, 4, 4, 5, 5, 5, 5]])
@@ -167,7 +157,7 @@ def test_it_learns_a_sequence_by_heart() -> None:
     assert torch.equal(model.token_logits(prefix, tokens).argmax(-1), tokens)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_a_wrong_config_or_wrong_weights_are_reported() -> None:
     saved = tiny().to_saved()
     with pytest.raises(
         UserError, match=r"weights of the gpt .* are wrong.* size mismatch"

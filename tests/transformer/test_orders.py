@@ -3,11 +3,8 @@ import torch
 from taming.transformer.orders import to_indices, to_tokens
 
 
-def test_rows_come_one_after_the_other() -> None:
-    indices = torch.tensor([[[0, 1, 2], [3, 4, 5]]])
-    assert to_tokens(indices).tolist() == [[0, 1, 2, 3, 4, 5]]
-
-
-def test_round_trip_of_a_grid_that_is_not_square() -> None:
-    indices = torch.randint(9, (2, 3, 5))
-    assert torch.equal(to_indices(to_tokens(indices), (3, 5)), indices)
+def test_tokens_are_in_raster_order_and_become_the_same_grid_again() -> None:
+    indices = torch.tensor([[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]])
+    tokens = to_tokens(indices)
+    assert tokens.tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert torch.equal(to_indices(tokens, (2, 3)), indices)

@@ -1,4 +1,4 @@
-"""The cross-entropy in turns is that of all logits at once, and holds only those of a turn."""
+"""The cross-entropy in chunks equals that of all logits at once and stores one chunk only."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from taming.transformer import GPT, GPTConfig, loss
 
 NUM_TOKENS, WIDTH, NUM_CODES = 48, 16, 40
-TURNS = pytest.mark.parametrize("turns", [1, 4, 5, 48])
+CHUNKS = pytest.mark.parametrize("chunks", [1, 4, 5, 48])
 
 
 class LargestTensor(TorchDispatchMode):
-    """Watches how many numbers the largest tensor has that an operation returns."""
+    """Records the size of the largest tensor that an operation returns."""
 
     largest = 0
 
@@ -35,17 +35,17 @@ def inputs(dtype: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
     return head, features, torch.randint(NUM_CODES, (3, 16))
 
 
-def in_turns(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
-    tokens = -(-NUM_TOKENS // turns)
+def use_chunks(monkeypatch: pytest.MonkeyPatch, chunks: int) -> None:
+    tokens = -(-NUM_TOKENS // chunks)
     monkeypatch.setattr(loss, "MAX_LOGITS", tokens * NUM_CODES + NUM_CODES // 2)
 
 
-@TURNS
+@CHUNKS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_loss_and_gradients_are_those_of_all_logits_at_once(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, turns: int
+def test_losses_and_gradients_equal_those_of_all_logits_at_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunks: int
 ) -> None:
-    in_turns(monkeypatch, turns)
+    use_chunks(monkeypatch, chunks)
     head, features, tokens = inputs(dtype)
     expected = F.cross_entropy(head(features).flatten(0, 1), tokens.flatten(), reduction="none")
     losses = loss.token_losses(head, features, tokens, NUM_CODES)
@@ -56,21 +56,21 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(
         torch.autograd.grad(values.flatten(), (features, head.weight), upstream.flatten())
         for values in (losses, expected)
     )
-    for actual, wanted in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, wanted)
+    for actual, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, reference)
 
 
-@TURNS
+@CHUNKS
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_half_precision_turns_cost_nothing(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, turns: int
+def test_chunks_lose_no_accuracy_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, chunks: int
 ) -> None:
-    """The turns' gradients of the head are added up in float32."""
+    """The head's gradients of all chunks are summed in float32."""
     head, features, tokens = inputs(torch.float64)
     loss.token_losses(head, features, tokens, NUM_CODES).mean().backward()
     errors = []
-    for number in (1, turns):
-        in_turns(monkeypatch, number)
+    for number in (1, chunks):
+        use_chunks(monkeypatch, number)
         own, rounded, _ = inputs(torch.float32)
         own.load_state_dict(head.state_dict())
         with torch.no_grad():
@@ -78,7 +78,7 @@ def test_in_half_precision_turns_cost_nothing(
         with torch.autocast("cpu", dtype):
             losses = loss.token_losses(own, rounded, tokens, NUM_CODES)
         assert losses.dtype == torch.float32
-        scale = 2.0**12  # as of a gradient scaler
+        scale = 2.0**12  # like a gradient scaler
         (scale * losses.mean()).backward()
         pairs = (rounded.grad, features.grad), (own.weight.grad, head.weight.grad)
         errors.append(
@@ -89,24 +89,24 @@ def test_in_half_precision_turns_cost_nothing(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_no_more_logits_than_those_of_a_turn_are_held(
+def test_only_one_chunk_of_logits_is_stored(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
-    in_turns(monkeypatch, turns=8)
+    use_chunks(monkeypatch, chunks=8)
     head, features, tokens = inputs(torch.float32)
-    saved: list[int] = []
+    saved_sizes: list[int] = []
 
-    def note(tensor: Tensor) -> Tensor:
-        saved.append(tensor.numel())
+    def record(tensor: Tensor) -> Tensor:
+        saved_sizes.append(tensor.numel())
         return tensor
 
-    with LargestTensor() as seen, torch.set_grad_enabled(training):
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with LargestTensor() as watch, torch.set_grad_enabled(training):
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
             losses = loss.token_losses(head, features, tokens, NUM_CODES)
         if training:
             losses.mean().backward()
-    assert max(saved, default=0) < NUM_TOKENS * NUM_CODES / 2
-    assert seen.largest == max(NUM_TOKENS * WIDTH, NUM_CODES * WIDTH)  # features, or weights
+    assert max(saved_sizes, default=0) < NUM_TOKENS * NUM_CODES / 2
+    assert watch.largest == max(NUM_TOKENS * WIDTH, NUM_CODES * WIDTH)  # features, or weights
 
 
 def test_few_tokens_are_not_computed_twice() -> None:
@@ -130,13 +130,13 @@ def test_compiled_with_the_whole_transformer(
     targets = torch.randint(NUM_CODES, (3, 16))
     logits = model.token_logits(prefix, tokens)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    wanted = torch.autograd.grad(expected, list(model.parameters()))
-    for turns in (1, 4):
-        in_turns(monkeypatch, turns)
+    expected_gradients = torch.autograd.grad(expected, list(model.parameters()))
+    for chunks in (1, 4):
+        use_chunks(monkeypatch, chunks)
         torch.compiler.reset()
         compiled = torch.compile(model.token_losses, backend="aot_eager", fullgraph=True)
         for function in (model.token_losses, compiled):
             mean = function(prefix, tokens, targets=targets).mean()
             torch.testing.assert_close(mean, expected)
             actual = torch.autograd.grad(mean, list(model.parameters()))
-            torch.testing.assert_close(actual, wanted)
+            torch.testing.assert_close(actual, expected_gradients)
