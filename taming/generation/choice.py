@@ -128,9 +128,8 @@ def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
     Returns:
         tokens `(b,)`, never of probability 0.
     """
-    precision = (
-        torch.float32 if logits.device.type == "mps" else torch.float64
-    )  # MPS has no float64
+    # MPS has no float64
+    precision = torch.float32 if logits.device.type == "mps" else torch.float64
     cumulative = logits.to(precision).softmax(dim=-1).cumsum(dim=-1)  # (b v)
     total = cumulative[:, -1:]  # (b 1), 1 except for rounding
     threshold = uniform.to(cumulative)[:, None] * total  # (b 1)

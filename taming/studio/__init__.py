@@ -1,4 +1,4 @@
-"""A web application on this machine, to play with a model and to look into it; built on Gradio."""
+"""A web application, built on Gradio, to draw with a model and to look into it."""
 
 from taming.studio.app import build_studio, check_access, serve
 from taming.studio.models import StudioModel

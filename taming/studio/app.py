@@ -19,19 +19,17 @@ __all__ = ["build_studio", "check_access", "serve"]
 log = logging.getLogger("taming")
 
 MAX_WAITING = 20  # jobs in the queue
-KEPT_SECONDS = 3600  # of uploads and results
+MAX_AGE = 3600  # seconds, of uploads and results
 
 
 def build_studio(
     model: StudioModel | None, other: StudioModel | None = None, run: Path | None = None
 ) -> gr.Blocks:
-    """Builds the page: `model`, its comparison with `other`, and the training in `run`.
+    """Builds the page: `model`, its comparison with `other`, and the training run in `run`.
 
-    `model` is None for a run that has none yet.
+    `model` is None for a run without a model yet.
     """
-    studio = gr.Blocks(
-        title="Studio", analytics_enabled=False, delete_cache=(KEPT_SECONDS, KEPT_SECONDS)
-    )
+    studio = gr.Blocks(title="Studio", analytics_enabled=False, delete_cache=(MAX_AGE, MAX_AGE))
     with studio:
         gr.Markdown("# Studio\n" + ("" if model is None else model.description))
         with gr.Tabs() as tabs:
@@ -56,8 +54,8 @@ def _add_model(model: StudioModel, tabs: gr.Tabs) -> None:
                 grids.append(add_drawing(model, completing=True))
     with gr.Tab("Look", id="look"):
         page = LookPage(model)
-    for grid, drawn in grids:
-        page.listen_to(grid, drawn, tabs, "look")
+    for grid, drawing in grids:
+        page.listen_to(grid, drawing, tabs, "look")
 
 
 def serve(
@@ -69,16 +67,21 @@ def serve(
     password: str | None = None,
     wait: bool = True,
 ) -> str:
-    """Serves the page and returns its address; with `wait` only once it is interrupted.
+    """Serves the page and returns its address. Neither server nor page contacts other machines.
 
-    Nothing is fetched from elsewhere, by the server or by the page. Without `port` it is the first
-    free one from 7860 on; `user` is the name to log in with, where there is a password.
+    Args:
+        studio: from `build_studio`.
+        host: the address to listen on; see `check_access`.
+        port: None: the first free port from 7860 on.
+        user: the name to log in with, if there is a password.
+        password: None: no login.
+        wait: return only after an interrupt.
 
     Raises:
-        UserError: if it may not or cannot listen there, see `check_access`.
+        UserError: if it may not or cannot listen there.
     """
     check_access(host, password)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # Gradio asks its own server
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # Gradio calls its own server
     try:
         _, address, _ = studio.launch(
             server_name=host,
@@ -97,7 +100,7 @@ def serve(
         )
     except OSError as error:
         raise UserError(f"the studio cannot listen on {host}: {error}.") from error
-    log.info("the studio is at %s (Ctrl-C ends it)", address)
+    log.info("the studio is at %s (press Ctrl-C to stop it)", address)
     if wait:
         studio.block_thread()
     return address
@@ -107,8 +110,8 @@ def check_access(host: str, password: str | None) -> None:
     """Raises a `UserError` if other machines could reach the studio without a password."""
     if not _is_this_machine(host) and not password:
         raise UserError(
-            f"host={host} lets other machines in: set a password, in the environment variable "
-            "TAMING_STUDIO_PASSWORD or by password=…; or leave host out."
+            f"host={host} lets other machines connect. Set a password in the environment variable "
+            "TAMING_STUDIO_PASSWORD or with password=…, or leave host out."
         )
 
 

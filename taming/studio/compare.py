@@ -1,4 +1,4 @@
-"""The page that compares two models: one seed, or one picture, through both."""
+"""The page that compares two models: the same seed, or the same picture, in both."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,24 +8,23 @@ import numpy as np
 
 from taming.generation import ImageGenerator
 from taming.pictures import to_uint8
+from taming.studio.components import show_picture, upload_picture
 from taming.studio.controls import DrawingControls
 from taming.studio.drawing import draw_rows, to_picture, together
-from taming.studio.events import on_device
+from taming.studio.events import on_device, reveal
 from taming.studio.maps import enlarge
 from taming.studio.models import StudioModel
-from taming.studio.shown import show_picture
-from taming.studio.uploads import upload_picture
 
 __all__ = ["add_comparison"]
 
 
 def add_comparison(models: tuple[StudioModel, StudioModel]) -> None:
-    """Adds drawing with both, if both are generators, and reconstructing with both."""
+    """Adds drawing with both models, if both are generators, and reconstructing with both."""
     generators = [model.generator for model in models if model.generator is not None]
     if len(generators) == 2 and _requests(generators[0]) == _requests(generators[1]):
         _add_drawing(models, generators)
     elif len(generators) == 2:
-        gr.Markdown("The two take different conditions: only reconstructions are compared.")
+        gr.Markdown("The models take different conditions, so only reconstructions are compared.")
     _add_reconstruction(models)
 
 
@@ -42,44 +41,44 @@ def _add_drawing(
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             controls = DrawingControls(generators[0], "Draw with both")
-        grids = _pair(models, "drawn")
+        row, grids = _pair(models, "drawn")
 
     def compare(*values: Any) -> Iterator[list[Any]]:
-        asked = [controls.read(generator, *values) for generator in generators]
-        captions = controls.captions(asked[0][1])
-        both = [
-            draw_rows(generator, *one) for generator, one in zip(generators, asked, strict=True)
-        ]
-        for steps in together(*both):
+        settings = [controls.read(generator, *values) for generator in generators]
+        captions = controls.captions(settings[0][1])
+        drawings = [draw_rows(g, *one) for g, one in zip(generators, settings, strict=True)]
+        for steps in together(*drawings):
             yield [to_picture(step.pixels, captions) for step in steps]
 
-    inputs, cancel = controls.components, controls.cancel
-    on_device(controls.begin.click, compare, inputs, grids, name="compare", cancel=cancel)
+    inputs, start, cancel = controls.components, controls.start.click, controls.cancel
+    on_device(start, compare, inputs, grids, name="compare", cancel=cancel)
+    reveal(start, row)
 
 
 def _add_reconstruction(models: tuple[StudioModel, StudioModel]) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            upload = upload_picture()
-            button = gr.Button("Reconstruct with both", variant="primary")
-        grids = _pair(models, "reconstructed")
+            upload = upload_picture("picture to reconstruct with both")
+        row, grids = _pair(models, "reconstructed")
 
     def reconstruct(picture: Any) -> list[np.ndarray]:
-        shown = []
+        pictures = []
         for model in models:
             images = model.images(picture)
-            decoded = model.tokenizer.decode(model.tokenizer.encode(images))
-            pair = [to_uint8(x, model.palette)[0] for x in (images, decoded)]
-            shown.append(enlarge(np.concatenate(pair, 1)))
-        return shown
+            reconstructions = model.tokenizer.decode(model.tokenizer.encode(images))
+            pair = [to_uint8(x, model.palette)[0] for x in (images, reconstructions)]
+            pictures.append(enlarge(np.concatenate(pair, 1)))
+        return pictures
 
-    on_device(button.click, reconstruct, [upload], grids, name="reconstruct_both")
+    reconstructed = on_device(upload.upload, reconstruct, [upload], grids, name="reconstruct_both")
+    reveal(reconstructed.success, row)
 
 
-def _pair(models: tuple[StudioModel, StudioModel], name: str) -> list[gr.Image]:
-    shown = []
-    with gr.Column(scale=3, min_width=280), gr.Row():
+def _pair(models: tuple[StudioModel, StudioModel], name: str) -> tuple[gr.Row, list[gr.Image]]:
+    """Adds a hidden row of two pictures, one for each model."""
+    pictures = []
+    with gr.Column(scale=3, min_width=280), gr.Row(visible=False) as row:
         for number, model in enumerate(models):
             with gr.Column(min_width=240):
-                shown.append(show_picture(f"`{model.name}`", f"{name}-{number}"))
-    return shown
+                pictures.append(show_picture(f"`{model.name}`", f"{name}-{number}"))
+    return row, pictures

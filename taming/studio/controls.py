@@ -1,4 +1,4 @@
-"""The settings of drawing in the page: how tokens are drawn, and under which condition."""
+"""The settings of drawing: how to draw tokens, and under which condition."""
 
 from functools import partial
 from typing import Any
@@ -14,13 +14,14 @@ from taming.data import LabelMapReader
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.pictures import palette_of
 from taming.runtime.errors import UserError
-from taming.studio.events import sentences
-from taming.studio.uploads import paint_picture, read_label_map, to_images
+from taming.studio.components import in_range, paint_picture
+from taming.studio.events import errors_in_page
+from taming.studio.uploads import read_label_map, to_images
 
 __all__ = ["ConditionControls", "DrawingControls", "SamplingControls"]
 
 MAX_IMAGES = 64
-IN_TURN, NO_CLASS = -1, -2  # beside the labels
+IN_TURN, NO_CLASS = -1, -2  # choices that are not labels
 CANVAS_SIDE = 512  # pixels, at least
 
 
@@ -28,7 +29,7 @@ class SamplingControls:
     """Number of images, temperature, top-k, top-p, guidance and seed.
 
     Attributes:
-        components: inputs of an event, whose values `read` takes.
+        components: inputs of an event; `read` takes their values.
     """
 
     def __init__(self, generator: ImageGenerator, num_images: int | None = 4) -> None:
@@ -59,14 +60,13 @@ class SamplingControls:
             0, 2, 1, step=0.05, label="temperature", info="0: the most probable"
         )
         guidance = gr.Slider(0, 10, 1, step=0.1, label="guidance", info="1: none", visible=guided)
-        self.components: list[Any] = [images, temperature, top_k, top_p, guidance, seed]
+        numbers: list[Any] = [images, temperature, top_k, top_p, guidance, seed]
+        self.components = [in_range(number) for number in numbers]
 
     @staticmethod
     def read(*values: Any) -> tuple[int, SamplingOptions]:
-        """Returns the number of images and the options; raises a `UserError` for a missing one."""
+        """Returns the number of images and the options."""
         num_images, temperature, top_k, top_p, guidance, seed = values
-        if num_images is None or seed is None:
-            raise UserError("give the number of images and the seed as whole numbers.")
         options = SamplingOptions.of(
             temperature=temperature,
             top_k=top_k or None,
@@ -81,7 +81,7 @@ class ConditionControls:
     """A class to choose, or a condition image to paint; nothing for a model without conditions.
 
     Attributes:
-        components: inputs of an event, whose values `read` takes.
+        components: inputs of an event; `read` takes their values.
     """
 
     def __init__(self, generator: ImageGenerator, in_turn: bool = True) -> None:
@@ -110,9 +110,9 @@ class ConditionControls:
             self.components = [paint_picture("condition image", canvas_size=size)]
             return
         canvas = paint_picture(
-            "label map: paint it, each colour is a class",
+            "label map: paint it; each colour is a class",
             self.palette,
-            value=self._shown(np.zeros((size[1], size[0]), np.uint8)),
+            value=self._background(np.zeros((size[1], size[0]), np.uint8)),
             canvas_size=size,
             fixed_canvas=True,
         )
@@ -122,14 +122,14 @@ class ConditionControls:
         )
 
         def open_file(file: str) -> Any:
-            with sentences():
-                return self._shown(read_label_map(file, reader))
+            with errors_in_page():
+                return self._background(read_label_map(file, reader))
 
         button = gr.UploadButton("open a label map file", file_types=[".png", ".tif", ".bmp"])
         button.upload(open_file, button, canvas, api_name="open_label_map")
 
-    def _shown(self, classes: np.ndarray) -> dict[str, Any]:
-        """Returns class numbers `(H W)` as the canvas' background."""
+    def _background(self, classes: np.ndarray) -> dict[str, Any]:
+        """Returns class numbers `(H W)` as the background of the canvas."""
         assert self.palette is not None
         picture = Image.fromarray(self.palette[classes])
         return {"background": picture, "layers": [], "composite": picture}
@@ -137,14 +137,14 @@ class ConditionControls:
     def read(self, generator: ImageGenerator, num_images: int, *values: Any) -> Tensor | None:
         """Returns labels `(b,)`, codes of condition images `(b h w)`, or None for no condition.
 
-        The codes are those of the generator that is to draw, which may be another one's.
+        The codes belong to `generator`, which may differ from the generator of these controls.
         """
         if not values:
             return None
         if self.names:
             (label,) = values
             if label is None:
-                raise UserError("no class is chosen: choose one.")
+                raise UserError("the class is empty: choose one.")
             if label == NO_CLASS:
                 return None
             if label == IN_TURN:
@@ -153,6 +153,8 @@ class ConditionControls:
         conditioning = generator.conditioning
         if values[0] is None and conditioning.can_do_without:
             return None
+        if values[0] is None:
+            raise UserError("the condition image is empty: upload or paint one.")
         tokenizer = generator.require_condition_tokenizer()
         images = to_images(values[0], tokenizer, conditioning.grid_size, self.palette)
         codes = tokenizer.encode(images.to(generator.device)).cpu()  # (1 h w)
@@ -166,11 +168,12 @@ class ConditionControls:
 
 
 class DrawingControls:
-    """All that says what is drawn, and the buttons that begin and end it.
+    """All settings of a drawing, and the buttons that start and cancel it.
 
     Attributes:
-        components: inputs of an event, whose values `read` takes.
-        begin, cancel: the buttons.
+        components: inputs of an event; `read` takes their values.
+        start: the button that starts.
+        cancel: the button that cancels.
     """
 
     def __init__(self, generator: ImageGenerator, action: str) -> None:
@@ -179,7 +182,7 @@ class DrawingControls:
         self.components = [*self.sampling.components, *self.conditions.components]
         self.captions = self.conditions.captions
         with gr.Row():
-            self.begin = gr.Button(action, variant="primary")
+            self.start = gr.Button(action, variant="primary")
             self.cancel = gr.Button("Cancel")
 
     def read(

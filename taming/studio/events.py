@@ -1,4 +1,4 @@
-"""One job at a time on the device, and every error a sentence in the page."""
+"""One job at a time on the device, and every error as one line in the page."""
 
 import inspect
 import logging
@@ -13,32 +13,32 @@ import torch
 
 from taming.runtime.errors import UserError
 
-__all__ = ["on_device", "sentences"]
+__all__ = ["errors_in_page", "on_device", "reveal"]
 
 log = logging.getLogger("taming")
 
-# a cancelled job's last step may still be running when the queue begins the next job
+# a cancelled job's last step may still be running when the queue starts the next job
 _device = Lock()
 
 
 @contextmanager
-def sentences() -> Iterator[None]:
+def errors_in_page() -> Iterator[None]:
     """Shows errors in the page: a user's mistake by its message, others by their first line."""
     try:
         yield
     except Exception as error:
-        text = _sentence(error)
+        text = _describe(error)
         raise gr.Error(text, duration=None, title="", print_exception=False) from error
 
 
-def _sentence(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return "the memory of the device is full: ask for fewer images at once."
+        return "the memory of the device is full: draw fewer images at once."
     log.error("an error in the studio", exc_info=error)
     reason = str(error).strip().split("\n")[0]
-    return f"this did not work ({type(error).__name__}: {reason}); the terminal shows more."
+    return f"this failed ({type(error).__name__}: {reason}); the terminal shows more."
 
 
 def on_device(
@@ -50,10 +50,15 @@ def on_device(
     name: str | None = None,
     cancel: gr.Button | None = None,
 ) -> Any:
-    """Runs a function, or an iterator's steps, whenever the event occurs: one after the other.
+    """Runs a function, or the steps of an iterator, whenever an event occurs; one job at a time.
 
-    `listen` is a component's event, such as `button.click`. Programs call it by `name` through
-    Gradio's client; without a name they cannot. The button `cancel` ends it, running or waiting.
+    Args:
+        listen: a component's event, such as `button.click`.
+        function: its errors appear in the page.
+        inputs: components whose values the function takes.
+        outputs: components whose values it returns or yields.
+        name: the name in Gradio's client; None: programs cannot call it.
+        cancel: the button that stops the job, running or waiting.
     """
     event = listen(
         _guarded(function),
@@ -68,6 +73,17 @@ def on_device(
     if cancel is not None:
         cancel.click(None, cancels=[event], api_visibility="private")
     return event
+
+
+def reveal(listen: Callable[..., Any], row: gr.Row) -> None:
+    """Makes a hidden row of the page visible when an event occurs."""
+    listen(
+        lambda: gr.Row(visible=True),
+        None,
+        row,
+        api_visibility="private",
+        show_progress="hidden",
+    )
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,5 +105,5 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _on_device() -> Iterator[None]:
-    with sentences(), _device, torch.no_grad():
+    with errors_in_page(), _device, torch.no_grad():
         yield

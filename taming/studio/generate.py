@@ -1,55 +1,51 @@
-"""The pages that draw images: by a condition alone, or beginning with the user's picture."""
+"""The pages that draw images from a condition, or complete the user's picture."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
 
+from taming.studio.components import in_range, paint_picture, show_picture
 from taming.studio.controls import DrawingControls
 from taming.studio.drawing import draw_rows, to_picture
 from taming.studio.events import on_device
 from taming.studio.models import StudioModel
-from taming.studio.shown import show_picture
-from taming.studio.uploads import paint_picture
 
 __all__ = ["add_drawing"]
 
 
 def add_drawing(model: StudioModel, completing: bool = False) -> tuple[gr.Image, gr.State]:
-    """Adds the controls and the grid; returns the grid and what is in it, a `Drawn` or None.
+    """Adds controls and a grid of images; returns the grid and its state, a `Drawing` or None.
 
-    When `completing`, there is a picture to upload or draw upon, whose first rows of codes are
-    kept.
+    With `completing`, it also adds a picture to upload or paint. Its first rows of codes are kept.
     """
     generator = model.generator
     assert generator is not None
     height, _ = generator.grid_size
     name, action = ("complete", "Complete") if completing else ("generate", "Draw")
-    begun: list[Any] = []  # the picture, and how many rows of it
+    completion: list[Any] = []  # the picture, and the number of rows to keep
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             if completing:
-                picture = paint_picture(
-                    "picture: upload one, draw upon it, or draw it", model.palette
-                )
+                picture = paint_picture("picture", model.palette)
                 keep_rows = gr.Slider(
                     1,
                     height - 1,
                     height // 2,
                     step=1,
-                    label="rows kept",
+                    label="rows to keep",
                     info=f"of {height} rows of codes, from the top",
                     interactive=True,
                 )
-                begun = [picture, keep_rows]
+                completion = [picture, in_range(keep_rows)]
             controls = DrawingControls(generator, action)
         with gr.Column(scale=2, min_width=280):
-            note = "Row after row; a click on a finished image looks into it."
+            note = "Images appear row by row. Click a finished image to look into it."
             grid = show_picture(note, f"{name}d")
-            drawn = gr.State()
+            drawing = gr.State()
 
     def draw(*values: Any) -> Iterator[tuple[Any, Any]]:
-        num_images, condition, options = controls.read(generator, *values[len(begun) :])
+        num_images, condition, options = controls.read(generator, *values[len(completion) :])
         given_tokens = None
         if completing:
             first = generator.first_tokens(model.images(values[0]), int(values[1]))
@@ -58,6 +54,6 @@ def add_drawing(model: StudioModel, completing: bool = False) -> tuple[gr.Image,
         for step in draw_rows(generator, num_images, condition, options, given_tokens):
             yield to_picture(step.pixels, captions), step
 
-    inputs = [*begun, *controls.components]
-    on_device(controls.begin.click, draw, inputs, [grid, drawn], name=name, cancel=controls.cancel)
-    return grid, drawn
+    inputs, outputs = [*completion, *controls.components], [grid, drawing]
+    on_device(controls.start.click, draw, inputs, outputs, name=name, cancel=controls.cancel)
+    return grid, drawing

@@ -23,7 +23,7 @@ __all__ = [
 
 SIDE = 384  # pixels of a picture to click on, at least
 TILE = 96  # pixels of an attention map, at least
-CHOSEN, SAME = np.array([255, 40, 40]), np.array([255, 200, 0])  # frames
+SELECTED, SAME = np.array([255, 40, 40]), np.array([255, 200, 0])  # colours of frames
 
 
 def enlarge(pixels: np.ndarray, side: int = SIDE) -> np.ndarray:
@@ -38,32 +38,32 @@ def single_codes(vqgan: VQGAN, codes: Tensor) -> np.ndarray:
 
 
 def codes_picture(vqgan: VQGAN, indices: Tensor) -> np.ndarray:
-    """Puts what each code decodes to alone in its place in the grid `(h w)`, uint8 `(H W 3)`."""
+    """Returns a grid of codes `(h w)` as uint8 `(H W 3)`, with each code decoded alone."""
     codes, places = indices.unique(return_inverse=True)
     return tiled(single_codes(vqgan, codes)[places.flatten().cpu().numpy()], indices.shape[1])
 
 
 def mark_code(pixels: np.ndarray, indices: Tensor, position: int) -> np.ndarray:
-    """Frames the cell at a position, and all others of the same code; darkens the rest."""
-    shown = enlarge(pixels).copy()
+    """Frames the cell at a position and all other cells of its code, and darkens the rest."""
+    picture = enlarge(pixels).copy()
     codes = indices.cpu().numpy()  # (h w)
-    chosen = np.arange(codes.size).reshape(codes.shape) == position
-    same = codes == codes[chosen]
-    f = shown.shape[0] // codes.shape[0]
+    selected = np.arange(codes.size).reshape(codes.shape) == position
+    same = codes == codes[selected]
+    f = picture.shape[0] // codes.shape[0]
     rest = ~same.repeat(f, 0).repeat(f, 1)
-    shown[rest] = shown[rest] * 0.45
+    picture[rest] = picture[rest] * 0.45
     for row, column in np.argwhere(same):
-        cell = shown[row * f : (row + 1) * f, column * f : (column + 1) * f]
-        color = CHOSEN if chosen[row, column] else SAME
+        cell = picture[row * f : (row + 1) * f, column * f : (column + 1) * f]
+        color = SELECTED if selected[row, column] else SAME
         cell[:2] = cell[-2:] = color
         cell[:, :2] = cell[:, -2:] = color
-    return shown
+    return picture
 
 
 def surprise_picture(
     generator: ImageGenerator, pixels: np.ndarray, tokens: Tensor, condition: Tensor | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Colours an image by the surprise of its tokens `(1 n)`, and returns their bits `(n,)`."""
+    """Colours an image by the surprise of its tokens `(1 n)`; also returns their bits `(n,)`."""
     bits = token_surprise(generator, tokens, condition)[0].cpu().numpy()
     lit = on_image(pixels, bits.reshape(generator.grid_size))
     return enlarge(lit), bits
@@ -77,10 +77,10 @@ def attention_picture(
     position: int,
     layers: Sequence[int],
 ) -> Image.Image:
-    """Shows what the prediction of a token attends to: a row for each layer, a column a head.
+    """Shows what the prediction of a token attends to: a row per layer, a column per head.
 
-    Each map is as bright as its greatest weight; its caption says how much of the attention goes
-    to tokens of the image and not to the condition in front.
+    Each map is scaled to its largest weight. Its caption has the share of the attention that goes
+    to tokens of the image; the rest goes to the prefix.
     """
     weights = attention_maps(generator, tokens, condition, [position])[0, :, :, 0].cpu().numpy()
     tiles, captions = [], []

@@ -1,4 +1,4 @@
-"""What a studio shows: a generator with its tokenizer, or a tokenizer alone."""
+"""The models of a studio: a generator with its tokenizer, or only a tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class StudioModel:
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(height, width) in codes of the images it draws or takes."""
+        """(height, width) in codes of the images that it draws or encodes."""
         return self.tokenizer.grid_size if self.generator is None else self.generator.grid_size
 
     @property
@@ -50,7 +50,7 @@ class StudioModel:
         return palette_of(self.tokenizer)
 
     def images(self, picture: Image.Image | None) -> Tensor:
-        """Makes a picture the tokenizer's input `(1 c H W)`, see `to_images`."""
+        """Converts a picture to the tokenizer's input `(1 c H W)`, see `to_images`."""
         images = to_images(picture, self.tokenizer, self.grid_size, self.palette)
         return images.to(self.tokenizer.device)
 
@@ -66,4 +66,4 @@ class StudioModel:
         if self.generator is None:
             return f"**tokenizer** {text}"
         layers = len(self.generator.transformer.blocks)
-        return f"**generator** {text}; a transformer of {layers} layers"
+        return f"**generator** {text}; a transformer of {layers} layer{'s' * (layers > 1)}"

@@ -214,19 +214,19 @@ def sentence(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("position", "value", "part"),
     [
-        (0, 0, "minimum"),
-        (0, 1000, "maximum"),
-        (0, None, "number of images"),
-        (1, -1.0, "minimum"),
-        (1, None, "slider"),
-        (2, -3, "minimum"),
-        (3, 0.0, "minimum"),
-        (3, 2.0, "maximum"),
-        (4, 99.0, "maximum"),
-        (5, -1, "minimum"),
-        (5, None, "seed"),
+        (0, 0, "images is 0 and must be 1 to 64"),
+        (0, 1000, "images is 1000"),
+        (0, None, "images is empty"),
+        (1, -1.0, "temperature is -1 and must be 0 to 2"),
+        (1, None, "temperature is empty"),
+        (2, -3, "top-k is -3 and must be at least 0"),
+        (3, 0.0, "top-p is 0 and must be 0.01 to 1"),
+        (3, 2.0, "top-p is 2"),
+        (4, 99.0, "guidance is 99 and must be 0 to 10"),
+        (5, -1, "seed is -1"),
+        (5, None, "seed is empty"),
         (6, 17, "choices"),
-        (6, None, "no class is chosen"),
+        (6, None, "class is empty"),
     ],
 )
 def test_bad_settings_get_a_sentence(client: Client, position: int, value: Any, part: str) -> None:
@@ -241,12 +241,16 @@ def test_other_mistakes_get_a_sentence(
     client = Client(class_studio, verbose=False)
     guided = (2, 1.0, 0, 1.0, 3.0, 7)
     assert "no image to look into" in sentence(lambda: client.predict(0, 0, api_name="/show_code"))
-    assert "no picture yet" in sentence(lambda: client.predict(None, 1, api_name="/look"))
+    assert "picture is empty" in sentence(lambda: client.predict(None, 1, api_name="/look"))
     assert "guidance" in sentence(lambda: client.predict(*guided, -2, api_name="/generate"))
     client.predict(handle_file(write_picture(tmp_path / "a.png")), 1, api_name="/look")
-    assert "maximum" in sentence(lambda: client.predict(99, 0, api_name="/show_code"))
+    assert "position is 99 and must be 0 to 15" in sentence(
+        lambda: client.predict(99, 0, api_name="/show_code")
+    )
     change = (5, 99, *SETTINGS)
-    assert "maximum" in sentence(lambda: client.predict(*change, api_name="/change"))
+    assert "new code is 99 and must be 0 to 15" in sentence(
+        lambda: client.predict(*change, api_name="/change")
+    )
     picture = handle_file(write_picture(tmp_path / "photo.png"))
     assert "not a label map" in sentence(
         lambda: map_client.predict(picture, api_name="/open_label_map")

@@ -1,4 +1,4 @@
-"""The studio in a headless Chromium: what a user clicks, uploads, paints and reads."""
+"""The studio in headless Chromium: what a user clicks, uploads, paints and reads."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,8 +60,8 @@ def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
     page.wait_for_timeout(3000)
     box = grid.bounding_box()
     grid.click(position={"x": box["width"] * 0.75, "y": box["height"] * 0.6})
-    panel = page.get_by_role("tabpanel").filter(visible=True, has_text="Look into it")
-    panel.get_by_text("different ones of 16").wait_for()
+    panel = page.get_by_role("tabpanel").filter(visible=True, has_text="Look again")
+    panel.get_by_text("different ones out of 16").wait_for()
     decoded = picture(page, "decoded")
     before = source(decoded)
     box = decoded.bounding_box()
@@ -75,15 +75,14 @@ def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
     candidate.click()
     page.wait_for_function(
         "([input, code]) => input.value === code",
-        arg=[panel.get_by_label("code to put there").element_handle(), code],
+        arg=[panel.get_by_label("new code").element_handle(), code],
     )
-    panel.get_by_role("button", name="Change it").click()
+    panel.get_by_role("button", name="Change the code").click()
     page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
-    panel.get_by_role("button", name="Show this code").click()
     panel.get_by_text(f"code {code}", exact=True).wait_for()
 
 
-def test_an_uploaded_picture_is_looked_into(
+def test_an_upload_shows_its_codes_and_nothing_is_shown_before(
     page: Any, tokenizer_studio: str, tmp_path: Path
 ) -> None:
     page.goto(tokenizer_studio)
@@ -91,17 +90,17 @@ def test_an_uploaded_picture_is_looked_into(
     form = {"username": "studio", "password": PASSWORD}
     page.request.post(f"{tokenizer_studio}login", form=form)
     page.goto(tokenizer_studio)
-    page.get_by_role("button", name="Look into it").click()
-    says(page, "there is no picture yet")
-    page.locator("input[type=file]").first.set_input_files(write_picture(tmp_path / "a.png"))
     panel = page.get_by_role("tabpanel").filter(visible=True)
-    panel.locator(".image-frame img").first.wait_for()
-    page.get_by_role("button", name="Look into it").click()
-    panel.get_by_text("different ones of 16").wait_for()
-    page.get_by_role("button", name="Show this code").click()
-    panel.get_by_text("Position 0").wait_for()
+    panel.get_by_text("Upload or paste a picture").wait_for()
+    assert not any(page.locator(f"#{name}").is_visible() for name in ("decoded", "codes", "code"))
+    page.locator("input[type=file]").first.set_input_files(write_picture(tmp_path / "a.png"))
+    panel.get_by_text("different ones out of 16").wait_for()
+    panel.get_by_text("Position 10 (row 2, column 2)").wait_for()  # in the middle
     picture(page, "code").wait_for()
-    assert not panel.get_by_text("code to put there").is_visible()
+    assert not panel.get_by_text("new code").is_visible()
+    panel.get_by_label("position").fill("99")
+    panel.get_by_role("button", name="Show this code").click()
+    says(page, "position is 99 and must be 0 to 15")
 
 
 def test_a_picture_is_drawn_upon_and_completed(
@@ -110,7 +109,7 @@ def test_a_picture_is_drawn_upon_and_completed(
     page.goto(class_studio)
     panel = tab(page, "Complete")
     panel.get_by_role("button", name="Complete").click()
-    says(page, "there is no picture yet")
+    says(page, "the picture is empty")
     panel.locator("input[type=file]").first.set_input_files(write_picture(tmp_path / "a.png"))
     page.wait_for_timeout(3000)
     stroke(page, panel.locator("canvas").first)
@@ -173,7 +172,6 @@ def test_a_bad_upload_is_a_sentence_in_the_page(
     panel = tab(page, "Look")
     (tmp_path / "text.png").write_text("no picture at all")
     panel.locator("input[type=file]").first.set_input_files(tmp_path / "text.png")
-    panel.get_by_role("button", name="Look into it").click()
     says(page, "this file cannot be read")
 
 

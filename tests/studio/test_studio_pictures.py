@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gradio as gr
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tiny_studios import PALETTE, class_model, map_model, tokenizer, write_pictu
 from taming.generation import SamplingOptions
 from taming.pictures import to_uint8
 from taming.runtime.errors import UserError
-from taming.studio.drawing import Drawn, draw_rows, num_columns, together
+from taming.studio.components import in_range
+from taming.studio.drawing import Drawing, draw_rows, num_columns, together
 from taming.studio.maps import attention_picture, codes_picture, mark_code, single_codes
 from taming.studio.uploads import read_picture, to_images
 
@@ -57,7 +59,7 @@ def test_rows_are_the_images_of_one_call() -> None:
 
 def test_of_two_drawings_the_shorter_one_stays_shown() -> None:
     first, second = (
-        [Drawn(torch.zeros(1, n), np.zeros((1, 4, 4, 3), np.uint8)) for n in range(count)]
+        [Drawing(torch.zeros(1, n), np.zeros((1, 4, 4, 3), np.uint8)) for n in range(count)]
         for count in (1, 3)
     )
     steps = [(one.tokens.shape[1], other.tokens.shape[1]) for one, other in together(first, second)]
@@ -91,3 +93,12 @@ def test_attention_has_a_map_for_each_head() -> None:
     picture = attention_picture(model.generator, pixels, tokens, condition, 5, [0])
     assert picture.width > 2 * 96  # two heads in a row
     assert num_columns(5) == 3
+
+
+def test_a_number_out_of_range_leaves_no_traceback_in_the_terminal() -> None:
+    number = in_range(gr.Number(label="position", minimum=0, maximum=15))
+    assert number.preprocess(15) == 15
+    for value, message in ((99, "position is 99 and must be 0 to 15"), (None, "position is empty")):
+        with pytest.raises(gr.Error, match=message) as raised:
+            number.preprocess(value)
+        assert not raised.value.print_exception
