@@ -1,16 +1,16 @@
-# make demo, make test: each makes its environment in .venv and does its whole job.
+# make demo and make test create their environment in .venv and need nothing else.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
-unexport PYTHONDONTWRITEBYTECODE # set, each process would compile PyTorch's modules anew: 20 s instead of 8
+unexport PYTHONDONTWRITEBYTECODE # with it, each process compiles PyTorch's modules again: 20 s instead of 8
 
 .PHONY: demo test lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/python scripts/demo.py
 
-# in their order: by number of tests the slowest files, of one test each, would come last
+# Keep the order of the files. xdist would sort them by number of tests and start the slowest ones, with one test each, last.
 test: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
@@ -21,7 +21,7 @@ lint: $(VENV)/installed-dev
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v else \
-	    f"error: Python 3.11 or newer is needed, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.12 ...")'
+	    f"error: $(PYTHON) is Python {v.major}.{v.minor}, but 3.11 or newer is needed. Run make PYTHON=python3.12 ...")'
 ifdef UV
 	$(UV) venv --quiet --python $(PYTHON) $(VENV)
 else

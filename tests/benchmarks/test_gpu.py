@@ -1,7 +1,10 @@
 """The GPU benchmark on a CPU with tiny models: everything except CUDA."""
 
+import contextlib
 import gzip
+import io
 import json
+import logging
 import os
 import select
 import subprocess
@@ -12,12 +15,25 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu
-from benchmarks.compare import ROOT, Program
+from benchmarks import gpu, ours, ranks
+from benchmarks.compare import ROOT, Program, ProgramError
 from benchmarks.gpu import PARTS, PRESETS
+from benchmarks.peers.serve import Session
 
 TINY = ["--device=cpu", "--preset=tiny"]
 OPTIONAL = ("hydra", "omegaconf", "lpips", "wandb", "sklearn", "huggingface_hub", "pytest")
+
+
+class ProgramInThisProcess(Program):
+    """Runs this program without a new process, which would import PyTorch again."""
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        if not hasattr(self, "session"):
+            self.session = Session(ours.build)
+        try:
+            return json.loads(json.dumps(getattr(self.session, method)(*arguments)))
+        except AttributeError as error:
+            raise ProgramError(f"{self.name} cannot be timed: {error}") from error
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +41,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides LPIPS and pytest."""
     missing = ("lpips", "pytest")
     monkeypatch.setattr(gpu, "find_spec", lambda name: None if name in missing else find_spec(name))
+    monkeypatch.setattr(gpu, "Program", ProgramInThisProcess)
 
 
 def test_measures_everything(
@@ -135,7 +152,19 @@ def test_needs_few_packages() -> None:
 def test_two_processes_are_compared_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    start_process = gpu.output_of
+
+    def output_of(command: list[str]) -> str | None:
+        settings = json.loads(command[-1])
+        if settings["devices"] > 1:
+            return start_process(command)
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            ranks.main(settings)
+        return output.getvalue()
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(gpu, "output_of", output_of)
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "setLevel", lambda level: None)
     records = gpu.main([*TINY, "--devices=2", f"--output={tmp_path}"])
     assert [record["settings"]["devices"] for record in records] == [1, 2, 1, 2]
     for one, two in (records[:2], records[2:]):

@@ -1,11 +1,10 @@
 """The description of the machine in the results."""
 
-import subprocess
-import sys
+import runpy
 
+import pytest
 import torch
 
-from benchmarks.compare import ROOT
 from benchmarks.machine import machine
 
 
@@ -16,8 +15,9 @@ def test_describes_the_machine() -> None:
     assert text.endswith(f"; torch {torch.__version__}")
 
 
-def test_times_the_product_in_each_precision() -> None:
-    command = [sys.executable, "-m", "benchmarks.machine"]
-    _, *products = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+@pytest.mark.filterwarnings("ignore:'benchmarks.machine' found in sys.modules")
+def test_times_the_product_in_each_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("benchmarks.machine", run_name="__main__")
+    _, *products = capsys.readouterr().out.splitlines()
     names = [line.partition(":")[0].rpartition(" ")[2] for line in products]
     assert names == ["torch.float32", "torch.bfloat16"]
