@@ -55,7 +55,7 @@ def full_precision() -> Iterator[None]:
 def without_cudnn_attention() -> Iterator[None]:
     """Excludes cuDNN's attention, which PyTorch prefers on Hopper and newer GPUs.
 
-    cuDNN builds a plan for each new number of keys, which takes up to a second. While decoding,
+    cuDNN builds a plan for each new number of keys, and that can take a second. While decoding,
     every token has a new number of keys.
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()

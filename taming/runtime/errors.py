@@ -55,8 +55,8 @@ def replacing(path: Path, mode: str = "w", **settings: Any) -> Iterator[IO[Any]]
 
 def join_names(names: Sequence[str], at_most: int = 10, separator: str = ", ") -> str:
     """Joins the first names for a message, and counts the rest."""
-    more = [f"and {len(names) - at_most} more"] if len(names) > at_most else []
-    return separator.join([*names[:at_most], *more])
+    rest = [f"and {len(names) - at_most} more"] if len(names) > at_most else []
+    return separator.join([*names[:at_most], *rest])
 
 
 def printable(text: str) -> str:

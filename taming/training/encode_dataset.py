@@ -47,7 +47,7 @@ def encode_dataset(
         dataset: the images.
         cache_dir: the directory of all caches.
         condition_tokenizer: encodes the conditions of paired images; None to leave them out.
-        num_views: encodings per image, of which the first has no augmentation.
+        num_views: encodings per image. The first has no augmentation.
         batch_size: images per batch.
         num_workers: processes that load images.
         device: device of the tokenizers.

@@ -66,7 +66,7 @@ def choose_execution(
     num_batches: int,
     num_processes: int = 1,
 ) -> Execution:
-    """Replaces each `"auto"`, applies the choice to the module, and logs it in one line.
+    """Replaces each `"auto"`, applies the choice to the module, and logs it.
 
     | setting       | default                                          | also timed             |
     |---------------|--------------------------------------------------|------------------------|
@@ -87,7 +87,7 @@ def choose_execution(
         num_batches: batches of the whole training.
         num_processes: processes of the training.
     """
-    chosen = Execution(
+    choice = Execution(
         default_precision(device) if precision == "auto" else precision,
         device.type == "cuda" if module.channels_last == "auto" else module.channels_last,
         module.compiled is True,
@@ -96,32 +96,32 @@ def choose_execution(
     if precision == "auto" and device.type == "cpu" and has_bf16(device):
         changes.append((EAGER_FROM, {"precision": "bf16-mixed"}))
     if module.channels_last == "auto":
-        changes.append((EAGER_FROM, {"channels_last": not chosen.channels_last}))
+        changes.append((EAGER_FROM, {"channels_last": not choice.channels_last}))
     if module.compiled == "auto" and can_compile(device):
         changes.append((COMPILED_FROM, {"compile": True}))
     times: dict[Execution, float] = {}
     is_long = num_batches >= TIMED_FROM and num_processes == 1
-    if changes and is_long and chosen.precision in AUTOCAST:
+    if changes and is_long and choice.precision in AUTOCAST:
         log.info("timing a few batches")
         batch = {name: tensor.to(device) for name, tensor in load_batch().items()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            times[chosen] = seconds_per_batch(deepcopy(module), batch, device, chosen)
+            times[choice] = seconds_per_batch(deepcopy(module), batch, device, choice)
             for min_seconds, change in changes:
-                if times[chosen] * num_batches < min_seconds:
+                if times[choice] * num_batches < min_seconds:
                     continue
-                candidate = replace(chosen, **change)
+                candidate = replace(choice, **change)
                 times[candidate] = seconds_per_batch(deepcopy(module), batch, device, candidate)
-                if times[candidate] * WORTHWHILE < times[chosen]:
-                    chosen = candidate
+                if times[candidate] * WORTHWHILE < times[choice]:
+                    choice = candidate
         gc.collect()  # compiled networks are in reference cycles, and large
     measurements = ""
     if times:
-        total = timedelta(seconds=round(times[chosen] * num_batches))
+        total = timedelta(seconds=round(times[choice] * num_batches))
         seconds = "; ".join(f"{candidate} {time:.3g}" for candidate, time in times.items())
         measurements = f" (seconds per batch: {seconds}), about {total} in all"
-    log.info("%s: %s%s", device_name(device), chosen, measurements)
-    module.set_execution(channels_last=chosen.channels_last, compile=chosen.compile)
-    return chosen
+    log.info("%s: %s%s", device_name(device), choice, measurements)
+    module.set_execution(channels_last=choice.channels_last, compile=choice.compile)
+    return choice
 
 
 def default_precision(device: torch.device) -> str:

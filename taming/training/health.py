@@ -176,7 +176,7 @@ class OverfittingWatch(_Watch):
             warn(trainer, warning)
 
     def check(self, step: int, train_loss: float, val_loss: float) -> str | None:
-        """Returns the warning after a validation; None if there is none."""
+        """Returns the warning after a validation, if it needs one."""
         if val_loss < self.best:
             self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
             self.since_best, self.has_warned = 0, False

@@ -26,7 +26,7 @@ warn = rank_zero_only(log.warning)
 def check_room(
     module: TrainingModule, trainer: L.Trainer, run_dir: Path, num_checkpoints: int
 ) -> None:
-    """Logs in one line how much memory and disk space the run needs, and how much there is.
+    """Logs how much memory and disk space the run needs, and how much there is.
 
     The memory is what every step needs: weights, gradients, Adam's two moments and the averaged
     weights. The activations of a batch come on top. The disk holds `best.ckpt`, the latest

@@ -214,7 +214,7 @@ class TrainingModule(L.LightningModule):
             raise UserError(
                 f"{', '.join(diverged)} became NaN or infinite before step {self.global_step + 1}. "
                 "The training has diverged and ends here. Its last checkpoint is from before that: "
-                "resume from it (resume=RUN), or start again if there is none. Use a smaller "
+                "resume from it (resume=RUN). If the run has saved none yet, start again. Use a smaller "
                 "training.optimizer.learning_rate, or trainer.precision=32-true."
             )
 

@@ -168,7 +168,7 @@ def _fit(
     with warnings.catch_warnings():
         # Lightning's advice on data loaders does not apply to endless ones
         warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
-        # saving a sharded checkpoint, PyTorch warns of its own functions
+        # PyTorch warns of functions that it calls itself to save sharded checkpoints
         warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)

@@ -123,7 +123,7 @@ class Clock(Timer):
 
     @property
     def state_key(self) -> str:
-        """The key in checkpoints, which is the same as that of Lightning's timer."""
+        """The key in checkpoints, the same as for Lightning's timer."""
         return Timer.__qualname__
 
     @property

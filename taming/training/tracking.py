@@ -1,6 +1,6 @@
 """Weights & Biases: the logger, and artifacts with their lineage.
 
-Artifacts lead from the data to the tokenizer, the tokens and the generator. Each is named after its
+Artifacts lead from the data to the tokenizer, the tokens and the generator. Their names depend on their
 content, so that the output of one run is the input of the next, even on another machine. Models are
 stored with their files, and images and tokens only with their descriptions.
 """

@@ -149,7 +149,7 @@ def build_conditioning(
 
     Args:
         images: the training data.
-        condition_tokenizer: tokenizer of the condition images; None if there are none.
+        condition_tokenizer: tokenizer of the condition images; None without them.
         kind: `"auto"` prefers condition images to classes, and classes to no condition.
         dropout: share of the conditions to leave out in training.
         condition_as: whether a condition image becomes a prefix or a context.
@@ -170,7 +170,7 @@ def build_conditioning(
         )
     if condition_as == "context":
         raise UserError(
-            "condition_as=context needs condition images, but there are none. Use data=paired and "
+            "condition_as=context needs condition images. Use data=paired and "
             "conditioning=image, or leave condition_as out."
         )
     if kind == "class" and images.num_classes is None:
@@ -182,7 +182,7 @@ def build_conditioning(
         return ClassLabel(images.num_classes, dropout, images.class_names)
     if dropout > 0:
         raise UserError(
-            f"condition_dropout={dropout} needs a condition to drop, but there is none. Set "
+            f"condition_dropout={dropout} needs a condition to drop. Set "
             "condition_dropout=0, or use images with classes or condition images."
         )
     return Unconditional()
