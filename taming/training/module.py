@@ -213,8 +213,8 @@ class TrainingModule(L.LightningModule):
         if diverged:
             raise UserError(
                 f"{', '.join(diverged)} became NaN or infinite before step {self.global_step + 1}. "
-                "The training has diverged and ends here. Its last checkpoint is from before that: "
-                "resume from it (resume=RUN). If the run has saved none yet, start again. Use a smaller "
+                "The training has diverged and ends here. Resume from its last checkpoint "
+                "(resume=RUN), which is from before that, or start again. Use a smaller "
                 "training.optimizer.learning_rate, or trainer.precision=32-true."
             )
 

@@ -1,8 +1,8 @@
 """Weights & Biases: the logger, and artifacts with their lineage.
 
-Artifacts lead from the data to the tokenizer, the tokens and the generator. Their names depend on their
-content, so that the output of one run is the input of the next, even on another machine. Models are
-stored with their files, and images and tokens only with their descriptions.
+Artifacts lead from the data to the tokenizer, the tokens and the generator. Their names depend on
+their content, so that the output of one run is the input of the next, even on another machine. An
+artifact of a model holds its files, and an artifact of images or tokens only a description.
 """
 
 import json
