@@ -1,1 +1,1 @@
-"""The report on training runs: one HTML file, which needs no network to be looked at."""
+"""The report about training runs: one HTML file that works without a network."""

@@ -1,4 +1,4 @@
-"""Curves of everything that metrics.csv holds: zoomable in the page, and as a picture."""
+"""Curves of all metrics in metrics.csv, as interactive charts and as a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,31 +11,31 @@ from taming.report.records import RunRecord, Series
 
 __all__ = ["COLORS", "curve_section", "figure_json", "save_curves", "thinned"]
 
-# of the runs; seen well on white and on black
+# one per run; readable on white and on black
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#e11d48", "#a855f7", "#0891b2", "#ca8a04", "#64748b")
-MAX_POINTS = 2000  # of a curve in the page
+MAX_POINTS = 2000  # per curve
+FEW_POINTS = 3  # a curve with fewer points needs markers to be visible
 
 Curve = tuple[str, str, Series]  # run, column, values
-Curves = dict[str, list[Curve]]  # by title of the chart
+Charts = dict[str, list[Curve]]  # by title
 
 
 def curve_section(runs: Sequence[RunRecord]) -> Section:
-    """Returns the section of the curves, in each chart all runs."""
-    explanation = "Drag over a curve to zoom in, double-click to zoom out."
-    if len(runs) > 1:
-        explanation += " Dotted: training; with points: validation."
+    """Returns a section with one chart per metric, which shows all runs."""
+    legend = "Dotted lines: training. Lines with points: validation." if len(runs) > 1 else ""
     charts = [_chart(title, curves, runs) for title, curves in group_curves(runs).items()]
-    return Section("Curves", explanation, list(charts))
+    hint = "Drag over a curve to zoom in, double-click to zoom out."
+    return Section("Curves", legend, hint, list(charts))
 
 
-def group_curves(runs: Sequence[RunRecord]) -> Curves:
-    """Groups the columns of all runs into charts: losses, then other numbers, then step sizes.
+def group_curves(runs: Sequence[RunRecord]) -> Charts:
+    """Groups columns into charts: losses, other metrics, learning rates, gradient norms.
 
-    A number of the training and the same one of the validation share a chart.
+    Training and validation values of one metric share a chart.
     """
-    losses: Curves = {}
-    others: Curves = {}
-    steps: Curves = {"learning rates": [], "gradient norms": []}
+    losses: Charts = {}
+    metrics: Charts = {}
+    steps: Charts = {"learning rates": [], "gradient norms": []}
     for run in runs:
         for column, series in run.metrics.items():
             name = column.partition("/")[2] or column
@@ -44,32 +44,33 @@ def group_curves(runs: Sequence[RunRecord]) -> Curves:
             elif "gradient_norm" in name:
                 curves = steps["gradient norms"]
             else:
-                group = losses if name.endswith("loss") else others
+                group = losses if name.endswith("loss") else metrics
                 curves = group.setdefault(name.replace("_", " "), [])
             curves.append((run.name, column, series))
-    return {title: curves for title, curves in {**losses, **others, **steps}.items() if curves}
+    return {title: curves for title, curves in {**losses, **metrics, **steps}.items() if curves}
 
 
 def _chart(title: str, curves: Sequence[Curve], runs: Sequence[RunRecord]) -> Chart:
-    traces, several = [], len(runs) > 1
+    traces, has_several_runs = [], len(runs) > 1
     for number, (run, column, series) in enumerate(curves):
-        validation = not column.startswith("train/")
-        color = [r.name for r in runs].index(run) if several else number
+        is_training = column.startswith("train/")
+        color = [r.name for r in runs].index(run) if has_several_runs else number
         steps, values = thinned(*series)
+        is_first_of_run = run not in {name for name, *_ in curves[:number]}
         traces.append(
             {
                 "type": "scatter",
                 "x": steps.tolist(),
                 "y": [float(f"{value:.6g}") for value in values],
-                "name": run if several else column,
-                "legendgroup": run if several else column,
-                "showlegend": not several or run not in {name for name, *_ in curves[:number]},
+                "name": run if has_several_runs else column,
+                "legendgroup": run if has_several_runs else column,
+                "showlegend": not has_several_runs or is_first_of_run,
                 "hovertemplate": f"{column} %{{y}}<br>step %{{x}}",
-                "mode": "lines+markers" if validation or len(steps) < 3 else "lines",
+                "mode": "lines" if _is_line(column, steps) else "lines+markers",
                 "line": {
                     "color": COLORS[color % len(COLORS)],
-                    "width": 2 if validation else 1.3,
-                    "dash": "solid" if validation or not several else "dot",
+                    "width": 1.3 if is_training else 2,
+                    "dash": "dot" if is_training and has_several_runs else "solid",
                 },
                 "marker": {"size": 5},
             }
@@ -77,22 +78,38 @@ def _chart(title: str, curves: Sequence[Curve], runs: Sequence[RunRecord]) -> Ch
     return Chart(title, figure_json(traces, xaxis={"title": {"text": "step"}}))
 
 
+def _is_line(column: str, steps: np.ndarray) -> bool:
+    """Returns whether a curve needs no markers."""
+    return column.startswith("train/") and len(steps) >= FEW_POINTS
+
+
 def thinned(steps: np.ndarray, values: np.ndarray) -> Series:
-    """Returns at most `MAX_POINTS` points: of as many stretches the lowest and the highest."""
+    """Returns at most `MAX_POINTS` points: the minimum and the maximum of each interval."""
     if len(steps) <= MAX_POINTS:
         return steps, values
-    kept = set()
-    for stretch in np.array_split(np.arange(len(steps)), MAX_POINTS // 2):
-        kept |= {stretch[np.argmin(values[stretch])], stretch[np.argmax(values[stretch])]}
-    chosen = np.array(sorted(kept))
-    return steps[chosen], values[chosen]
+    extremes = set()
+    for interval in np.array_split(np.arange(len(steps)), MAX_POINTS // 2):
+        extremes |= {interval[np.argmin(values[interval])], interval[np.argmax(values[interval])]}
+    indices = np.array(sorted(extremes))
+    return steps[indices], values[indices]
 
 
 def figure_json(traces: Sequence[dict[str, Any]], **layout: Any) -> str:
-    """Returns a figure as the page's program draws it, checked by Plotly."""
+    """Returns a Plotly figure as JSON, after Plotly has checked it."""
     import plotly.graph_objects as go
 
-    layout = {"template": "none", "margin": {"l": 52, "r": 8, "t": 8, "b": 40}, **layout}
+    layout = {
+        "template": "none",
+        "margin": {"l": 52, "r": 8, "t": 8, "b": 40},
+        "font": {"size": 11},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "font": {"size": 11}},
+        "showlegend": len(traces) > 1,
+        "hovermode": "closest",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#888888", "activecolor": "#3b82f6"},
+        **layout,
+    }
     return go.Figure(list(traces), layout).to_json()
 
 
@@ -106,13 +123,14 @@ def save_curves(run: RunRecord, path: Path) -> None:
     num_columns = min(3, len(charts))
     num_rows = -(-len(charts) // num_columns)
     figure = Figure((4.5 * num_columns, 3 * num_rows), layout="constrained")
-    for place, (title, curves) in enumerate(charts, 1):
-        axis = figure.add_subplot(num_rows, num_columns, place)
+    for number, (title, curves) in enumerate(charts, 1):
+        axis = figure.add_subplot(num_rows, num_columns, number)
         axis.set_title(title)
         axis.grid(alpha=0.3)
         for number, (_, column, (steps, values)) in enumerate(curves):
-            style: Any = {"color": COLORS[number % len(COLORS)], "label": column, "linewidth": 1}
-            axis.plot(steps, values, marker="" if column.startswith("train/") else ".", **style)
+            color = COLORS[number % len(COLORS)]
+            marker = "" if _is_line(column, steps) else "."
+            axis.plot(steps, values, marker=marker, color=color, label=column, linewidth=1)
         if len(curves) > 1:
             axis.legend(fontsize="small")
     figure.savefig(path, dpi=100)

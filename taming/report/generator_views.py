@@ -1,4 +1,4 @@
-"""What a generator draws, what it looks at while it draws, and what surprises it."""
+"""Pictures of a generator: samples, attention, surprise and nearest neighbours."""
 
 import math
 from collections.abc import Iterator
@@ -14,120 +14,154 @@ from taming.pictures import palette_of, to_uint8
 from taming.report.curves import COLORS, figure_json
 from taming.report.images import heat, on_image
 from taming.report.page import Chart, Finding, Group, Matrix, Part, Picture, Pictures, Table
-from taming.report.subject import Images, Subject, evenly
-from taming.report.tokenizer_views import encoded, joined
+from taming.report.subject import Images, Subject, evenly_spaced
+from taming.report.tokenizer_views import encoded, join
 from taming.transformer.orders import to_tokens
 
-__all__ = ["attention", "draw_samples", "neighbours", "samples_by_class", "surprise"]
+__all__ = ["attention", "condition_effect", "draw_samples", "neighbours", "samples_by_class",
+    "surprise"]  # fmt: skip
 
-MAX_CLASSES, NUM_SAMPLES, MAX_EACH = 10, 40, 8
+MAX_CLASSES, NUM_SAMPLES, MAX_PER_CLASS = 10, 40, 8
 MAX_LAYERS, MAX_HEADS = 4, 8
-AT_ONCE = 16
-COMPARED_SIDE = 32  # pixels a side at which images are compared
-COPIES = 0.5  # of the distance of held-out images: samples nearer than that may be copies
+BATCH_SIZE = 16
+COMPARED_SIDE = 32  # pixels per side of the images that are compared
+# median distance of samples to the nearest training image, relative to that of held-out images
+COPY_RATIO = 0.5  # below it, samples may be copies
+UNLIKE_RATIO = 1.5  # above it, samples do not look like images of the data
 
 
 def draw_samples(subject: Subject) -> Images:
-    """Draws samples of some classes, or for the shown conditions, always with the same seed."""
+    """Draws samples of some classes or for the example conditions, always with seed 0."""
     generator = _generator(subject)
     conditioning, labels, conditions, count = generator.conditioning, None, None, NUM_SAMPLES // 2
-    if conditioning.takes_images and subject.shown is not None:
-        assert subject.shown.conditions is not None
-        conditions = subject.shown.conditions[:MAX_EACH]
+    if conditioning.takes_images and subject.examples is not None:
+        assert subject.examples.conditions is not None
+        conditions = subject.examples.conditions[:MAX_PER_CLASS]
         count = len(conditions)
     elif conditioning.num_classes is not None:
-        classes = evenly(conditioning.num_classes, MAX_CLASSES)
-        labels = torch.tensor(classes).repeat_interleave(min(MAX_EACH, NUM_SAMPLES // len(classes)))
+        classes = evenly_spaced(conditioning.num_classes, MAX_CLASSES)
+        per_class = min(MAX_PER_CLASS, NUM_SAMPLES // len(classes))
+        labels = torch.tensor(classes).repeat_interleave(per_class)
         count = len(labels)
     condition = conditions if labels is None else labels
     return Images(generator.sample(count, condition, seed=0).cpu(), labels, conditions)
 
 
 def samples_by_class(subject: Subject, samples: Images) -> Iterator[Part]:
-    """Shows samples by class, or beside their conditions."""
-    shown, pixels = subject.shown, subject.pixels(samples.images)
-    if samples.conditions is not None and shown is not None:
+    """Shows samples by class, or next to their condition images."""
+    examples, pixels = subject.examples, subject.pixels(samples.images)
+    if samples.conditions is not None and examples is not None:
         generator = _generator(subject)
         encoder = generator.require_condition_tokenizer()
         palette = palette_of(encoder, getattr(generator.conditioning, "palette", None))
-        columns = to_uint8(samples.conditions, palette), pixels, subject.pixels(shown.images)
-        groups = [Group.of("", *some) for some in zip(*columns, strict=False)]
-        yield Pictures(groups, "condition · sample · the image it belongs to")
+        columns = to_uint8(samples.conditions, palette), pixels, subject.pixels(examples.images)
+        groups = [Group.of("", *row) for row in zip(*columns, strict=False)]
+        yield Pictures(groups, "condition · sample · original image")
         return
     by_class: dict[str, list[np.ndarray]] = {}
-    for name, one in zip(subject.captions(samples), pixels, strict=True):
-        by_class.setdefault(name, []).append(one)
-    yield Pictures([Group.of(name, *some) for name, some in by_class.items()])
+    for name, sample in zip(subject.captions(samples), pixels, strict=True):
+        by_class.setdefault(name, []).append(sample)
+    yield Pictures([Group.of(name, *group) for name, group in by_class.items()])
 
 
 def attention(subject: Subject, images: Images) -> Iterator[Part]:
-    """Shows, for some tokens, where each layer and head looks when the token is predicted."""
+    """Shows where each layer and head looks when it predicts some of the tokens."""
     generator, tokens = _generator(subject), to_tokens(encoded(subject, images.images))
     height, width = generator.grid_size
-    middles = {row * width + width // 2 for row in (height // 3, 2 * height // 3)}
-    chosen = sorted({*middles, height * width - 1})
-    maps = attention_maps(generator, tokens, subject.condition(images), chosen).cpu()
+    centres = {row * width + width // 2 for row in (height // 3, 2 * height // 3)}
+    positions = sorted({*centres, height * width - 1})
+    maps = attention_maps(generator, tokens, subject.condition(images), positions).cpu()
     pixels = subject.pixels(images.images)
-    layers, heads = evenly(maps.shape[1], MAX_LAYERS), evenly(maps.shape[2], MAX_HEADS)
+    layers = evenly_spaced(maps.shape[1], MAX_LAYERS)
+    heads = evenly_spaced(maps.shape[2], MAX_HEADS)
     for i, name in enumerate(subject.captions(images)):
-        for number, position in enumerate(chosen):
+        for number, position in enumerate(positions):
             rows = {}
             for layer in layers:
                 pictures = []
                 for head in heads:
                     weights = maps[i, layer, head, number]
                     lit = on_image(pixels[i], weights.view(height, width).numpy(), position)
-                    title = f"{1 - weights.sum():.0%} on the condition"
-                    pictures.append(Picture.of(lit, title))
+                    tooltip = f"{1 - weights.sum():.0%} on the condition"
+                    pictures.append(Picture.of(lit, tooltip))
                 rows[f"layer {layer + 1}"] = pictures
             row, column = divmod(position, width)
             yield Matrix(
-                joined(name, f"token {position + 1}, row {row + 1}, column {column + 1}"),
+                join(name, f"token {position + 1}, row {row + 1}, column {column + 1}"),
                 [f"head {head + 1}" for head in heads],
                 rows,
                 open=i == number == 0,
             )
 
 
-def surprise(subject: Subject, images: Images, many: Images | None) -> Iterator[Part]:
-    """Shows the bits of each token over images, and its mean at each place of the grid."""
+def surprise(subject: Subject, images: Images, held_out: Images | None) -> Iterator[Part]:
+    """Shows the bits of each token over images, and their mean at each position."""
     generator = _generator(subject)
-    most = math.log2(generator.transformer.config.codebook_size)
+    uniform = math.log2(generator.transformer.config.codebook_size)
     height, width = generator.grid_size
     pixels, groups = subject.pixels(images.images), []
 
     def picture(bits: Tensor) -> Picture:
-        cells = [f"{value:.2f} bits" for value in bits.tolist()]
-        colors = heat(bits.view(height, width).numpy(), most)
-        return Picture.of(colors, "", cells, width)
+        tooltips = [f"{value:.2f} bits" for value in bits.tolist()]
+        colors = heat(bits.view(height, width).numpy(), uniform)
+        return Picture.of(colors, "", tooltips, width)
 
-    if many is not None:
-        bits = _bits(subject, many)
+    if held_out is not None:
+        bits = _bits(subject, held_out)
         mean = bits.mean().item()
         rows = [
             ["bits per token", f"{mean:.3f}"],
-            ["if all codes were equally probable", f"{most:.3f}"],
-            ["measured on", f"{len(bits):,} held-out images"],
+            ["bits per token of a uniform guess", f"{uniform:.3f}"],
+            ["measured on", f"{len(bits):,} images"],
         ]
         yield Table(("", "held-out images"), rows)
-        if mean > 0.95 * most:
-            yield Finding("The transformer predicts tokens hardly better than chance.")
-        groups.append(Group("mean at each place", [picture(bits.mean(0))]))
+        if mean > 0.95 * uniform:
+            yield Finding(
+                "The transformer predicts tokens hardly better than chance. Train longer."
+            )
+        yield from condition_effect(subject, held_out, bits)
+        groups.append(Group("mean at each position", [picture(bits.mean(0))]))
     captions = subject.captions(images)
-    for name, one, bits in zip(captions, pixels, _bits(subject, images), strict=True):
+    for name, image, bits in zip(captions, pixels, _bits(subject, images), strict=True):
         text = f"{bits.mean():.2f} bits per token"
-        groups.append(Group(joined(name, text), [Picture.of(one), picture(bits)]))
-    yield Pictures(groups, f"image · bits, from black for 0 to bright for {most:.3g}, a pure guess")
+        groups.append(Group(join(name, text), [Picture.of(image), picture(bits)]))
+    yield Pictures(groups, f"image · bits, from black for 0 to bright for {uniform:.3g}, a guess")
+
+
+def condition_effect(subject: Subject, images: Images, bits: Tensor) -> Iterator[Finding]:
+    """Reports a condition that does not help to predict the tokens.
+
+    The gain is log2 p(tokens | condition) − log2 p(tokens | another condition), the mean over
+    images. Below 1 bit, the model prefers the right condition with odds of less than 2 to 1.
+
+    Args:
+        subject: the generator.
+        images: images with their conditions.
+        bits: surprise of their tokens `(b n)` with the right condition.
+    """
+    conditioning = _generator(subject).conditioning
+    if conditioning.takes_images and images.conditions is not None:
+        name, others = "condition image", images._replace(conditions=images.conditions.roll(1, 0))
+    elif images.labels is not None and (num_classes := conditioning.num_classes or 0) > 1:
+        name, others = "class", images._replace(labels=(images.labels + 1) % num_classes)
+    else:
+        return
+    gain = (_bits(subject, others) - bits).sum(1).mean().item()
+    if gain < 1:
+        yield Finding(
+            f"The {name} has no effect yet: with another {name}, the tokens of an image cost "
+            f"{gain:.2f} bits more. Train longer."
+        )
 
 
 def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
-    """Shows the training images nearest to samples, and those nearest to held-out images."""
+    """Shows the nearest training images of samples and of held-out images."""
     assert subject.train is not None and subject.held_out is not None
     train = _compared(subject.train.images)
     medians: list[float] = []
     traces: list[dict[str, Any]] = []
     for name, images in (("samples", samples), ("held-out images", subject.held_out)):
-        images = images.some(len(samples.images))
+        images = images.thin(len(samples.images))
         distances = torch.cdist(_compared(images.images), train)  # (b t)
         nearest = distances.topk(min(3, len(train)), largest=False)
         medians.append(nearest.values[:, 0].median().item())
@@ -135,33 +169,35 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
         style = {"boxpoints": "all", "jitter": 0.5, "marker": {"color": COLORS[len(traces)]}}
         traces.append({"type": "box", "y": y, "name": name, **style})
         groups, captions = [], subject.captions(images)
-        for i in evenly(len(images.images), MAX_EACH):
-            own, found = images.images[i : i + 1], subject.train.images[nearest.indices[i]]
-            caption = joined(captions[i], f"{nearest.values[i, 0]:.1f} grey levels")
-            groups.append(Group.of(caption, *subject.pixels(own), *subject.pixels(found)))
+        for i in evenly_spaced(len(images.images), MAX_PER_CLASS):
+            query = subject.pixels(images.images[i : i + 1])
+            neighbour_pixels = subject.pixels(subject.train.images[nearest.indices[i]])
+            caption = join(captions[i], f"{nearest.values[i, 0]:.1f} grey levels")
+            groups.append(Group.of(caption, *query, *neighbour_pixels))
         yield Pictures(groups, f"one of the {name} · the nearest of {len(train):,} training images")
     axis = {"title": {"text": "grey levels"}, "rangemode": "tozero"}
     title = "distance to the nearest training image"
     yield Chart(title, figure_json(traces, yaxis=axis, showlegend=False))
-    if medians[0] < COPIES * medians[1]:
-        yield Finding(
-            f"Samples are {medians[0] / medians[1]:.2f} times as far from training images as new "
-            "images are: they may be copies of them."
-        )
+    ratio = medians[0] / max(medians[1], 1e-12)
+    comparison = f"{ratio:.2f} times as far from training images as held-out images are"
+    if ratio < COPY_RATIO:
+        yield Finding(f"Samples are only {comparison}. They may be copies.")
+    elif ratio > UNLIKE_RATIO:
+        yield Finding(f"Samples do not look like the images yet: they are {comparison}.")
 
 
 def _bits(subject: Subject, images: Images) -> Tensor:
     """Returns the surprise `(b n)` of the images' tokens, on the CPU."""
-    generator, found = _generator(subject), []
+    generator, bits = _generator(subject), []
     tokens = to_tokens(encoded(subject, images.images))
-    for some in torch.arange(len(tokens)).split(AT_ONCE):
-        condition = subject.condition(images.at(some))
-        found.append(token_surprise(generator, tokens[some], condition).cpu())
-    return torch.cat(found)
+    for indices in torch.arange(len(tokens)).split(BATCH_SIZE):
+        condition = subject.condition(images.select(indices))
+        bits.append(token_surprise(generator, tokens[indices], condition).cpu())
+    return torch.cat(bits)
 
 
 def _compared(images: Tensor) -> Tensor:
-    """Returns small copies as rows whose Euclidean distance is the RMS error in grey levels."""
+    """Returns small copies as rows. Their Euclidean distance is the RMS error in grey levels."""
     side = min(COMPARED_SIDE, *images.shape[2:])
     rows = F.adaptive_avg_pool2d(images.float(), side).flatten(1)
     return rows * 127.5 / math.sqrt(rows.shape[1])

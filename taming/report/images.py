@@ -1,25 +1,25 @@
-"""Heat maps, light upon images, colours of codes, tiles."""
+"""Heat maps, highlighted images, colours of codes, tiles. Arrays are uint8 pixels."""
 
 import numpy as np
 
 __all__ = ["code_colors", "heat", "on_image", "shrunk", "tiled"]
 
-MIN_CELL = 8  # pixels a side of a cell with a frame
+MIN_CELL = 8  # pixels per side of a framed cell
 
 
-def heat(values: np.ndarray, most: float) -> np.ndarray:
-    """Colours `(h w)` from 0, black, over red to `most` and above, bright: uint8 `(h w 3)`."""
+def heat(values: np.ndarray, maximum: float) -> np.ndarray:
+    """Colours `(h w)` from black at 0 over red to bright at `maximum` and above: `(h w 3)`."""
     from matplotlib import colormaps
 
-    shares = np.nan_to_num(values / most, nan=1.0).clip(0, 1)
+    shares = np.nan_to_num(values / maximum, nan=1.0).clip(0, 1)
     return (colormaps["inferno"](shares)[..., :3] * 255).round().astype(np.uint8)
 
 
 def on_image(pixels: np.ndarray, values: np.ndarray, position: int | None = None) -> np.ndarray:
-    """Lights an image, uint8 `(H W 3)`, up where the values of its code grid `(h w)` are high.
+    """Highlights an image `(H W 3)` where the values of its code grid `(h w)` are high.
 
-    The largest value is lit fully. The cell of `position` is framed green. Small images are
-    enlarged, so that a frame does not fill its cell.
+    The largest value has full brightness. The cell at `position` gets a green frame. Small images
+    are enlarged so that the frame does not fill the cell.
     """
     factor = -(-MIN_CELL * values.shape[0] // pixels.shape[0])
     pixels = pixels.repeat(factor, 0).repeat(factor, 1)
@@ -37,15 +37,15 @@ def on_image(pixels: np.ndarray, values: np.ndarray, position: int | None = None
 
 
 def code_colors(codes: np.ndarray) -> np.ndarray:
-    """Returns a colour for each code, uint8 `(… 3)`: close numbers get hues far apart."""
+    """Returns a colour for each code `(…)`: `(… 3)`. Neighbouring codes differ in hue."""
     from matplotlib import colormaps
 
-    hues = codes * 0.6180339887 % 1  # the golden section spreads them evenly
+    hues = codes * 0.6180339887 % 1  # multiples of the golden ratio are evenly spread
     return (colormaps["hsv"](hues)[..., :3] * (150 + 100 * (codes[..., None] % 2))).astype(np.uint8)
 
 
 def shrunk(pictures: np.ndarray, factor: int) -> np.ndarray:
-    """Averages squares of `factor` pixels a side, of uint8 `(k H W 3)`; a last part is cut off."""
+    """Averages squares of `factor` pixels per side: `(k H W 3)` to `(k H/factor W/factor 3)`."""
     height, width = pictures.shape[1] // factor, pictures.shape[2] // factor
     whole = pictures[:, : height * factor, : width * factor]
     squares = whole.reshape(-1, height, factor, width, factor, 3)
@@ -53,7 +53,7 @@ def shrunk(pictures: np.ndarray, factor: int) -> np.ndarray:
 
 
 def tiled(pictures: np.ndarray, num_columns: int, gap: int = 0) -> np.ndarray:
-    """Lays `(k f f 3)` out, grey in the gaps and where the last row ends early: `(H W 3)`."""
+    """Arranges `(k f f 3)` in rows, with grey gaps and a grey end of the last row: `(H W 3)`."""
     missing = -len(pictures) % num_columns
     padding = (0, missing), (0, gap), (0, gap), (0, 0)
     padded = np.pad(pictures, padding, constant_values=128)

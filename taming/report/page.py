@@ -1,4 +1,4 @@
-"""The parts that a report is made of, and the page that Jinja2 makes of them."""
+"""The parts of a report, and the HTML page that Jinja2 renders from them."""
 
 import base64
 import io
@@ -8,37 +8,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from taming.report.records import RunRecord
-
-__all__ = [
-    "Chart",
-    "Finding",
-    "Group",
-    "Matrix",
-    "Part",
-    "Picture",
-    "Pictures",
-    "Section",
-    "Table",
-    "Text",
-    "render_page",
-]
+__all__ = ["Chart", "Finding", "Group", "Matrix", "Part", "Picture", "Pictures", "Section", "Table",
+    "Text", "render_page"]  # fmt: skip
 
 MAX_SIZE = 15_000_000  # bytes of the page
-SIDES = (256, 192, 128, 96, 64, 32)  # of pictures at most, in pixels: the first that fits the size
-EXACT_SIDE = 64  # smaller pictures are saved without losses: in grids of codes a pixel is a code
-MIN_CELL = 17  # pixels that a cell of a grid keeps: a code's picture, and the gap beside it
+SIDES = (256, 192, 128, 96, 64, 32)  # largest side of pictures; the first that fits MAX_SIZE
+LOSSLESS_SIDE = 64  # smaller pictures are lossless because a pixel may be a code
+MIN_CELL = 17  # pixels per cell of a grid: a code's picture of 16 pixels and a gap
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture inside the page.
+    """A picture embedded in the page.
 
     Attributes:
-        image: at most as large as the page shows it.
-        title: what the pointer shows over it.
-        cells: what the pointer shows over each cell of a picture that is a grid, row by row.
-        num_columns: cells in a row.
+        image: no larger than the page shows it.
+        title: tooltip of the picture.
+        cells: tooltips of the cells of a grid, row by row.
+        num_columns: number of cells per row.
     """
 
     image: Image.Image
@@ -50,48 +37,48 @@ class Picture:
     def of(
         cls, pixels: np.ndarray, title: str = "", cells: Sequence[str] = (), num_columns: int = 0
     ) -> "Picture":
-        """Makes a picture of uint8 `(H W 3)`, no larger than the page shows it."""
+        """Builds a picture from uint8 `(H W 3)`."""
         image, side = Image.fromarray(pixels), max(SIDES[0], MIN_CELL * num_columns)
         image.thumbnail((side, side))
         return cls(image, title, cells, num_columns)
 
     def address(self, side: int) -> str:
-        """Returns it as a `data:` address, at most `side` pixels large unless its cells are many.
+        """Returns a `data:` address of the picture with at most `side` pixels per side.
 
-        Small ones are exact, others compressed with losses that hardly anybody sees.
+        A grid keeps `MIN_CELL` pixels per cell.
         """
         image, file = self.image.copy(), io.BytesIO()
-        most = max(side, MIN_CELL * self.num_columns)
-        image.thumbnail((most, most))
-        image.save(file, "webp", lossless=max(image.size) <= EXACT_SIDE, quality=90)
+        limit = max(side, MIN_CELL * self.num_columns)
+        image.thumbnail((limit, limit))
+        image.save(file, "webp", lossless=max(image.size) <= LOSSLESS_SIDE, quality=90)
         return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Pictures that belong together, and a line about them."""
+    """Pictures that belong together, with a caption."""
 
     caption: str
     pictures: Sequence[Picture]
 
     @classmethod
     def of(cls, caption: str, *pixels: np.ndarray) -> "Group":
-        """Makes a group of pictures, each uint8 `(H W 3)`."""
-        return cls(caption, [Picture.of(one) for one in pixels])
+        """Builds a group from pictures as uint8 `(H W 3)`."""
+        return cls(caption, [Picture.of(picture) for picture in pixels])
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Groups of pictures, as many in a row as there is room for; `legend` says what each shows."""
+    """Groups of pictures in flowing rows; `legend` explains the pictures of a group."""
 
     groups: Sequence[Group]
     legend: str = ""
-    side: int = 96  # pixels that a picture is wide on the screen, where there is room
+    side: int = 96  # width of a picture on the screen, in pixels
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Pictures in rows and columns with headings; it unfolds unless it is `open`."""
+    """Pictures in named rows and columns, collapsed unless `open`."""
 
     caption: str
     columns: Sequence[str]
@@ -101,7 +88,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of Plotly, as JSON."""
+    """A Plotly figure, as JSON."""
 
     title: str
     figure: str
@@ -109,7 +96,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; cells are text already. `side` is a second one shown beside it."""
+    """A table of text cells, with an optional second table at its side."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -119,7 +106,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; with a `title` preformatted text that unfolds."""
+    """A paragraph; with a `title`, collapsed preformatted text."""
 
     text: str
     title: str = ""
@@ -127,7 +114,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence about the health of a run; `level` is warning, note or good."""
+    """A sentence about the health of a run. `level` is `"warning"`, `"note"` or `"good"`."""
 
     text: str
     level: str = "warning"
@@ -142,47 +129,55 @@ class Section:
 
     Attributes:
         title: heading.
-        explanation: how to read what follows.
-        parts: what all runs share, such as curves.
-        by_run: parts of each run, side by side, by its name.
+        explanation: how to read the section.
+        hint: what the pointer does, for the screen only.
+        parts: parts about all runs.
+        by_run: parts about one run, by its name.
     """
 
     title: str
     explanation: str = ""
+    hint: str = ""
     parts: list[Part] = field(default_factory=list)
     by_run: dict[str, list[Part]] = field(default_factory=dict)
 
     @property
     def anchor(self) -> str:
-        """The name of its place in the page."""
+        """The section's `id` in the page."""
         return self.title.lower().replace(" ", "-")
 
 
-def render_page(subtitle: str, runs: Sequence[RunRecord], sections: Sequence[Section]) -> bytes:
-    """Returns the page, with Plotly's program once inside; its pictures as large as it allows."""
+def render_page(subtitle: str, runs: Sequence[str], sections: Sequence[Section]) -> bytes:
+    """Returns a self-contained page with pictures as large as `MAX_SIZE` allows.
+
+    Args:
+        subtitle: line below the title.
+        runs: names of the runs, for the title.
+        sections: empty sections are left out.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    templates = Environment(
+    environment = Environment(
         loader=PackageLoader("taming.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["kind"] = lambda part: type(part).__name__
-    # in a script element, where HTML's own escapes do not count
-    templates.filters["script"] = lambda text: Markup(text.replace("</", "<\\/"))
-    template = templates.get_template("report.html")
+    environment.filters["kind"] = lambda part: type(part).__name__
+    # HTML's own escapes do not apply inside a script element
+    environment.filters["script"] = lambda text: Markup(text.replace("</", "<\\/"))
+    template = environment.get_template("report.html")
     for side in SIDES:
         page = template.render(
-            title=" · ".join(run.name for run in runs),
+            title=" · ".join(runs),
             subtitle=subtitle,
-            runs=[run.name for run in runs],
+            runs=runs,
             sections=[section for section in sections if section.parts or section.by_run],
             plotly=get_plotlyjs(),
-            largest=side,
+            max_side=side,
         ).encode()
         if len(page) <= MAX_SIZE:
             break

@@ -1,4 +1,4 @@
-"""What a run directory says about its run."""
+"""Reads what a run directory says about its run."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,21 +17,23 @@ __all__ = ["RunRecord", "Series", "is_run", "read_run"]
 
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
-HINTS = get_type_hints(TrainingResult, include_extras=True)
-RESULT = {name: TypeAdapter(hint) for name, hint in HINTS.items()}
+RESULT_TYPES = {
+    name: TypeAdapter(hint)
+    for name, hint in get_type_hints(TrainingResult, include_extras=True).items()
+}
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its files tell it; what is missing is empty.
+    """A run as its files describe it. Whatever is missing is empty.
 
     Attributes:
         path: the run directory.
-        name: short name, unique among the runs of a report.
+        name: a short name, unique within a report.
         config: the resolved configuration.
-        metrics: metrics.csv, by column.
+        metrics: the columns of metrics.csv.
         result: result.json, which only a finished run has.
-        evaluations: each metrics.json in the directory, by its path in there.
+        evaluations: the content of each metrics.json, by its relative directory.
     """
 
     path: Path
@@ -43,39 +45,45 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
-        """The last step that metrics.csv knows of."""
+        """The last step in metrics.csv."""
         return max((int(steps[-1]) for steps, _ in self.metrics.values()), default=0)
 
     def setting(self, name: str) -> Any:
-        """Returns a setting by its name, such as `trainer.max_steps`; None if there is none."""
-        found: Any = self.config
+        """Returns a setting by its full name, such as `trainer.max_steps`, or None."""
+        value: Any = self.config
         for key in name.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def last_metrics(self) -> dict[str, float]:
+        """Returns the model's validation metrics; for an unfinished run, the latest ones."""
+        if self.result.get("metrics"):
+            return dict(self.result["metrics"])
+        columns = self.metrics.items()
+        return {name: s[1][-1].item() for name, s in columns if name.startswith("val/")}
 
 
 def is_run(path: Path) -> bool:
-    """Whether a training writes, or wrote, into this directory."""
+    """Returns whether a directory belongs to a training run."""
     return (path / "config.yaml").is_file() or (path / "metrics.csv").is_file()
 
 
 def read_run(path: Path, name: str | None = None) -> RunRecord:
-    """Reads a run directory, of a finished run or one that goes on.
+    """Reads the directory of a finished or unfinished run.
 
     Raises:
         MissingPathError: if the directory does not exist.
-        UserError: if it holds no run.
+        UserError: if it is not a run directory.
     """
     if not path.is_dir():
-        raise MissingPathError(f"{path} is no directory: give the run directory of a training.")
+        raise MissingPathError(f"{path} is not a directory. Give a run directory.")
     if not is_run(path):
         raise UserError(
-            f"{path} is no run directory, for it has neither metrics.csv nor config.yaml: give "
-            "one that a training has written."
+            f"{path} is not a run directory because it has neither metrics.csv nor config.yaml."
         )
     evaluations = {
-        str(found.relative_to(path).parent): _read(found)
-        for found in sorted(path.rglob("metrics.json"))
+        str(file.relative_to(path).parent): _read(file)
+        for file in sorted(path.rglob("metrics.json"))
     }
     return RunRecord(
         path,
@@ -88,33 +96,37 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
 
 
 def _read_result(path: Path) -> dict[str, Any]:
-    """Returns what a result.json says, in older versions less; nothing if it is damaged."""
-    found = _read(path)
+    """Returns the known entries of a result.json; nothing if it is damaged."""
+    values = _read(path)
     try:
-        return {name: RESULT[name].validate_python(found[name]) for name in RESULT if name in found}
+        return {
+            name: adapter.validate_python(values[name])
+            for name, adapter in RESULT_TYPES.items()
+            if name in values
+        }
     except ValidationError:
         return {}
 
 
 def _read_metrics(path: Path) -> dict[str, Series]:
-    """Returns steps and values of each column of a metrics.csv; empty if there is no file."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    """Returns the steps and values of each column of a metrics.csv."""
+    columns: dict[str, list[tuple[int, float]]] = {}
     for row in read_rows(path):
         step = int(row.pop("step"))
-        for column, text in row.items():
-            if text:  # else not part of this report
-                found.setdefault(column, []).append((step, float(text)))
+        for name, text in row.items():
+            if text:  # a row has values in some columns only
+                columns.setdefault(name, []).append((step, float(text)))
     return {
-        column: (np.array([step for step, _ in rows]), np.array([value for _, value in rows]))
-        for column, rows in found.items()
+        name: (np.array([step for step, _ in rows]), np.array([value for _, value in rows]))
+        for name, rows in columns.items()
     }
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns what a JSON or YAML file holds by name; nothing if it cannot be read."""
+    """Returns the content of a JSON or YAML dictionary; nothing if it cannot be read."""
     try:
         text = path.read_text("utf-8")
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

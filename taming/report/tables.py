@@ -1,4 +1,4 @@
-"""What a run was, as tables: how it went, its settings, its evaluations."""
+"""Tables about runs: results, settings and evaluations."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,9 +10,9 @@ from taming.report.page import Part, Section, Table, Text
 from taming.report.records import RunRecord
 from taming.runtime.nested import leaves
 
-__all__ = ["as_text", "configurations", "duration", "evaluations", "last_metrics", "overview"]
+__all__ = ["as_text", "configurations", "duration", "evaluations", "overview"]
 
-RESULT_ROWS = {  # of result.json; older files lack some
+RESULT_TITLES = {
     "exported_step": "model of step",
     "metrics_step": "validated at step",
     "duration_seconds": "duration",
@@ -21,7 +21,7 @@ RESULT_ROWS = {  # of result.json; older files lack some
     "precision": "precision",
     "versions": "versions",
 }
-SHOWN_SETTINGS = {
+SETTING_TITLES = {
     "data.path": "data",
     "data.resolution": "resolution",
     "data.batch_size": "batch size",
@@ -30,44 +30,37 @@ SHOWN_SETTINGS = {
 }
 
 
-def overview(runs: Sequence[RunRecord], about: Sequence[dict[str, str]]) -> Table:
-    """Returns how the runs went, a column each; `about` is what is known of model and data."""
+def overview(runs: Sequence[RunRecord], facts: Sequence[dict[str, str]]) -> Table:
+    """Returns a table with one column per run; `facts` are rows about model and data."""
     columns = []
-    for run, more in zip(runs, about, strict=True):
-        column = {**more, "steps done": as_text(run.result.get("step", run.last_step))}
-        for key, title in RESULT_ROWS.items():
+    for run, run_facts in zip(runs, facts, strict=True):
+        column = {**run_facts, "steps done": as_text(run.result.get("step", run.last_step))}
+        for key, title in RESULT_TITLES.items():
             if value := run.result.get(key):
                 column[title] = duration(value) if key == "duration_seconds" else as_text(value)
-        for key, title in SHOWN_SETTINGS.items():
+        for key, title in SETTING_TITLES.items():
             if (value := run.setting(key)) is not None:
                 column[title] = as_text(value)
-        columns.append(column | {name: as_text(x) for name, x in last_metrics(run).items()})
+        columns.append(column | {name: as_text(x) for name, x in run.last_metrics().items()})
     titles = dict.fromkeys(title for column in columns for title in column)
     rows = [[title, *(column.get(title, "–") for column in columns)] for title in titles]
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def last_metrics(run: RunRecord) -> dict[str, float]:
-    """Returns the validation's numbers: those of the model, or the latest of a run that goes on."""
-    found = run.result.get("metrics")
-    if found:
-        return dict(found)
-    return {name: s[1][-1].item() for name, s in run.metrics.items() if name.startswith("val/")}
-
-
 def configurations(runs: Sequence[RunRecord]) -> Section:
-    """Returns the settings of each run, and of several those that differ."""
+    """Returns each run's configuration, and a table of the settings that differ."""
     section = Section("Configuration")
     if len(runs) > 1:
         settings = [dict(leaves(run.config, lists=False)) for run in runs]
-        names = dict.fromkeys(name for one in settings for name in one)
-        rows = [
-            [name, *(as_text(one.get(name, "–")) for one in settings)]
-            for name in names
-            if len({json.dumps(one.get(name, "–"), default=str) for one in settings}) > 1
-            and not all(str(run.setting("run_dir")) in str(run.setting(name)) for run in runs)
-        ]
-        section.parts.append(Table(["what differs", *(run.name for run in runs)], rows))
+        names = dict.fromkeys(name for run_settings in settings for name in run_settings)
+        rows = []
+        for name in names:
+            values = [run_settings.get(name, "–") for run_settings in settings]
+            differs = len({json.dumps(value, default=str) for value in values}) > 1
+            is_in_run_dir = all(str(r.setting("run_dir")) in str(r.setting(name)) for r in runs)
+            if differs and not is_in_run_dir:
+                rows.append([name, *map(as_text, values)])
+        section.parts.append(Table(["different settings", *(run.name for run in runs)], rows))
     for run in runs:
         text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
         section.by_run[run.name] = [Text(text, title=f"config.yaml of {run.name}")]
@@ -75,33 +68,32 @@ def configurations(runs: Sequence[RunRecord]) -> Section:
 
 
 def evaluations(run: RunRecord) -> Iterator[Part]:
-    """Yields the numbers of each metrics.json as tables, their contract beside them."""
-    for place, numbers in run.evaluations.items():
+    """Yields the numbers of each metrics.json as tables, next to their contract."""
+    for path, numbers in run.evaluations.items():
         contract = numbers.get("contract")
         side = None
         if isinstance(contract, dict):
             rows = [[name, as_text(value)] for name, value in leaves(contract, lists=False)]
             side = Table(("contract", ""), rows)
         plain = [[k, as_text(v)] for k, v in numbers.items() if not isinstance(v, dict | list)]
-        yield Table(("", ""), plain, f"{place}/metrics.json", side)
+        yield Table(("", ""), plain, f"{path}/metrics.json", side)
         for name, value in numbers.items():
             if name != "contract" and value:
                 yield from _nested(name, value)
 
 
 def _nested(name: str, value: Any) -> Iterator[Part]:
-    """Yields what is not a plain number: a list of rows as a table, a dictionary by its leaves."""
+    """Yields a list of rows as a table, and a dictionary as a table of its leaves."""
     if isinstance(value, dict):
-        lists = {k: v for k, v in value.items() if _is_rows(v)}
-        others = {k: v for k, v in value.items() if k not in lists}
-        rows = [[k, as_text(v)] for k, v in leaves(others, lists=False)]
-        if rows:
+        row_lists = {k: v for k, v in value.items() if _is_rows(v)}
+        plain = {k: v for k, v in value.items() if k not in row_lists}
+        if rows := [[k, as_text(v)] for k, v in leaves(plain, lists=False)]:
             yield Table((name, ""), rows)
-        for key, found in lists.items():
-            yield from _nested(f"{name}: {key}", found)
+        for key, rows in row_lists.items():
+            yield from _nested(f"{name}: {key}", rows)
     elif _is_rows(value):
         columns = dict.fromkeys(
-            key for row in value for key, found in row.items() if not isinstance(found, list)
+            k for row in value for k, v in row.items() if not isinstance(v, list)
         )
         rows = [[as_text(row.get(key, "–")) for key in columns] for row in value]
         yield Table(list(columns), rows, name)
@@ -115,7 +107,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as people say it: `1 h 05 min`."""
+    """Formats a duration: `1 h 05 min`."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -124,7 +116,7 @@ def duration(seconds: float) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a cell of a table."""
+    """Formats a value for a table cell."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
@@ -132,7 +124,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {as_text(found)}" for name, found in value.items())
+        return ", ".join(f"{name} {as_text(entry)}" for name, entry in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(as_text, value))
     return str(value)

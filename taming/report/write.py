@@ -1,4 +1,4 @@
-"""Writes the report on one run, or on several side by side."""
+"""Writes a report about one run, or several runs side by side."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from taming.report.curves import curve_section, save_curves
-from taming.report.data import OpenData, load_subject
 from taming.report.generator_views import (
     attention,
     draw_samples,
@@ -18,31 +17,46 @@ from taming.report.generator_views import (
 from taming.report.health import findings
 from taming.report.page import Finding, Part, Section, Text, render_page
 from taming.report.records import RunRecord, read_run
-from taming.report.subject import Subject
+from taming.report.subject import OpenData, Subject, load_subject
 from taming.report.tables import configurations, evaluations, overview
 from taming.report.tokenizer_views import codebook, reconstructions, token_grids
 from taming.runtime.errors import UserError, writing
 
 __all__ = ["write_report"]
 
-NUM_GRIDS, NUM_LOOKED_AT, NUM_SURPRISES, NUM_FOR_MEAN = 6, 2, 6, 64  # images
+NUM_GRIDS, NUM_ATTENTION, NUM_SURPRISE, NUM_MEAN_SURPRISE = 6, 2, 6, 64  # images
 
-SECTIONS = {
-    "Overview": "",
-    "Health": "What the training warned of, and what its numbers and pictures show.",
-    "Reconstructions": "Held-out images, equally many of each class, through the tokenizer and "
-    "back; of more than 24 classes some.",
-    "Codebook": "Point at a code for its number.",
-    "Codes of images": "Point at a cell for its code. Where a code alone looks unlike its place in "
-    "the reconstruction, the decoder has added what it knows from the codes around.",
-    "Samples": "Drawn with temperature 1, no filters and seed 0.",
-    "Attention": "Where the transformer looks when it predicts the token framed green: bright "
-    "cells have more weight, each picture by itself. It cannot look at later cells. Point at a "
-    "picture for the weight that is on the condition.",
-    "Surprise": "How many bits each token costs, given those before it: what is dark was foreseen.",
-    "Neighbours": "Images compared as small copies, pixel by pixel. If samples were nearer to "
-    "training images than new images are, the model would repeat what it has seen.",
-    "Evaluations": "Numbers of different contracts do not compare.",
+SECTIONS = {  # title: explanation, hint
+    "Overview": ("", ""),
+    "Health": ("Warnings of the training, and findings from its metrics and pictures.", ""),
+    "Reconstructions": (
+        "Held-out images through the tokenizer and back, the same number of each class. Of more "
+        "than 24 classes, some are left out.",
+        "",
+    ),
+    "Codebook": ("", "Point at a code for its number."),
+    "Codes of images": (
+        "If a code decoded alone differs from the same place in the reconstruction, the decoder "
+        "used the codes around it.",
+        "Point at a cell for its code.",
+    ),
+    "Samples": ("Temperature 1, no filters, seed 0.", ""),
+    "Attention": (
+        "Where the transformer looks when it predicts the token in the green frame. Each picture "
+        "has its own scale, and brighter cells have more weight. Later cells are masked.",
+        "Point at a picture for the weight on the condition.",
+    ),
+    "Surprise": (
+        "The bits that each token costs, given the tokens before it. Dark cells were predicted "
+        "well.",
+        "",
+    ),
+    "Neighbours": (
+        "Small copies of the images are compared pixel by pixel. A model that memorises gives "
+        "samples that are closer to training images than held-out images are.",
+        "",
+    ),
+    "Evaluations": ("Numbers from different contracts are not comparable.", ""),
 }
 
 
@@ -53,31 +67,34 @@ def write_report(
     open_data: OpenData | None = None,
     device: torch.device | str = "cpu",
 ) -> Path:
-    """Writes one HTML file that needs no network, and `curves.png` into each run directory.
+    """Writes one self-contained HTML file, and `curves.png` into each run directory.
 
     Args:
-        runs: run directories, of either stage, finished or not.
-        output: the file, which is returned.
-        open_data: returns the data of the run in a directory, set up. Its `UserError` is shown in
-            the report, which then does without pictures of images.
+        runs: run directories of either stage, of finished or unfinished runs.
+        output: the HTML file.
+        open_data: opens the data of a run directory. If it raises a `UserError`, the report shows
+            the message instead of images.
         device: where the models run.
 
+    Returns:
+        The path of the HTML file.
+
     Raises:
-        UserError: if there is no such run, or the file cannot be written.
+        UserError: if a run does not exist, or the file cannot be written.
     """
     paths, output = [Path(run).expanduser() for run in runs], Path(output).expanduser()
     records = [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
-    sections = {title: Section(title, text) for title, text in SECTIONS.items()}
-    about = []
+    sections = {title: Section(title, *texts) for title, texts in SECTIONS.items()}
+    facts = []
     for record in records:
-        facts, parts = _describe(record, open_data, device)
-        about.append(facts)
-        for title, found in parts.items():
-            sections[title].by_run[record.name] = found
-    sections["Overview"].parts.append(overview(records, about))
+        run_facts, parts = _describe(record, open_data, device)
+        facts.append(run_facts)
+        for title, run_parts in parts.items():
+            sections[title].by_run[record.name] = run_parts
+    sections["Overview"].parts.append(overview(records, facts))
     first = [sections.pop(title) for title in ("Overview", "Health")]
-    everything = [*first, curve_section(records), *sections.values(), configurations(records)]
-    page = render_page(", ".join(map(str, paths)), records, everything)
+    in_order = [*first, curve_section(records), *sections.values(), configurations(records)]
+    page = render_page(", ".join(map(str, paths)), [record.name for record in records], in_order)
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_bytes(page)
@@ -89,20 +106,21 @@ def write_report(
 def _describe(
     record: RunRecord, open_data: OpenData | None, device: torch.device | str
 ) -> tuple[dict[str, str], dict[str, list[Part]]]:
-    """Returns what is known of a run's model and data, and the parts of the sections about it."""
+    """Returns facts about a run's model and data, and the run's parts of each section."""
     facts: dict[str, str] = {}
     parts: dict[str, list[Part]] = {}
     advice = ""
     try:
         subject, facts, missing = load_subject(record.path, open_data, device)
-        parts = {title: list(found) for title, found in _pictures(subject)}
+        parts = {title: list(section_parts) for title, section_parts in _pictures(subject)}
         advice = subject.tokenizer.quantizer.advice
     except UserError as error:
-        missing = [f"There are no pictures of the model: {error}"]
-    seen = [part for found in parts.values() for part in found if isinstance(part, Finding)]
-    health = [*findings(record, advice), *seen]
+        missing = [f"The report shows no pictures of the model: {error}"]
+    health = findings(record, advice)
+    for section_parts in parts.values():
+        health += [part for part in section_parts if isinstance(part, Finding)]
     if not any(finding.level == "warning" for finding in health):
-        health.insert(0, Finding("Nothing unusual in the numbers of this run.", "good"))
+        health.insert(0, Finding("Nothing unusual was found.", "good"))
     parts["Health"] = [*health, *(Finding(text, "note") for text in missing)]
     if record.evaluations:
         parts["Evaluations"] = list(evaluations(record))
@@ -110,32 +128,32 @@ def _describe(
 
 
 def _pictures(subject: Subject) -> Iterator[tuple[str, Iterable[Part]]]:
-    """Yields the sections that show the model at work, as far as there are images."""
-    shown, held_out, generator = subject.shown, subject.held_out, subject.generator
-    if shown is not None:
-        yield "Reconstructions", reconstructions(subject, shown)
-        yield "Codes of images", token_grids(subject, shown.some(NUM_GRIDS))
+    """Yields the sections with pictures, as far as there are images."""
+    examples, held_out, generator = subject.examples, subject.held_out, subject.generator
+    if examples is not None:
+        yield "Reconstructions", reconstructions(subject, examples)
+        yield "Codes of images", token_grids(subject, examples.thin(NUM_GRIDS))
     yield "Codebook", codebook(subject, held_out)
     if generator is None:
         return
-    if generator.conditioning.takes_images and shown is None:
-        yield "Samples", [Text("This generator needs condition images, which are not there.")]
+    if generator.conditioning.takes_images and examples is None:
+        yield "Samples", [Text("This generator needs condition images, but the data is missing.")]
         return
     samples = draw_samples(subject)
     yield "Samples", samples_by_class(subject, samples)
-    some = (shown or samples).some(NUM_SURPRISES)
-    yield "Attention", attention(subject, some.some(NUM_LOOKED_AT))
-    many = None if held_out is None else held_out.some(NUM_FOR_MEAN)
-    yield "Surprise", surprise(subject, some, many)
+    images = (examples or samples).thin(NUM_SURPRISE)
+    yield "Attention", attention(subject, images.thin(NUM_ATTENTION))
+    for_mean = None if held_out is None else held_out.thin(NUM_MEAN_SURPRISE)
+    yield "Surprise", surprise(subject, images, for_mean)
     if subject.train is not None:
         yield "Neighbours", neighbours(subject, samples)
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Returns a name for each run: that of its directory, or more of its path to tell it apart."""
-    whole = [path.resolve() for path in paths]
-    names = [path.name for path in whole]
+    """Returns the name of each directory, or a longer part of its path if names repeat."""
+    absolute = [path.resolve() for path in paths]
+    names = [path.name for path in absolute]
     if len(set(names)) < len(names):
-        above = Path(os.path.commonpath(whole))
-        names = [str(path.relative_to(above)) for path in whole]
+        parent = Path(os.path.commonpath(absolute))
+        names = [str(path.relative_to(parent)) for path in absolute]
     return names

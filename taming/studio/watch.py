@@ -8,7 +8,6 @@ from PIL import Image
 
 from taming.report.curves import thinned
 from taming.report.records import RunRecord, read_run
-from taming.report.tables import last_metrics
 from taming.studio.components import show_pictures
 
 __all__ = ["add_watching"]
@@ -90,7 +89,7 @@ def _describe(run: RunRecord) -> str:
     state = "has finished" if run.result else "is running or was interrupted"
     numbers = ", ".join(
         f"{name.removeprefix('val/')} {value:.4g}"
-        for name, value in sorted(last_metrics(run).items())
+        for name, value in sorted(run.last_metrics().items())
     )
     text = f"`{run.path}` {state}; step {run.last_step}."
     return text + (f" Validation: {numbers}." if numbers else "")

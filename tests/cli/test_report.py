@@ -68,7 +68,7 @@ def test_a_comparison_of_generators_one_without_its_data(
     assert "wrote both.html" in outcome.out
     text = Path("both.html").read_text()
     assert sorted(sections(Path("both.html"))) == sorted([*SECTIONS_2, "configuration"])
-    assert "the data are not to be had" in text and "lost does not exist" in text
+    assert "the data could not be opened" in text and "lost does not exist" in text
     for title, count in {
         "reconstructions": 1,
         "neighbours": 1,
@@ -77,7 +77,7 @@ def test_a_comparison_of_generators_one_without_its_data(
     }.items():
         section = text.split(f'<section id="{title}">')[1].split("</section>")[0]
         assert section.count("<h3>") == count, title
-    differing = text.split("what differs")[1].split("</table>")[0]
+    differing = text.split("different settings")[1].split("</table>")[0]
     assert "<th>seed</th>" in differing and "run_dir" not in differing
 
 
@@ -85,7 +85,7 @@ def test_a_run_that_has_no_model_yet(run: Run, vqgan: Path) -> None:
     (vqgan / "model").rename("elsewhere")
     succeeds(run("report", "runs=vqgan", "output=out/page.html"))
     assert sections(Path("out/page.html")) == ["overview", "health", "curves", "configuration"]
-    assert "There are no pictures of the model" in Path("out/page.html").read_text()
+    assert "The report shows no pictures of the model" in Path("out/page.html").read_text()
 
 
 def test_data_of_a_stranger_are_not_opened(run: Run, vqgan: Path) -> None:
@@ -98,8 +98,8 @@ def test_data_of_a_stranger_are_not_opened(run: Run, vqgan: Path) -> None:
 
 def test_what_is_no_run_is_refused(run: Run, images: Path) -> None:
     fails(run("report", "runs=nowhere"), "runs=nowhere does not exist")
-    fails(run("report", "runs=my_images"), "my_images is no run directory")
-    fails(run("report", "runs=[my_images,none]"), "my_images is no run directory")
+    fails(run("report", "runs=my_images"), "my_images is not a run directory")
+    fails(run("report", "runs=[my_images,none]"), "my_images is not a run directory")
     fails(run("report", "runs=[]"), "runs is empty")
 
 

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from taming.report.curves import group_curves, save_curves, thinned
+from taming.report.curves import curve_section, group_curves, save_curves, thinned
 from taming.report.health import findings
 from taming.report.records import RunRecord, read_run
 from taming.report.tables import as_text, configurations, duration, evaluations
@@ -19,7 +20,7 @@ def record(**fields: object) -> RunRecord:
     return RunRecord(Path("run"), "run", **fields)  # type: ignore[arg-type]
 
 
-def test_metrics_are_columns_with_steps_of_their_own(tmp_path: Path) -> None:
+def test_each_metric_has_its_own_steps(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text("step,train/loss,val/loss\n50,2.5,\n100,nan,1.5\n150,1.25,\n200,0.")  # killed
     metrics = read_run(tmp_path).metrics
@@ -28,14 +29,14 @@ def test_metrics_are_columns_with_steps_of_their_own(tmp_path: Path) -> None:
     assert [part.tolist() for part in metrics["val/loss"]] == [[100], [1.5]]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingPathError, match="no directory"):
+def test_other_directories_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match="is not a directory"):
         read_run(tmp_path / "none")
     with pytest.raises(UserError, match=r"neither metrics\.csv nor config\.yaml"):
         read_run(tmp_path)
 
 
-def test_a_damaged_file_costs_no_report(tmp_path: Path) -> None:
+def test_damaged_files_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: [")
     (tmp_path / "result.json").write_text('{"step": 1')
     (tmp_path / "evaluation").mkdir()
@@ -60,12 +61,27 @@ def test_training_and_validation_share_a_chart() -> None:
     }
 
 
-def test_a_long_curve_keeps_its_leaps() -> None:
+def test_thinning_keeps_extremes() -> None:
     values = np.sin(np.arange(50_000) / 1000)
     values[[12_345, 23_456]] = 9.0, -9.0
-    steps, kept = thinned(np.arange(50_000), values)
+    steps, thin = thinned(np.arange(50_000), values)
     assert len(steps) <= 2000 and (np.diff(steps) > 0).all()
-    assert {12_345, 23_456} <= set(steps.tolist()) and (values[steps] == kept).all()
+    assert {12_345, 23_456} <= set(steps.tolist()) and (values[steps] == thin).all()
+
+
+def test_single_points_are_drawn(tmp_path: Path) -> None:
+    def markers(*values: float) -> list[str]:
+        (chart,) = curve_section([record(metrics={"train/loss": series(*values)})]).parts
+        return [trace["mode"] for trace in json.loads(chart.figure)["data"]]
+
+    assert markers(1.0) == ["lines+markers"] and markers(*range(9)) == ["lines"]
+    pixels = []
+    for values in ([1.0], [np.nan]):
+        save_curves(record(metrics={"train/loss": series(*values)}), tmp_path / "curves.png")
+        picture = np.asarray(Image.open(tmp_path / "curves.png").convert("RGB")).astype(int)
+        blue = (picture - [59, 130, 246]).__abs__().sum(2) < 60
+        pixels.append(int(blue.sum()))
+    assert pixels[0] > pixels[1] == 0
 
 
 def test_curves_are_a_picture(tmp_path: Path) -> None:
@@ -79,7 +95,7 @@ def test_curves_are_a_picture(tmp_path: Path) -> None:
 HEALTH = {"_target_": "taming.training.HealthWatch", "patience": 2, "min_codebook_usage": 0.5}
 
 
-def test_warnings_are_those_of_the_training() -> None:
+def test_the_warnings_of_the_training_are_repeated() -> None:
     usage = series(0.9, 0.4, 0.3, 0.2)
     norms = {"train/gradient_norm": series(1.0, 1.0, 1.0, 1.0)}
     run = record(
@@ -87,13 +103,23 @@ def test_warnings_are_those_of_the_training() -> None:
         config={"callbacks": {"health": HEALTH, "between": None}, "trainer": {"max_steps": 40}},
         result={"step": 40, "exported_step": 40, "interrupted": False},
     )
-    (found,) = findings(run, "Use fewer.")
-    assert found.level == "warning"
-    assert found.text.startswith("Step 30: the codebook is collapsing: 30.0%")
-    assert found.text.endswith("Use fewer.")
+    (finding,) = findings(run, "Use fewer.")
+    assert finding.level == "warning"
+    assert finding.text.startswith("Step 30: the codebook is collapsing: 30.0%")
+    assert finding.text.endswith("Use fewer.")
 
 
-def test_the_end_of_a_run_is_told() -> None:
+@pytest.mark.parametrize(("psnr", "is_low"), [(16.25, True), (20.0, False)])
+def test_low_psnr_is_a_finding(psnr: float, is_low: bool) -> None:
+    for run in (record(metrics={"val/psnr": series(30.0, psnr)}),
+                record(result={"step": 1, "metrics": {"val/psnr": psnr}})):  # fmt: skip
+        texts = [finding.text for finding in findings(run) if finding.level == "warning"]
+        assert len(texts) == is_low
+        if is_low:
+            assert texts[0].startswith("Reconstructions are below 20 dB: the PSNR")
+
+
+def test_how_a_run_ended() -> None:
     overfitting = {"_target_": "taming.training.OverfittingWatch", "patience": 1}
     run = record(
         metrics={"val/loss": series(1.0, 1.2), "val/gap": series(0.1, 0.6),
@@ -102,24 +128,24 @@ def test_the_end_of_a_run_is_told() -> None:
         result={"step": 20, "exported_step": 10, "metrics_step": 10, "interrupted": True},
     )  # fmt: skip
     texts = [finding.text for finding in findings(run)]
-    assert texts[0] == "The training was ended after step 20 of 40."
-    assert texts[1].startswith("The model is of step 10, the best")
+    assert texts[0] == "The training stopped after step 20 of 40."
+    assert texts[1].startswith("The model is from step 10, the best")
     assert texts[2].startswith("train/loss is not a finite number at step 20")
     assert texts[3].startswith("Step 20: overfitting: since step 10")
     endless = record(result=run.result)
-    assert findings(endless)[0].text == "The training was ended after step 20."
-    going = record(metrics=run.metrics, config={"trainer": {"max_steps": 40}})
-    assert findings(going)[0].text == "The run has not ended: step 20 of 40 is the latest."
+    assert findings(endless)[0].text == "The training stopped after step 20."
+    unfinished = record(metrics=run.metrics, config={"trainer": {"max_steps": 40}})
+    assert findings(unfinished)[0].text == "The run has not finished. Its last step is 20 of 40."
 
 
-def test_settings_that_differ_are_a_table() -> None:
+def test_different_settings_are_a_table() -> None:
     first = record(config={"seed": 0, "model": {"levels": [8, 8], "kind": "a"}})
     second = RunRecord(Path("b"), "b", {"seed": 0, "model": {"levels": [8, 5]}})
     (table,) = configurations([first, second]).parts
     assert table.rows == [["model.levels", "8, 8", "8, 5"], ["model.kind", "a", "–"]]
 
 
-def test_an_evaluation_stands_beside_its_contract() -> None:
+def test_an_evaluation_is_next_to_its_contract() -> None:
     numbers = {
         "fid": 12.34567,
         "contract": {"reference": {"images": 500}, "resize": "bicubic"},
@@ -137,7 +163,7 @@ def test_an_evaluation_stands_beside_its_contract() -> None:
     assert notes.text == "Too few."
 
 
-def test_numbers_are_short() -> None:
+def test_numbers_have_four_digits() -> None:
     assert [as_text(x) for x in (True, None, 12345, 0.000123456, ["a", 1])] == [
         "yes", "–", "12,345", "0.0001235", "a, 1"]  # fmt: skip
     assert [duration(s) for s in (5, 65.4, 3900)] == ["5 s", "1 min 05 s", "1 h 05 min"]

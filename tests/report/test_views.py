@@ -1,7 +1,7 @@
 import base64
 import io
 import json
-from pathlib import Path
+import re
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from PIL import Image
 from tiny_models import tiny_generator, tiny_vqgan
 
 from taming.conditioning import ClassLabel, ImageCondition, Unconditional
-from taming.report import data as report_data
-from taming.report.data import by_class
+from taming.report import generator_views
+from taming.report import subject as report_subject
 from taming.report.generator_views import (
     attention,
+    condition_effect,
     draw_samples,
     neighbours,
     samples_by_class,
@@ -22,8 +23,7 @@ from taming.report.generator_views import (
 )
 from taming.report.images import heat, on_image, shrunk, tiled
 from taming.report.page import Finding, Group, Matrix, Picture, Pictures, Section, render_page
-from taming.report.records import RunRecord
-from taming.report.subject import Images, Subject, evenly
+from taming.report.subject import Images, Subject, balanced, evenly_spaced
 from taming.report.tokenizer_views import codebook, reconstructions, token_grids
 from taming.tokenizer import CellClasses
 
@@ -35,8 +35,8 @@ def pixels(picture: Picture, side: int = 256) -> np.ndarray:
 
 def images(count: int = 6, size: tuple[int, int] = (4, 6), channels: int = 3) -> Images:
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.rand(count, channels, *size, generator=generator) * 2 - 1
-    return Images(drawn, torch.arange(count) % 3)
+    noise = torch.rand(count, channels, *size, generator=generator) * 2 - 1
+    return Images(noise, torch.arange(count) % 3)
 
 
 def subject(conditioning: Any = None, **changes: Any) -> Subject:
@@ -45,20 +45,20 @@ def subject(conditioning: Any = None, **changes: Any) -> Subject:
     return Subject(generator.tokenizer, generator, class_names=["cat", "dog", "owl"], **changes)
 
 
-def test_small_pictures_are_exact_and_large_ones_small() -> None:
+def test_small_pictures_are_lossless_and_large_ones_shrink() -> None:
     small = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    for side in 256, 32:  # whatever the size of the others: a pixel may be a code
+    for side in 256, 32:  # even on a page with small pictures, because a pixel may be a code
         assert (pixels(Picture.of(small), side) == small).all()
     assert pixels(Picture.of(np.zeros((300, 600, 3), np.uint8))).shape == (128, 256, 3)
     atlas = Picture.of(np.zeros((600, 300, 3), np.uint8), cells=["a"] * 60, num_columns=32)
-    assert pixels(atlas).shape == (544, 272, 3)  # a cell keeps its pixels
+    assert pixels(atlas).shape == (544, 272, 3)  # 17 pixels per cell
 
 
-def test_the_page_makes_its_pictures_smaller_until_it_is_small_enough(
+def test_pictures_shrink_until_the_page_is_small_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (12, 256, 256, 3), dtype=np.uint8)
-    pictures = Pictures([Group("", [Picture.of(one) for one in noise])])
+    pictures = Pictures([Group("", [Picture.of(image) for image in noise])])
     section = Section("Samples", parts=[pictures])
 
     def page() -> str:
@@ -72,7 +72,7 @@ def test_the_page_makes_its_pictures_smaller_until_it_is_small_enough(
     assert pictures.groups[0].pictures[0].address(32) in page()
 
 
-def test_an_atlas_of_large_tiles_has_small_ones() -> None:
+def test_pictures_of_codes_have_16_pixels() -> None:
     tokenizer = tiny_vqgan(resolution=128, channel_multipliers=(1,) * 7)
     (part,) = codebook(Subject(tokenizer), None)
     assert isinstance(part, Pictures)
@@ -88,7 +88,7 @@ def test_shrunk_pictures_are_averages() -> None:
     assert small[0, ..., 0].tolist() == [[25, 0], [0, 7]]
 
 
-def test_heat_and_light() -> None:
+def test_heat_maps_and_highlights() -> None:
     colors = heat(np.array([[0.0, 1.0, 2.0, np.nan]]), 2.0).astype(int).sum(2)[0]
     assert colors[0] < 10 and colors[0] < colors[1] < colors[2] == colors[3]
     lit = on_image(np.full((16, 16, 3), 100, np.uint8), np.array([[0.0, 0.5], [0.25, 0.0]]), 3)
@@ -107,15 +107,15 @@ def test_tiles_lie_row_by_row() -> None:
     ]  # fmt: skip
 
 
-def test_images_of_all_classes_are_chosen() -> None:
+def test_examples_cover_all_classes() -> None:
     labels = [0] * 50 + [1] * 3 + [2]
-    assert by_class(labels, 6) == [0, 49, 50, 52, 53]
-    assert by_class(list(range(100)), 3) == [0, 50, 99]
-    assert by_class([None] * 9, 3) == [0, 4, 8]
-    assert evenly(5, 1) == [0]
+    assert balanced(labels, 6) == [0, 49, 50, 52, 53]
+    assert balanced(list(range(100)), 3) == [0, 50, 99]
+    assert balanced([None] * 9, 3) == [0, 4, 8]
+    assert evenly_spaced(5, 1) == [0]
 
 
-def test_images_of_many_channels_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_with_many_channels_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     class Maps(list[dict[str, torch.Tensor]]):
         block = None
 
@@ -125,19 +125,19 @@ def test_images_of_many_channels_are_few(monkeypatch: pytest.MonkeyPatch) -> Non
     maps = Maps(
         {"images": torch.zeros(50, 4, 4), "conditions": torch.zeros(3, 4, 4)} for _ in "abcdef"
     )
-    monkeypatch.setattr(report_data, "MAX_NUMBERS", 2 * 53 * 16)
-    found = report_data.few_images(maps, maps)
-    assert {name: len(some.images) for name, some in found.items()} == {
-        "shown": 2, "held_out": 2, "train": 2
+    monkeypatch.setattr(report_subject, "MAX_NUMBERS", 2 * 53 * 16)
+    selected = report_subject.select_images(maps, maps)
+    assert {name: len(images.images) for name, images in selected.items()} == {
+        "examples": 2, "held_out": 2, "train": 2
     }  # fmt: skip
 
 
-def test_errors_of_reconstructions_are_bright() -> None:
+def test_reconstruction_errors_are_bright() -> None:
     shown = images()
     one = subject()
     with torch.no_grad():
         exact = one.tokenizer.decode(one.tokenizer.encode(shown.images)).clamp(-1, 1)
-    (part,) = reconstructions(one, Images(exact, shown.labels))
+    *_, part = reconstructions(one, Images(exact, shown.labels))
     assert isinstance(part, Pictures)
     assert [group.caption.split(" · ")[0] for group in part.groups] == ["cat", "dog", "owl"] * 2
     image, reconstruction, error = (pixels(p) for p in part.groups[0].pictures)
@@ -146,7 +146,7 @@ def test_errors_of_reconstructions_are_bright() -> None:
     assert np.corrcoef(error.sum(2).ravel(), expected.ravel())[0, 1] > 0.8
 
 
-def test_codes_are_shown_most_used_first() -> None:
+def test_codes_are_sorted_by_use() -> None:
     one, shown = subject(), images(40)
     table, *others = list(codebook(one, shown))
     used = int(table.rows[0][1].split()[0])
@@ -159,14 +159,14 @@ def test_codes_are_shown_most_used_first() -> None:
     assert isinstance(alone, Pictures) and len(alone.groups[0].pictures[0].cells) == 8
 
 
-def test_a_codebook_of_which_little_is_used_is_found_out() -> None:
+def test_an_unused_codebook_is_a_finding() -> None:
     quantizer = {"kind": "vector", "codebook_size": 64, "codebook_dim": 4}
     grey = Images(torch.zeros(120, 3, 4, 6))
     parts = list(codebook(Subject(tiny_vqgan(quantizer=quantizer)), grey))
     assert any(isinstance(part, Finding) and "Fewer than half" in part.text for part in parts)
 
 
-def test_cells_name_the_codes_of_an_image() -> None:
+def test_cells_have_the_codes_of_an_image() -> None:
     one, shown = subject(), images(2)
     (part,) = token_grids(one, shown)
     codes = one.tokenizer.encode(shown.images)[1].flatten().tolist()
@@ -174,12 +174,11 @@ def test_cells_name_the_codes_of_an_image() -> None:
         assert picture.cells == [f"code {code}" for code in codes] and picture.num_columns == 3
 
 
-def test_the_generator_is_looked_into() -> None:
+def test_views_of_a_generator() -> None:
     one, shown = subject(), images()
     samples = draw_samples(one)
-    assert samples.images.shape == (24, 3, 4, 6) and torch.equal(
-        samples.images, draw_samples(one).images
-    )
+    assert samples.images.shape == (24, 3, 4, 6)
+    assert torch.equal(samples.images, draw_samples(one).images)
     (part,) = samples_by_class(one, samples)
     assert [(g.caption, len(g.pictures)) for g in part.groups] == [
         ("cat", 8), ("dog", 8), ("owl", 8)]  # fmt: skip
@@ -188,33 +187,57 @@ def test_the_generator_is_looked_into() -> None:
     assert list(matrix.rows) == ["layer 1"] and matrix.columns == ["head 1", "head 2"]
     *_, pictures = surprise(one, shown, shown)
     assert len(pictures.groups) == 7 and len(pictures.groups[1].pictures[1].cells) == 6
-    torch.nn.init.zeros_(one.generator.transformer.head.weight)  # type: ignore[union-attr]
-    table, finding, _ = surprise(one, shown, shown)
-    assert table.rows[0][1] == table.rows[1][1] == "3.000"
-    assert finding.text.startswith("The transformer predicts tokens hardly better than chance")
 
 
-def test_attention_is_that_of_the_image_it_is_shown_on() -> None:
+def test_a_generator_that_has_learned_nothing_is_a_finding() -> None:
     one, shown = subject(), images()
-    both, last = attention(one, shown.some(2)), attention(one, shown.at(torch.tensor([5])))
-    for found, expected in zip(list(both)[3:], last, strict=True):  # three tokens of each
-        assert found.caption == expected.caption
-        for pictures in zip(found.rows["layer 1"], expected.rows["layer 1"], strict=True):
+    torch.nn.init.zeros_(one.generator.transformer.head.weight)  # type: ignore[union-attr]
+    table, chance, no_effect, _ = surprise(one, shown, shown)
+    assert table.rows[0][1] == table.rows[1][1] == "3.000"
+    assert chance.text.startswith("The transformer predicts tokens hardly better than chance")
+    assert no_effect.text.startswith("The class has no effect yet: with another class,")
+    assert "cost 0.00 bits more" in no_effect.text
+    blurred, _ = reconstructions(one, shown)
+    assert blurred.text.startswith("The tokenizer's reconstructions are below 20 dB (PSNR ")
+
+
+def test_the_effect_of_a_condition_is_the_gain_in_bits_per_image() -> None:
+    def gain_of(right: float, wrong: float) -> list[str]:
+        one, shown = subject(), images()
+        bits = torch.full((6, 6), right)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(generator_views, "_bits", lambda *_: torch.full((6, 6), wrong))
+            return [finding.text for finding in condition_effect(one, shown, bits)]
+
+    assert gain_of(1.0, 1.2) == []  # 6 tokens: 1.2 bits per image
+    assert "cost 0.60 bits more" in gain_of(1.0, 1.1)[0]
+    unconditional = subject(Unconditional())
+    assert list(condition_effect(unconditional, images(), torch.zeros(6, 6))) == []
+
+
+def test_attention_belongs_to_its_image() -> None:
+    one, shown = subject(), images()
+    both, last = attention(one, shown.thin(2)), attention(one, shown.select(torch.tensor([5])))
+    for of_both, alone in zip(list(both)[3:], last, strict=True):  # three tokens per image
+        assert of_both.caption == alone.caption
+        for pictures in zip(of_both.rows["layer 1"], alone.rows["layer 1"], strict=True):
             light, same = (np.asarray(picture.image).astype(int) for picture in pictures)
             assert np.abs(light - same).max() <= 1
 
 
-def test_copies_of_training_images_are_found_out() -> None:
+def test_samples_are_compared_with_training_images() -> None:
     train, held_out = images(20), Images(images(30).images[20:])
     one = subject(train=train, held_out=held_out)
-    *parts, finding = neighbours(one, Images(train.images[:8] + 0.01))
-    assert "they may be copies" in finding.text
+    *parts, copies = neighbours(one, Images(train.images[:8] + 0.01))
+    assert "They may be copies" in copies.text
     figure = json.loads(parts[-1].figure)
     assert [trace["name"] for trace in figure["data"]] == ["samples", "held-out images"]
+    *_, unlike = neighbours(one, Images(2 * held_out.images.sign()))
+    assert "Samples do not look like the images yet" in unlike.text
     assert not any(isinstance(part, Finding) for part in neighbours(one, held_out))
 
 
-def test_samples_stand_beside_their_conditions() -> None:
+def test_samples_are_next_to_their_conditions() -> None:
     maps = torch.eye(4)[torch.arange(24).view(1, 4, 6) % 4].movedim(-1, 1).repeat(3, 1, 1, 1)
     conditioning = ImageCondition(4, (2, 3))
     cells = CellClasses(4, 2, (4, 6))
@@ -225,7 +248,7 @@ def test_samples_stand_beside_their_conditions() -> None:
     samples = draw_samples(one)
     (part,) = samples_by_class(one, samples)
     assert [len(group.pictures) for group in part.groups] == [3, 3, 3]
-    assert len(list(attention(one, shown))) == 9  # three tokens of each
+    assert len(list(attention(one, shown))) == 9  # three tokens per image
 
 
 def test_without_classes_samples_are_one_group() -> None:
@@ -241,9 +264,16 @@ def test_label_maps_have_wrong_pixels() -> None:
     assert "wrong pixels" in part.legend and part.groups[0].caption.endswith("of pixels")
 
 
-def test_names_are_text_in_the_page() -> None:
-    run = RunRecord(Path("x"), "<b>&</script>")
-    section = Section("Health", by_run={run.name: [Finding("<i>", "note")]})
-    page = render_page("x", [run], [section, Section("Empty")]).decode()
+def test_names_are_escaped() -> None:
+    name = "<b>&</script>"
+    section = Section("Health", by_run={name: [Finding("<i>", "note")]})
+    page = render_page("x", [name], [section, Section("Empty")]).decode()
     assert "<b>" not in page and "&lt;i&gt;" in page and 'id="empty"' not in page
     assert page.count("plotly.js v") == 1
+
+
+def test_pictures_reserve_their_place_and_are_printed() -> None:
+    pictures = Pictures([Group.of("", np.zeros((24, 32, 3), np.uint8))])
+    page = render_page("x", [], [Section("Samples", parts=[pictures])]).decode()
+    (image,) = re.findall(r'<img [^>]*width="32" height="24"[^>]*>', page)
+    assert "loading" not in image  # a lazy picture is missing in print

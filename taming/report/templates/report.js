@@ -1,37 +1,20 @@
 "use strict";
-// charts are drawn when they come into view, and follow light and dark
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function theme() {
-  const style = getComputedStyle(document.documentElement);
-  const ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line");
-  const axes = {};
-  for (const axis of ["xaxis", "yaxis"]) {
-    axes[axis + ".gridcolor"] = line;
-    axes[axis + ".zerolinecolor"] = line;
-    axes[axis + ".linecolor"] = line;
-  }
-  return {"font.color": ink, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", ...axes};
-}
-function draw(plot) {
+// Draw all charts now: a chart that is drawn when it comes into view would be missing in print.
+for (const plot of document.querySelectorAll(".plot")) {
   const {data, layout} = JSON.parse(plot.nextElementSibling.textContent);
-  const common = {
-    font: {size: 11}, legend: {orientation: "h", y: 1.02, yanchor: "bottom", font: {size: 11}}, autosize: true,
-    hovermode: "closest", showlegend: data.length > 1,
-  };
-  const settings = {responsive: true, displaylogo: false, displayModeBar: "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]};
-  Plotly.newPlot(plot, data, {...common, ...layout}, settings).then(() => Plotly.relayout(plot, theme()));
+  Plotly.newPlot(plot, data, {...layout, autosize: true}, {responsive: true, displaylogo: false,
+    displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]});
 }
-const seen = new IntersectionObserver((entries) => {
-  for (const {target, isIntersecting} of entries) {
-    if (isIntersecting) { seen.unobserve(target); draw(target); }
-  }
-}, {rootMargin: "600px"});
-document.querySelectorAll(".plot").forEach((plot) => seen.observe(plot));
-dark.addEventListener("change", () => {
-  document.querySelectorAll(".plot.js-plotly-plot").forEach((plot) => Plotly.relayout(plot, theme()));
+// Print what is collapsed, too.
+let collapsed = [];
+addEventListener("beforeprint", () => {
+  collapsed = [...document.querySelectorAll("details:not([open])")];
+  for (const details of collapsed) details.open = true;
 });
-// what is in a cell of a picture that is a grid
+addEventListener("afterprint", () => {
+  for (const details of collapsed) details.open = false;
+});
+// Show the tooltip of a cell in a picture of a grid.
 const pointer = document.getElementById("pointer");
 function point(event) {
   const image = event.target;
@@ -48,7 +31,7 @@ function point(event) {
 }
 document.addEventListener("pointermove", point);
 document.addEventListener("pointerdown", point);
-// a picture, larger; a grid with cells stays, for its cells
+// Enlarge a picture on a click. A grid stays because its cells have tooltips.
 const dialog = document.querySelector("dialog");
 document.querySelector("main").addEventListener("click", ({target}) => {
   if (!(target instanceof HTMLImageElement) || target.dataset.cells) return;
