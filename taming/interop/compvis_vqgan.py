@@ -86,14 +86,14 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
         for name, foreign in names.items():
             rows = vqgan.get_parameter(name).shape[1:]
             computed[name] = weights.take(foreign, (size, *rows))[used_codes]
-    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, LAYOUT), **names}, computed)
+    saved_model = weights.fill(vqgan, {**autoencoder_names(vqgan, LAYOUT), **names}, computed)
     discriminator = patch_discriminator(weights, "loss.discriminator.", vqgan.image_channels)
     if discriminator is not None:
-        saved.parts["discriminator"] = discriminator
+        saved_model.parts["discriminator"] = discriminator
     weights.drop("loss.perceptual_loss.", "LPIPS has its own weights file")
     weights.drop("colorize", "random colours that display label maps")
     notes = [*weights.finish(), *notes, *note_ignored(params["ddconfig"], ARGUMENTS)]
-    return Imported(saved, notes)
+    return Imported(saved_model, notes)
 
 
 def model_and_params(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -157,11 +157,11 @@ def _transformer(weights: ForeignWeights, gpt: GPT, arguments: Mapping[str, Any]
 
 
 def _tokenizer(path: str | Path, vocab_size: int) -> SavedModel:
-    saved = VQGAN.load_saved(path)
-    codebook_size = saved.config["quantizer"].get("codebook_size")
+    saved_model = VQGAN.load_saved(path)
+    codebook_size = saved_model.config["quantizer"].get("codebook_size")
     if codebook_size != vocab_size:
         raise UserError(
             f"the tokenizer in {path} has {codebook_size} codes, but the transformer has "
             f"{vocab_size}. Give the tokenizer that the transformer was trained with."
         )
-    return saved
+    return saved_model

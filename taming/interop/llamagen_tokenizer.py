@@ -65,7 +65,7 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
         },
     )
     codebook = {"quantizer.codebook": "quantize.embedding.weight"}
-    saved = weights.fill(vqgan, {**autoencoder_names(vqgan, LAYOUT), **codebook})
+    saved_model = weights.fill(vqgan, {**autoencoder_names(vqgan, LAYOUT), **codebook})
     weights.drop("quantize.codebook_used", "a record of the last codes of their training")
     notes: list[str] = []
     if is_weights(content.get("discriminator")):
@@ -74,8 +74,8 @@ def convert(content: Any, config: Mapping[str, Any]) -> Imported:
         if discriminator is None:
             notes.append("dropped the discriminator: it is not a patch discriminator")
         else:
-            saved.parts["discriminator"] = discriminator
+            saved_model.parts["discriminator"] = discriminator
             notes += [f"discriminator: {note}" for note in scores.finish()]
         weights.other_entries.remove("discriminator")
     notes = [*weights.finish(), *notes, *note_ignored(config, {*DEFAULTS, "vq_model"})]
-    return Imported(saved, notes)
+    return Imported(saved_model, notes)

@@ -13,6 +13,7 @@ from taming.serialization.foreign import printable_name, printable_names
 __all__ = ["ForeignWeights", "Imported", "Names", "is_weights", "note_ignored"]
 
 Names = Mapping[str, str | Sequence[str]]  # foreign names by ours; several are concatenated
+MISMATCH = "the weights do not match the config: {}. Give the config of the checkpoint's training."
 
 
 @dataclass
@@ -40,23 +41,23 @@ def note_ignored(config: Mapping[str, Any], arguments: Collection[str]) -> list[
 
 
 class ForeignWeights:
-    """A state dictionary that conversion empties; `finish` reports what does not fit.
+    """A state dictionary that an importer empties weight by weight.
 
     Args:
         weights: by the other program's names. The dictionary itself stays as it is.
+        other_entries: names of the file's other entries.
 
     Attributes:
         notes: what was dropped, and why.
-        other_entries: the file's entries apart from the weights.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], other_entries: Sequence[Any] = ()
+    ) -> None:
         self.notes: list[str] = []
-        self.other_entries: list[Any] = []
+        self.other_entries = list(other_entries)
         self._remaining = {name: weight.detach() for name, weight in weights.items()}
         self._num_used = 0
-        self._missing: list[str] = []
-        self._misshapen: list[str] = []
 
     @classmethod
     def find(cls, content: Any, *entries: str) -> Self:
@@ -73,9 +74,7 @@ class ForeignWeights:
                 f"the file has no weights under {' or '.join(map(repr, entries))}, so it is not a "
                 f"checkpoint of this source. Its entries: {printable_names(list(content))}."
             )
-        self = cls(weights)
-        self.other_entries = [] if entry is None else [name for name in content if name != entry]
-        return self
+        return cls(weights, () if entry is None else [name for name in content if name != entry])
 
     def names(self, prefix: str) -> list[str]:
         """Returns the remaining names with this prefix."""
@@ -88,18 +87,17 @@ class ForeignWeights:
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Uses a weight. Dimensions of size 1 are ignored: a 1×1 convolution fits a linear layer.
 
-        Returns zeros for a missing weight or a wrong shape, which `finish` then reports. The zeros
-        occupy no memory because an untrusted file can state any shape.
+        Raises:
+            UserError: if the weight is missing or has another shape.
         """
-        shape, weight = tuple(shape), self._remaining.pop(name, None)
+        weight = self._remaining.pop(name, None)
         if weight is None:
-            self._missing.append(name)
-        elif [size for size in weight.shape if size != 1] != [size for size in shape if size != 1]:
-            self._misshapen.append(f"{name} is {tuple(weight.shape)} instead of {shape}")
-        else:
-            self._num_used += 1
-            return weight.reshape(shape)
-        return torch.zeros(()).expand(shape)
+            raise UserError(MISMATCH.format(f"{name} is missing in the file"))
+        if [size for size in weight.shape if size != 1] != [size for size in shape if size != 1]:
+            shapes = f"{tuple(weight.shape)} instead of {tuple(shape)}"
+            raise UserError(MISMATCH.format(f"the shape of {name} is {shapes}"))
+        self._num_used += 1
+        return weight.reshape(tuple(shape))
 
     def split_off(self, prefix: str) -> dict[str, torch.Tensor]:
         """Removes the weights with this prefix, and returns them without the prefix."""
@@ -120,8 +118,8 @@ class ForeignWeights:
             names: foreign names by ours. Several weights are concatenated along the rows.
             computed: weights computed from foreign ones, by our names.
         """
-        saved, parameters = model.to_saved(), dict(model.named_parameters())
-        for name, value in saved.state.items():
+        saved_model, parameters = model.to_saved(), dict(model.named_parameters())
+        for name, value in saved_model.state.items():
             if computed and name in computed:
                 weight = computed[name]
             elif name in names:
@@ -130,17 +128,14 @@ class ForeignWeights:
                 assert name not in parameters, f"{name} has no foreign name"
                 continue
             assert weight.shape == value.shape, name
-            saved.state[name] = weight.to(value.dtype)
-        return saved
+            saved_model.state[name] = weight.to(value.dtype)
+        return saved_model
 
     def _take_concatenated(self, names: str | Sequence[str], shape: Sequence[int]) -> torch.Tensor:
-        if isinstance(names, str):
-            return self.take(names, shape)
+        if isinstance(names, str) or len(names) == 1:
+            return self.take(names if isinstance(names, str) else names[0], shape)
         num_rows, *width = shape
-        parts = [self.take(name, (num_rows // len(names), *width)) for name in names]
-        if self._missing or self._misshapen:  # `finish` reports them; allocate nothing here
-            return torch.zeros(()).expand(tuple(shape))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        return torch.cat([self.take(name, (num_rows // len(names), *width)) for name in names])
 
     def drop(self, prefix: str, reason: str, *, suffix: str = "") -> None:
         """Drops all weights with this prefix and suffix."""
@@ -153,25 +148,14 @@ class ForeignWeights:
             self.notes.append(f"dropped {dropped}: {reason}")
 
     def finish(self) -> list[str]:
-        """Returns the notes once every weight is used or dropped.
+        """Returns the notes.
 
         Raises:
-            UserError: naming weights that are missing, misshapen or unexpected.
+            UserError: if a weight is neither used nor dropped.
         """
-        problems = [
-            f"{problem} {printable_names(names, 4)}"
-            for problem, names in (
-                ("missing in the file:", self._missing),
-                ("wrong shape:", self._misshapen),
-                ("unexpected in the file:", sorted(self._remaining)),
-            )
-            if names
-        ]
-        if problems:
-            raise UserError(
-                f"the weights do not match the config: {'; '.join(problems)}. Give the config that "
-                "the checkpoint was trained with."
-            )
+        if self._remaining:
+            names = printable_names(sorted(self._remaining), 4)
+            raise UserError(MISMATCH.format(f"unexpected in the file: {names}"))
         notes = [f"used {self._num_used} weights", *self.notes]
         if self.other_entries:
             notes.append(f"ignored entries: {printable_names(self.other_entries)}")

@@ -25,7 +25,7 @@ MAX_CLASSES, NUM_SAMPLES, MAX_PER_CLASS = 10, 40, 8
 MAX_LAYERS, MAX_HEADS = 4, 8
 BATCH_SIZE = 16
 COMPARED_SIDE = 32  # pixels per side of the images that are compared
-# median distance of samples to the nearest training image, relative to that of held-out images
+# ratio of the median distances of samples and of held-out images to the nearest training image
 COPY_RATIO = 0.5  # below it, samples may be copies
 UNLIKE_RATIO = 1.5  # above it, samples do not look like images of the data
 
@@ -141,12 +141,12 @@ def condition_effect(subject: Subject, images: Images, bits: Tensor) -> Iterator
     """
     conditioning = _generator(subject).conditioning
     if conditioning.takes_images and images.conditions is not None:
-        name, others = "condition image", images._replace(conditions=images.conditions.roll(1, 0))
+        name, swapped = "condition image", images._replace(conditions=images.conditions.roll(1, 0))
     elif images.labels is not None and (num_classes := conditioning.num_classes or 0) > 1:
-        name, others = "class", images._replace(labels=(images.labels + 1) % num_classes)
+        name, swapped = "class", images._replace(labels=(images.labels + 1) % num_classes)
     else:
         return
-    gain = (_bits(subject, others) - bits).sum(1).mean().item()
+    gain = (_bits(subject, swapped) - bits).sum(1).mean().item()
     if gain < 1:
         yield Finding(
             f"The {name} has no effect yet: with another {name}, the tokens of an image cost "

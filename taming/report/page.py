@@ -153,7 +153,7 @@ def render_page(subtitle: str, runs: Sequence[str], sections: Sequence[Section])
     Args:
         subtitle: line below the title.
         runs: names of the runs, for the title.
-        sections: empty sections are left out.
+        sections: in order; the page skips empty ones.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup

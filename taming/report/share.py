@@ -51,17 +51,17 @@ def share_model(
     Returns:
         The name that loads exactly this model: `"hf:owner/name@commit"`.
     """
-    saved, run = load_saved_model(checkpoint), finished_run(checkpoint)
+    saved_model, run = load_saved_model(checkpoint), finished_run(checkpoint)
     with TemporaryDirectory() as folder:
-        directory = save_model_directory(saved, Path(folder, "model"))
+        directory = save_model_directory(saved_model, Path(folder, "model"))
         if run is not None:
             grids = sorted((run.path / "grids").glob("*.png"))
             for source, name in ((grids[-1:], GRID), ([run.path / REPORT], REPORT)):
                 if source and source[0].is_file():
                     shutil.copyfile(source[0], directory / name)
-        card = model_card(saved, repo, license, run, has_grid=(directory / GRID).exists())
+        card = model_card(saved_model, repo, license, run, has_grid=(directory / GRID).exists())
         (directory / "README.md").write_text(card, encoding="utf-8")
-        message = f"Upload {saved.kind}"
+        message = f"Upload {saved_model.kind}"
         return upload(directory, repo, private=private, message=message, token=None)
 
 
@@ -73,53 +73,53 @@ def finished_run(checkpoint: str | Path) -> RunRecord | None:
 
 
 def model_card(
-    saved: SavedModel, repo: str, license: str, run: RunRecord | None, *, has_grid: bool
+    saved_model: SavedModel, repo: str, license: str, run: RunRecord | None, *, has_grid: bool
 ) -> str:
     """Returns the model card: what the model is, how to load it, its numbers and its settings."""
     from huggingface_hub import ModelCardData
 
-    is_generator = saved.kind == "generator"
+    is_generator = saved_model.kind == "generator"
     data = ModelCardData(
         license=license,
         library_name="taming",
         pipeline_tag="unconditional-image-generation"
         if is_generator
         else "image-feature-extraction",
-        tags=["vqgan", saved.kind],
+        tags=["vqgan", saved_model.kind],
     )
-    title = f"# {repo.rpartition('/')[2]}\n\n{DESCRIPTIONS[saved.kind]}"
+    title = f"# {repo.rpartition('/')[2]}\n\n{DESCRIPTIONS[saved_model.kind]}"
     parts = [f"---\n{data.to_yaml()}\n---\n\n{title}"]
     if has_grid:
         caption = "Samples" if is_generator else "Images and their reconstructions"
         parts.append(f"![{caption}]({GRID})")
-    usage = USAGE[saved.kind].format(name=f"hf:{repo}")
+    usage = USAGE[saved_model.kind].format(name=f"hf:{repo}")
     parts.append(
         f"## Usage\n\n```python\nimport taming\n\n{usage}\n```\n\n"
         f"Use `hf:{repo}@COMMIT` to pin one version. The history of this repository lists the "
         "commits."
     )
-    parts.append(f"## Model\n\n{_markdown(_model_table(saved))}")
+    parts.append(f"## Model\n\n{_markdown(_model_table(saved_model))}")
     if run is not None:
         parts += _run_sections(run)
     return "\n\n".join(parts) + "\n"
 
 
-def _model_table(saved: SavedModel) -> Table:
-    vqgan = saved.parts.get("tokenizer", saved)
+def _model_table(saved_model: SavedModel) -> Table:
+    vqgan = saved_model.parts.get("tokenizer", saved_model)
     quantizer = vqgan.config.get("quantizer", {})
     codes = [f"{name} {quantizer[name]}" for name in QUANTIZER_FIELDS if name in quantizer]
     fields = {
         "resolution": vqgan.config.get("resolution"),
         "image_channels": vqgan.config.get("image_channels"),
         "codes": ", ".join(codes),
-        "classes": ", ".join(saved.config.get("conditioning", {}).get("class_names") or []),
-        "parameters": sum(map(_num_parameters, (saved, *saved.parts.values()))),
+        "classes": ", ".join(saved_model.config.get("conditioning", {}).get("class_names") or []),
+        "parameters": sum(map(_num_parameters, (saved_model, *saved_model.parts.values()))),
     }
     return Table(("", ""), [[name, as_text(value)] for name, value in fields.items() if value])
 
 
-def _num_parameters(saved: SavedModel) -> int:
-    return sum(t.numel() for t in saved.state.values() if t.is_floating_point())
+def _num_parameters(saved_model: SavedModel) -> int:
+    return sum(t.numel() for t in saved_model.state.values() if t.is_floating_point())
 
 
 def _run_sections(run: RunRecord) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _run_sections(run: RunRecord) -> Iterator[str]:
         "other data, resolutions or crops are not comparable."
     )
     if run.evaluations:
-        yield "## Evaluations\n\nNumbers from different contracts are not comparable."
+        yield "## Evaluations\n\nNumbers from different protocols are not comparable."
         yield from map(_markdown, evaluations(run))
     if run.config:
         settings = [[name, str(value)] for name, value in leaves(run.config) if value is not None]

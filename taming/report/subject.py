@@ -26,7 +26,7 @@ __all__ = ["Images", "OpenData", "Subject", "evenly_spaced", "load_subject"]
 OpenData = Callable[[Path], ImageDataModule]
 
 NUM_EXAMPLES, NUM_HELD_OUT, NUM_TRAIN = 24, 256, 1000  # images
-MAX_NUMBERS = 10**8  # in each of these sets: 400 MB
+MAX_NUMBERS = 10**8  # per set of images: 400 MB
 
 
 class Images(NamedTuple):
@@ -55,7 +55,7 @@ def evenly_spaced(length: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's model and images of its data. Images are None if the data cannot be opened.
+    """A run's model and images of its data. Without the data, all images are None.
 
     Attributes:
         tokenizer: the VQGAN.
@@ -161,7 +161,7 @@ def select_images(held_out: ImageDataset, train: ImageDataset) -> dict[str, Imag
 def balanced(labels: Sequence[int | None], count: int) -> list[int]:
     """Returns at most `count` indices, the same number of each class.
 
-    If there are more classes than `count`, some classes are left out.
+    It omits some classes if there are more than `count`.
     """
     by_class = defaultdict(list)
     for index, label in enumerate(labels):

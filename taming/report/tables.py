@@ -68,13 +68,13 @@ def configurations(runs: Sequence[RunRecord]) -> Section:
 
 
 def evaluations(run: RunRecord) -> Iterator[Part]:
-    """Yields the numbers of each metrics.json as tables, next to their contract."""
+    """Yields the numbers of each metrics.json as tables, next to their protocol."""
     for path, numbers in run.evaluations.items():
-        contract = numbers.get("contract")
+        protocol = numbers.get("contract")
         side = None
-        if isinstance(contract, dict):
-            rows = [[name, as_text(value)] for name, value in leaves(contract, lists=False)]
-            side = Table(("contract", ""), rows)
+        if isinstance(protocol, dict):
+            rows = [[name, as_text(value)] for name, value in leaves(protocol, lists=False)]
+            side = Table(("protocol", ""), rows)
         plain = [[k, as_text(v)] for k, v in numbers.items() if not isinstance(v, dict | list)]
         yield Table(("", ""), plain, f"{path}/metrics.json", side)
         for name, value in numbers.items():

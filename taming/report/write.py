@@ -30,8 +30,8 @@ SECTIONS = {  # title: explanation, hint
     "Overview": ("", ""),
     "Health": ("Warnings of the training, and findings from its metrics and pictures.", ""),
     "Reconstructions": (
-        "Held-out images through the tokenizer and back, the same number of each class. Of more "
-        "than 24 classes, some are left out.",
+        "Held-out images through the tokenizer and back, the same number of each class, for at "
+        "most 24 classes.",
         "",
     ),
     "Codebook": ("", "Point at a code for its number."),
@@ -56,7 +56,7 @@ SECTIONS = {  # title: explanation, hint
         "samples that are closer to training images than held-out images are.",
         "",
     ),
-    "Evaluations": ("Numbers from different contracts are not comparable.", ""),
+    "Evaluations": ("Numbers from different protocols are not comparable.", ""),
 }
 
 

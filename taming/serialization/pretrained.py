@@ -48,18 +48,18 @@ class PretrainedModel(nn.Module):
         return SavedModel(self.kind, dict(self.config), dict(self.state_dict()))
 
     @classmethod
-    def from_saved(cls, saved: SavedModel) -> Self:
+    def from_saved(cls, saved_model: SavedModel) -> Self:
         """Rebuilds a model from plain data, in eval mode.
 
         Raises:
             UserError: if the model is of another kind, or its config or weights are wrong.
         """
-        saved.require(cls.kind)
-        with rebuilding(saved):
-            with torch.device("meta"), limited_size(saved.state):
-                cls.from_config(saved.config)
-            model = cls.from_config(saved.config)
-            model.load_state_dict(saved.state)
+        saved_model.require(cls.kind)
+        with rebuilding(saved_model):
+            with torch.device("meta"), limited_size(saved_model.state):
+                cls.from_config(saved_model.config)
+            model = cls.from_config(saved_model.config)
+            model.load_state_dict(saved_model.state)
         return model.eval()
 
     @classmethod
@@ -110,21 +110,22 @@ class PretrainedModel(nn.Module):
     @classmethod
     def load_saved(cls, path: str | Path) -> SavedModel:
         """Reads the plain data of the model that `from_pretrained` would build."""
-        saved = load_saved_model(path)
-        if saved.kind != cls.kind and cls.part in saved.parts:
-            saved = saved.parts[cls.part]
-        return saved.require(cls.kind)
+        saved_model = load_saved_model(path)
+        if saved_model.kind != cls.kind and cls.part in saved_model.parts:
+            saved_model = saved_model.parts[cls.part]
+        return saved_model.require(cls.kind)
 
 
 @contextmanager
-def rebuilding(saved: SavedModel) -> Iterator[None]:
+def rebuilding(saved_model: SavedModel) -> Iterator[None]:
     """Raises a `UserError` if the config or the weights of a saved model are wrong."""
     try:
         yield
     except Exception as error:  # an untrusted config can raise anything
         reason = printable_name(describe_error(error), 300)
         raise UserError(
-            f"config or weights of the {saved.kind} in {saved.source} are wrong: {reason}"
+            f"config or weights of the {saved_model.kind} in {saved_model.source} are wrong: "
+            f"{reason}"
         ) from error
 
 

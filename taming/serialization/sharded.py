@@ -4,8 +4,8 @@
 file per process. `rest.pt` holds the rest of the checkpoint and a checksum of each file. The
 library's default files are pickles, and reading a pickle may run code.
 
-Any number of processes can read the directory with `load_sharded_checkpoint`. `load_unsharded`
-reads all of it in a single process.
+Any number of processes can read the directory with `load_sharded_checkpoint`. A single process
+reads the whole checkpoint with `load_unsharded`.
 """
 
 import warnings

@@ -1,6 +1,6 @@
-"""Damaged files are read or refused in a sentence.
+"""Damaged files are read or refused with a one-line error.
 
-An hour of it, with a count of what came out: `pytest tests/fuzz --hypothesis-profile=long -s`.
+`pytest tests/fuzz --hypothesis-profile=long -s` takes an hour and prints the number of outcomes.
 """
 
 import json
@@ -20,11 +20,11 @@ from readers import READERS
 
 from taming.runtime.errors import UserError
 
-MOST_SECONDS = 20  # a busy machine is slow
-MOST_MEMORY = 1 << 20  # KiB more than before
+MAX_SECONDS = 20  # generous, for a busy machine
+MAX_MEMORY = 1 << 20  # KiB of growth
 ODD = [None, -1, 0, 1.5, "", "x\x1b[2J", [], {}, [1, 2], [[]], True, 10**5, 10**20, float("nan")]
 
-OUTCOMES: Counter[str] = Counter()  # of one reader
+OUTCOMES: Counter[str] = Counter()  # of the current reader
 Edit = tuple[Any, ...]
 PLACE = st.floats(0, 1, exclude_max=True)
 EDITS = st.one_of(
@@ -34,7 +34,7 @@ EDITS = st.one_of(
     st.tuples(st.just("double"), PLACE, PLACE),
     st.tuples(st.just("leaf"), PLACE, st.sampled_from(ODD)),  # of JSON
 )
-# reader, file and edits: what once was a traceback, took for ever, or was used as if it were whole
+# reader, file and edits that once gave a traceback, took forever, or were read as intact
 CORPUS: list[tuple[str, str, list[Edit]]] = [
     ("model", "model/config.json", [("key", "grid_size", None)]),
     ("model", "model/config.json", [("key", "conditioning", {"kind": []})]),
@@ -59,7 +59,7 @@ CORPUS: list[tuple[str, str, list[Edit]]] = [
 
 @pytest.fixture(scope="module", params=READERS)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A reader's name and its directory of whole files."""
+    """Returns a reader's name and its directory of intact files."""
     directory = tmp_path_factory.mktemp(request.param)
     READERS[request.param].make(directory)
     READERS[request.param].read(directory)
@@ -70,29 +70,31 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @given(data=st.data())
-def test_damage_is_refused_in_a_sentence(whole: tuple[str, Path], data: st.DataObject) -> None:
+def test_damage_gives_a_one_line_error(whole: tuple[str, Path], data: st.DataObject) -> None:
     name, directory = whole
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     path = data.draw(st.sampled_from(files))
-    refused_or_read(name, directory, path, data.draw(st.lists(EDITS, min_size=1, max_size=3)))
+    read_damaged(name, directory, path, data.draw(st.lists(EDITS, min_size=1, max_size=3)))
 
 
 @pytest.mark.parametrize(("name", "file", "edits"), CORPUS)
-def test_what_once_broke(name: str, file: str, edits: list[Edit], tmp_path: Path) -> None:
+def test_damage_that_once_broke_a_reader(
+    name: str, file: str, edits: list[Edit], tmp_path: Path
+) -> None:
     READERS[name].make(tmp_path)
-    refused = refused_or_read(name, tmp_path, tmp_path / file, edits)
-    assert refused == (name != "run")  # a report leaves out what it cannot read
+    is_refused = read_damaged(name, tmp_path, tmp_path / file, edits)
+    assert is_refused == (name != "run")  # a report skips what it cannot read
 
 
-def refused_or_read(name: str, directory: Path, path: Path, edits: list[Edit]) -> bool:
-    """Reads the directory with one file damaged, in little time; then mends it."""
+def read_damaged(name: str, directory: Path, path: Path, edits: list[Edit]) -> bool:
+    """Damages a file, reads the directory and repairs it; returns whether reading failed."""
     content = path.read_bytes()
     try:
         damaged = content
         for edit in edits:
             damaged = apply(edit, damaged)
         path.write_bytes(damaged)
-        with warnings.catch_warnings(action="ignore"), in_bounds():
+        with warnings.catch_warnings(action="ignore"), limited_resources():
             READERS[name].read(directory)
         OUTCOMES["read"] += 1
         return False
@@ -142,18 +144,18 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def in_bounds() -> Iterator[None]:
-    """Fails after too many seconds, or if more memory was used than ever before, and much more."""
+def limited_resources() -> Iterator[None]:
+    """Fails after `MAX_SECONDS`, or if peak memory grows by more than `MAX_MEMORY`."""
 
     def over(*_: object) -> None:
-        pytest.fail(f"not done after {MOST_SECONDS} s")
+        pytest.fail(f"still running after {MAX_SECONDS} s")
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     previous = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < MOST_MEMORY
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < MAX_MEMORY

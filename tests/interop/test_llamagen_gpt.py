@@ -81,8 +81,8 @@ SIZES = {  # layers, width, width inside the feed-forward networks
 MILLIONS = {"GPT-B": 111, "GPT-L": 343, "GPT-XL": 775, "GPT-XXL": 1411, "GPT-3B": 3097}
 
 
-def on_meta(shapes: Shapes, config: str | dict[str, Any], **more: object) -> Imported:
-    return reference_check.on_meta("llamagen_gpt", shapes, config, "model", **more)
+def on_meta(shapes: Shapes, config: str | dict[str, Any], **entries: object) -> Imported:
+    return reference_check.on_meta("llamagen_gpt", shapes, config, "model", **entries)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -109,10 +109,10 @@ TINY_SHAPES = foreign_keys.llamagen_gpt(2, 32, 96, vocab=16, classes=4)
 def test_a_missing_misshapen_or_unexpected_key_is_named() -> None:
     assert on_meta(TINY_SHAPES, TINY).notes[0] == f"used {len(TINY_SHAPES)} weights"
     for name, shape in TINY_SHAPES.items():
-        with pytest.raises(UserError, match=f"wrong shape: {name} is"):
+        with pytest.raises(UserError, match=f"the shape of {name} is"):
             on_meta({**TINY_SHAPES, name: (*shape[:-1], shape[-1] + 1)}, TINY)
         fewer = {other: size for other, size in TINY_SHAPES.items() if other != name}
-        with pytest.raises(UserError, match=f"do not match .*missing in the file: {name}"):
+        with pytest.raises(UserError, match=f"do not match the config: {name} is missing"):
             on_meta(fewer, TINY)
     with pytest.raises(UserError, match=r"unexpected in the file: layers\.2\.ffn_norm\.weight"):
         on_meta({**TINY_SHAPES, "layers.2.ffn_norm.weight": (32,)}, TINY)

@@ -36,8 +36,8 @@ SIZES = {"VQ-8": [1, 2, 2, 4], "VQ-16": [1, 1, 2, 2, 4]}
 NUM_PARAMETERS = {"VQ-8": 70_109_835, "VQ-16": 71_883_403}
 
 
-def on_meta(shapes: Shapes, size: str, **more: object) -> Imported:
-    return reference_check.on_meta("llamagen_tokenizer", shapes, size, "model", **more)
+def on_meta(shapes: Shapes, size: str, **entries: object) -> Imported:
+    return reference_check.on_meta("llamagen_tokenizer", shapes, size, "model", **entries)
 
 
 @pytest.mark.parametrize("size", SIZES)

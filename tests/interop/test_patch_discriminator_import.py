@@ -48,11 +48,11 @@ def scores(weights: Weights, images: torch.Tensor) -> torch.Tensor:
 def test_scores_match_the_written_out_layers() -> None:
     original = foreign()
     weights = ForeignWeights(original)
-    saved = patch_discriminator(weights, "d.", image_channels=3)
+    saved_model = patch_discriminator(weights, "d.", image_channels=3)
     weights.finish()
-    assert saved is not None
-    assert (saved.config["num_layers"], saved.config["base_channels"]) == (2, 4)
-    discriminator = PatchDiscriminator.from_saved(saved)
+    assert saved_model is not None
+    assert (saved_model.config["num_layers"], saved_model.config["base_channels"]) == (2, 4)
+    discriminator = PatchDiscriminator.from_saved(saved_model)
     images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     expected = scores(original, images)
     torch.testing.assert_close(discriminator(images), expected, rtol=0, atol=1e-5)
@@ -65,8 +65,8 @@ def test_every_weight_is_required() -> None:
         original = foreign()
         del original[name]
         weights = ForeignWeights(original)
-        patch_discriminator(weights, "d.", image_channels=3)
         with pytest.raises(UserError, match="do not match"):
+            patch_discriminator(weights, "d.", image_channels=3)
             weights.finish()
 
 
@@ -80,7 +80,5 @@ def test_missing_weights_need_no_memory() -> None:
     """A first layer of 10 MB implies a second layer of 320 GB."""
     original = foreign()
     original["d.main.0.weight"] = torch.zeros(50_000, 3, 1, 1).expand(50_000, 3, 4, 4)
-    weights = ForeignWeights(original)
-    patch_discriminator(weights, "d.", image_channels=3)
     with pytest.raises(UserError, match=r"main\.\d\.(weight|scale) is .* instead of \(100000,"):
-        weights.finish()
+        patch_discriminator(ForeignWeights(original), "d.", image_channels=3)

@@ -48,10 +48,10 @@ def test_damaged_files_are_skipped(tmp_path: Path) -> None:
 
 
 def test_training_and_validation_share_a_chart() -> None:
-    one = series(1.0, 2.0)
+    values = series(1.0, 2.0)
     names = ["train/loss", "val/loss", "train/learning_rate", "train/discriminator_learning_rate",
              "train/gradient_norm", "val/psnr"]  # fmt: skip
-    charts = group_curves([record(metrics=dict.fromkeys(names, one))])
+    charts = group_curves([record(metrics=dict.fromkeys(names, values))])
     columns = {title: [column for _, column, _ in curves] for title, curves in charts.items()}
     assert columns == {
         "loss": ["train/loss", "val/loss"],
@@ -145,7 +145,7 @@ def test_different_settings_are_a_table() -> None:
     assert table.rows == [["model.levels", "8, 8", "8, 5"], ["model.kind", "a", "–"]]
 
 
-def test_an_evaluation_is_next_to_its_contract() -> None:
+def test_an_evaluation_is_next_to_its_protocol() -> None:
     numbers = {
         "fid": 12.34567,
         "contract": {"reference": {"images": 500}, "resize": "bicubic"},

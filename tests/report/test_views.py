@@ -100,9 +100,9 @@ def test_heat_maps_and_highlights() -> None:
 
 def test_tiles_lie_row_by_row() -> None:
     tiles = np.arange(1, 4)[:, None, None, None].repeat(2, 1).repeat(2, 2).repeat(3, 3)
-    laid = tiled(tiles.astype(np.uint8), 2, gap=1)
-    assert laid.shape == (6, 6, 3)
-    assert laid[..., 0].tolist() == [
+    sheet = tiled(tiles.astype(np.uint8), 2, gap=1)
+    assert sheet.shape == (6, 6, 3)
+    assert sheet[..., 0].tolist() == [
         *2 * [[1, 1, 128, 2, 2, 128]], 6 * [128], *2 * [[3, 3, 128, 128, 128, 128]], 6 * [128]
     ]  # fmt: skip
 
@@ -133,29 +133,29 @@ def test_images_with_many_channels_are_limited(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_reconstruction_errors_are_bright() -> None:
-    shown = images()
-    one = subject()
+    batch = images()
+    example = subject()
     with torch.no_grad():
-        exact = one.tokenizer.decode(one.tokenizer.encode(shown.images)).clamp(-1, 1)
-    *_, part = reconstructions(one, Images(exact, shown.labels))
+        exact = example.tokenizer.decode(example.tokenizer.encode(batch.images)).clamp(-1, 1)
+    *_, part = reconstructions(example, Images(exact, batch.labels))
     assert isinstance(part, Pictures)
     assert [group.caption.split(" · ")[0] for group in part.groups] == ["cat", "dog", "owl"] * 2
     image, reconstruction, error = (pixels(p) for p in part.groups[0].pictures)
-    assert (image == one.pixels(exact)[0]).all()
+    assert (image == example.pixels(exact)[0]).all()
     expected = np.abs(reconstruction.astype(float) - image).mean(2) / 64
     assert np.corrcoef(error.sum(2).ravel(), expected.ravel())[0, 1] > 0.8
 
 
 def test_codes_are_sorted_by_use() -> None:
-    one, shown = subject(), images(40)
-    table, *others = list(codebook(one, shown))
-    used = int(table.rows[0][1].split()[0])
-    counts = torch.bincount(one.tokenizer.encode(shown.images).flatten(), minlength=8)
-    assert used == int((counts > 0).sum())
-    atlas = next(part for part in others if isinstance(part, Pictures)).groups[0]
+    example, batch = subject(), images(40)
+    table, *parts = list(codebook(example, batch))
+    num_used = int(table.rows[0][1].split()[0])
+    counts = torch.bincount(example.tokenizer.encode(batch.images).flatten(), minlength=8)
+    assert num_used == int((counts > 0).sum())
+    atlas = next(part for part in parts if isinstance(part, Pictures)).groups[0]
     cells = atlas.pictures[0].cells
-    assert cells[0].startswith(f"code {counts.argmax()}: ") and len(cells) == used
-    (alone,) = codebook(one, None)  # without images there are no counts
+    assert cells[0].startswith(f"code {counts.argmax()}: ") and len(cells) == num_used
+    (alone,) = codebook(example, None)  # without images there are no counts
     assert isinstance(alone, Pictures) and len(alone.groups[0].pictures[0].cells) == 8
 
 
@@ -167,47 +167,47 @@ def test_an_unused_codebook_is_a_finding() -> None:
 
 
 def test_cells_have_the_codes_of_an_image() -> None:
-    one, shown = subject(), images(2)
-    (part,) = token_grids(one, shown)
-    codes = one.tokenizer.encode(shown.images)[1].flatten().tolist()
+    example, batch = subject(), images(2)
+    (part,) = token_grids(example, batch)
+    codes = example.tokenizer.encode(batch.images)[1].flatten().tolist()
     for picture in part.groups[1].pictures[1:]:
         assert picture.cells == [f"code {code}" for code in codes] and picture.num_columns == 3
 
 
 def test_views_of_a_generator() -> None:
-    one, shown = subject(), images()
-    samples = draw_samples(one)
+    example, batch = subject(), images()
+    samples = draw_samples(example)
     assert samples.images.shape == (24, 3, 4, 6)
-    assert torch.equal(samples.images, draw_samples(one).images)
-    (part,) = samples_by_class(one, samples)
+    assert torch.equal(samples.images, draw_samples(example).images)
+    (part,) = samples_by_class(example, samples)
     assert [(g.caption, len(g.pictures)) for g in part.groups] == [
         ("cat", 8), ("dog", 8), ("owl", 8)]  # fmt: skip
-    matrix = next(iter(attention(one, shown)))
+    matrix = next(iter(attention(example, batch)))
     assert isinstance(matrix, Matrix) and matrix.open
     assert list(matrix.rows) == ["layer 1"] and matrix.columns == ["head 1", "head 2"]
-    *_, pictures = surprise(one, shown, shown)
+    *_, pictures = surprise(example, batch, batch)
     assert len(pictures.groups) == 7 and len(pictures.groups[1].pictures[1].cells) == 6
 
 
 def test_a_generator_that_has_learned_nothing_is_a_finding() -> None:
-    one, shown = subject(), images()
-    torch.nn.init.zeros_(one.generator.transformer.head.weight)  # type: ignore[union-attr]
-    table, chance, no_effect, _ = surprise(one, shown, shown)
+    example, batch = subject(), images()
+    torch.nn.init.zeros_(example.generator.transformer.head.weight)  # type: ignore[union-attr]
+    table, chance, no_effect, _ = surprise(example, batch, batch)
     assert table.rows[0][1] == table.rows[1][1] == "3.000"
     assert chance.text.startswith("The transformer predicts tokens hardly better than chance")
     assert no_effect.text.startswith("The class has no effect yet: with another class,")
     assert "cost 0.00 bits more" in no_effect.text
-    blurred, _ = reconstructions(one, shown)
+    blurred, _ = reconstructions(example, batch)
     assert blurred.text.startswith("The tokenizer's reconstructions are below 20 dB (PSNR ")
 
 
 def test_the_effect_of_a_condition_is_the_gain_in_bits_per_image() -> None:
     def gain_of(right: float, wrong: float) -> list[str]:
-        one, shown = subject(), images()
+        example, batch = subject(), images()
         bits = torch.full((6, 6), right)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(generator_views, "_bits", lambda *_: torch.full((6, 6), wrong))
-            return [finding.text for finding in condition_effect(one, shown, bits)]
+            return [finding.text for finding in condition_effect(example, batch, bits)]
 
     assert gain_of(1.0, 1.2) == []  # 6 tokens: 1.2 bits per image
     assert "cost 0.60 bits more" in gain_of(1.0, 1.1)[0]
@@ -216,8 +216,11 @@ def test_the_effect_of_a_condition_is_the_gain_in_bits_per_image() -> None:
 
 
 def test_attention_belongs_to_its_image() -> None:
-    one, shown = subject(), images()
-    both, last = attention(one, shown.thin(2)), attention(one, shown.select(torch.tensor([5])))
+    example, batch = subject(), images()
+    both, last = (
+        attention(example, batch.thin(2)),
+        attention(example, batch.select(torch.tensor([5]))),
+    )
     for of_both, alone in zip(list(both)[3:], last, strict=True):  # three tokens per image
         assert of_both.caption == alone.caption
         for pictures in zip(of_both.rows["layer 1"], alone.rows["layer 1"], strict=True):
@@ -227,14 +230,14 @@ def test_attention_belongs_to_its_image() -> None:
 
 def test_samples_are_compared_with_training_images() -> None:
     train, held_out = images(20), Images(images(30).images[20:])
-    one = subject(train=train, held_out=held_out)
-    *parts, copies = neighbours(one, Images(train.images[:8] + 0.01))
+    example = subject(train=train, held_out=held_out)
+    *parts, copies = neighbours(example, Images(train.images[:8] + 0.01))
     assert "They may be copies" in copies.text
     figure = json.loads(parts[-1].figure)
     assert [trace["name"] for trace in figure["data"]] == ["samples", "held-out images"]
-    *_, unlike = neighbours(one, Images(2 * held_out.images.sign()))
+    *_, unlike = neighbours(example, Images(2 * held_out.images.sign()))
     assert "Samples do not look like the images yet" in unlike.text
-    assert not any(isinstance(part, Finding) for part in neighbours(one, held_out))
+    assert not any(isinstance(part, Finding) for part in neighbours(example, held_out))
 
 
 def test_samples_are_next_to_their_conditions() -> None:
@@ -242,18 +245,18 @@ def test_samples_are_next_to_their_conditions() -> None:
     conditioning = ImageCondition(4, (2, 3))
     cells = CellClasses(4, 2, (4, 6))
     generator = tiny_generator(conditioning, condition_tokenizer=cells)
-    shown = images(3)._replace(labels=None, conditions=maps)
+    batch = images(3)._replace(labels=None, conditions=maps)
     assert generator.tokenizer is not None
-    one = Subject(generator.tokenizer, generator, shown)
-    samples = draw_samples(one)
-    (part,) = samples_by_class(one, samples)
+    example = Subject(generator.tokenizer, generator, batch)
+    samples = draw_samples(example)
+    (part,) = samples_by_class(example, samples)
     assert [len(group.pictures) for group in part.groups] == [3, 3, 3]
-    assert len(list(attention(one, shown))) == 9  # three tokens per image
+    assert len(list(attention(example, batch))) == 9  # three tokens per image
 
 
 def test_without_classes_samples_are_one_group() -> None:
-    one = subject(Unconditional())
-    (part,) = samples_by_class(one, draw_samples(one))
+    example = subject(Unconditional())
+    (part,) = samples_by_class(example, draw_samples(example))
     assert [len(group.pictures) for group in part.groups] == [20]
 
 

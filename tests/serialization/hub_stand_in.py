@@ -56,56 +56,56 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.refuse(401, "Invalid username or password.")
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            repo = f"{asked['organization']}/{asked['name']}"
+            request = json.loads(body)
+            repo = f"{request['organization']}/{request['name']}"
             status = 409 if repo in self.server.repos else 200
             self.server.repos.setdefault(repo, {})
             return self.reply(status, {"url": f"{self.server.endpoint}/{repo}"})
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path)
-        if found is None or found[1] not in self.server.repos:
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path)
+        if match is None or match[1] not in self.server.repos:
             return self.refuse(404, "Repository not found", "RepoNotFound")
-        if found[2] == "preupload":
+        if match[2] == "preupload":
             files = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False, "oid": None}
                 for file in json.loads(body)["files"]
             ]
             return self.reply(200, {"files": files})
-        commits = self.server.repos[found[1]]
+        commits = self.server.repos[match[1]]
         files = dict(list(commits.values())[-1]) if commits else {}
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
         oid = hashlib.sha1(body + str(len(commits)).encode()).hexdigest()
         commits[oid] = files
-        url = f"{self.server.endpoint}/{found[1]}/commit/{oid}"
+        url = f"{self.server.endpoint}/{match[1]}/commit/{oid}"
         return self.reply(200, {"success": True, "commitOid": oid, "commitUrl": url})
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
-        found = found or re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
-        commits = self.server.repos.get(found[1], {}) if found else {}
-        if found is None or not commits:
+        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path)
+        match = match or re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/([^/]+)/(.+)", path)
+        commits = self.server.repos.get(match[1], {}) if match else {}
+        if match is None or not commits:
             return self.refuse(404, "Repository not found", "RepoNotFound")
         newest = list(commits)[-1]
-        commit = newest if found[3] in (None, "main") else found[3]
+        commit = newest if match[3] in (None, "main") else match[3]
         if commit not in commits:
             return self.refuse(404, f"Invalid rev id: {commit}", "RevisionNotFound")
         files = commits[commit]
-        if found[2] == "tree":
+        if match[2] == "tree":
             entries = [
                 {"type": "file", "path": name, "size": len(content), "oid": digest(content)}
                 for name, content in files.items()
             ]
             return self.reply(200, entries)
-        if found[2] == "resolve":
-            if found[4] not in files:
+        if match[2] == "resolve":
+            if match[4] not in files:
                 return self.refuse(404, "Entry not found", "EntryNotFound")
-            content = files[found[4]]
+            content = files[match[4]]
             etag = f'"{digest(content)}"'
             return self.reply(200, content, ETag=etag, X_Repo_Commit=commit)
         siblings = [{"rfilename": name} for name in files]
-        return self.reply(200, {"id": found[1], "sha": commit, "siblings": siblings})
+        return self.reply(200, {"id": match[1], "sha": commit, "siblings": siblings})
 
     do_HEAD = do_GET  # noqa: N815
 

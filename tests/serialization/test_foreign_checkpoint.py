@@ -130,7 +130,7 @@ def test_safe_globals_of_other_libraries_are_not_called(tmp_path: Path) -> None:
         assert not proof.exists()
         declared = torch.serialization.get_safe_globals()
         assert {WritesWhenMade, functools.partial} <= set(declared)
-        assert not any(isinstance(one, tuple) for one in declared)  # no stub remains
+        assert not any(isinstance(entry, tuple) for entry in declared)  # no stub remains
         torch.load(path, weights_only=True)
     assert proof.exists()
 

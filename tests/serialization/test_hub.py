@@ -65,9 +65,9 @@ for name in ("hf:me/missing", "hf:me/vqgan@0123", "hf:no name"):
 def test_models_are_pushed_and_loaded_by_commit(tmp_path: Path, hub: Hub) -> None:
     tiny_vqgan().save_pretrained(tmp_path / "vqgan")
     tiny_generator(Unconditional(), (2, 2)).save_pretrained(tmp_path / "generator")
-    done = program(tmp_path, hub.endpoint, "-c", PUSH_AND_LOAD)
-    assert done.returncode == 0, done.stderr
-    first, *errors = done.stdout.splitlines()
+    process = program(tmp_path, hub.endpoint, "-c", PUSH_AND_LOAD)
+    assert process.returncode == 0, process.stderr
+    first, *errors = process.stdout.splitlines()
     oldest = next(iter(hub.repos["me/vqgan"]))
     assert first == f"hf:me/vqgan@{oldest}"
     assert sorted(hub.repos["me/vqgan"][oldest]) == ["config.json", "model.safetensors"]
@@ -84,10 +84,10 @@ def test_hub_errors_are_one_line(tmp_path: Path) -> None:
         (None, "because no Hugging Face token was found. Log in"),
         (TOKEN, f"hub: {nowhere} cannot be reached. Check the network"),
     ):
-        done = program(tmp_path, nowhere, *share, token=token)
-        assert done.returncode == 2, done.stderr
-        assert re.fullmatch(r"error: .*\n", done.stderr), done.stderr
-        assert message in done.stderr
+        process = program(tmp_path, nowhere, *share, token=token)
+        assert process.returncode == 2, process.stderr
+        assert re.fullmatch(r"error: .*\n", process.stderr), process.stderr
+        assert message in process.stderr
 
 
 def test_sharing_a_run_writes_a_model_card(tmp_path: Path, hub: Hub) -> None:
@@ -108,10 +108,10 @@ def test_sharing_a_run_writes_a_model_card(tmp_path: Path, hub: Hub) -> None:
     (run / "evaluation" / "metrics.json").write_text(json.dumps(metrics))
     share = str(ROOT / "scripts" / "share.py")
     settings = ("checkpoint=run", "repo=me/cats", "license=cc-by-4.0")
-    done = program(tmp_path, hub.endpoint, share, *settings)
-    assert done.returncode == 0, done.stderr
+    process = program(tmp_path, hub.endpoint, share, *settings)
+    assert process.returncode == 0, process.stderr
     (commit,) = hub.repos["me/cats"]
-    assert done.stdout.splitlines()[-1].strip() == f"hf:me/cats@{commit}"
+    assert process.stdout.splitlines()[-1].strip() == f"hf:me/cats@{commit}"
     files = hub.repos["me/cats"][commit]
     assert sorted(files) == [
         "README.md", "config.json", "grid.png", "model.safetensors", "report.html"

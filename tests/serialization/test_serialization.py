@@ -26,7 +26,7 @@ from taming.serialization import (
 )
 
 
-def saved(value: float = 1.0) -> SavedModel:
+def example(value: float = 1.0) -> SavedModel:
     shared = torch.full((2, 3), value)
     part = SavedModel("gpt", {"width": 8}, {"weight": torch.arange(4)})
     return SavedModel(
@@ -48,21 +48,21 @@ def equal(first: SavedModel, second: SavedModel) -> bool:
 
 
 def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
-    path = save_model_directory(saved(), tmp_path / "deep" / "model")
+    path = save_model_directory(example(), tmp_path / "deep" / "model")
     files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
     names = {"config.json", "model.safetensors"}
     assert files == names | {f"transformer/{name}" for name in names}
     expected = {"kind": "vqgan", "format_version": 2, "sizes": [1, 2]}
     assert json.loads((path / "config.json").read_text()) == expected
-    assert equal(load_model_directory(path), saved())  # though `a` and `b` shared their storage
+    assert equal(load_model_directory(path), example())  # though `a` and `b` shared their storage
 
 
 def test_saving_again_replaces_the_model_only(tmp_path: Path) -> None:
-    path = save_model_directory(saved(1.0), tmp_path / "model")
+    path = save_model_directory(example(1.0), tmp_path / "model")
     (path / "README.md").write_text("mine")
     (path / ".git").mkdir()
     (tmp_path / "link").symlink_to(path)
-    smaller = saved(2.0)
+    smaller = example(2.0)
     smaller.parts = {}
     assert save_model_directory(smaller, tmp_path / "link") == tmp_path / "link"
     assert (tmp_path / "link").is_symlink()
@@ -77,15 +77,15 @@ def test_saving_again_replaces_the_model_only(tmp_path: Path) -> None:
 def test_a_failed_write_keeps_the_earlier_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = save_model_directory(saved(1.0), tmp_path / "model")
+    path = save_model_directory(example(1.0), tmp_path / "model")
 
     def full(*args: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(saved_model, "save_file", full)
     with pytest.raises(OSError, match=r"model\.safetensors: .*No space left on device"):
-        save_model_directory(saved(2.0), path)
-    assert equal(load_model_directory(path), saved(1.0))
+        save_model_directory(example(2.0), path)
+    assert equal(load_model_directory(path), example(1.0))
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
@@ -93,14 +93,16 @@ def test_files_that_are_not_a_model_stay(tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(b"precious")
     for path in (tmp_path, tmp_path / "photo.png"):
         with pytest.raises(UserError, match="exists and is not a model directory"):
-            save_model_directory(saved(), path)
+            save_model_directory(example(), path)
     assert (tmp_path / "photo.png").read_bytes() == b"precious"
     (tmp_path / "empty").mkdir()
-    assert equal(load_model_directory(save_model_directory(saved(), tmp_path / "empty")), saved())
+    assert equal(
+        load_model_directory(save_model_directory(example(), tmp_path / "empty")), example()
+    )
 
 
 def test_a_model_cannot_contain_itself(tmp_path: Path) -> None:
-    path = save_model_directory(saved(), tmp_path / "model")
+    path = save_model_directory(example(), tmp_path / "model")
     (path / "part").symlink_to(path)
     with pytest.raises(UserError, match=r"part is a link to a model that contains it"):
         load_model_directory(path)
@@ -121,9 +123,9 @@ def test_other_configs_are_refused(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_different_models_have_different_fingerprints() -> None:
-    reference = saved().fingerprint()
-    assert saved().fingerprint() == reference
-    changes: list[SavedModel] = [saved(1.0001), saved(), saved(), saved(), saved()]
+    reference = example().fingerprint()
+    assert example().fingerprint() == reference
+    changes: list[SavedModel] = [example(1.0001), example(), example(), example(), example()]
     changes[1].config["sizes"] = [1, 3]
     changes[2].kind = "gpt"
     changes[3].parts["transformer"].state["weight"][0] = 9
@@ -136,14 +138,14 @@ def test_different_models_have_different_fingerprints() -> None:
 
 def checkpoint(path: Path, value: float = 1.0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"model": checkpoint_entry(saved(value)), "step": 3}, path)
+    torch.save({"model": checkpoint_entry(example(value)), "step": 3}, path)
     return path
 
 
 def test_a_checkpoint_contains_its_model(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "last.ckpt")
-    assert equal(load_training_checkpoint(path), saved())
-    torch.save({"model": {**checkpoint_entry(saved()), "format_version": 3}}, path)
+    assert equal(load_training_checkpoint(path), example())
+    torch.save({"model": {**checkpoint_entry(example()), "format_version": 3}}, path)
     with pytest.raises(UserError, match=r"last\.ckpt has format version 3"):
         load_saved_model(path)
 
@@ -182,7 +184,7 @@ class Dangerous:
 
 def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
     proof, path = tmp_path / "executed", tmp_path / "evil.ckpt"
-    content = {"model": checkpoint_entry(saved()), "step": 1, "callbacks": Dangerous(proof)}
+    content = {"model": checkpoint_entry(example()), "step": 1, "callbacks": Dangerous(proof)}
     torch.save(content, path)
     for data in (path.read_bytes(), pickle.dumps(content["callbacks"])):
         path.write_bytes(data)
@@ -210,7 +212,7 @@ def test_checkpoints_of_other_programs_need_an_import(tmp_path: Path, content: A
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
 @pytest.mark.parametrize("name", ["cut.ckpt", "model/model.safetensors"])
 def test_truncated_files_are_refused(tmp_path: Path, name: str, fraction: float) -> None:
-    save_model_directory(saved(), tmp_path / "model")
+    save_model_directory(example(), tmp_path / "model")
     checkpoint(tmp_path / "cut.ckpt")
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: int(fraction * len(content))])
@@ -228,16 +230,16 @@ def test_a_run_directory_means_its_model_then_its_last_checkpoint(tmp_path: Path
     last = checkpoint(run / "checkpoints" / "last.ckpt", 1.0)
     assert find_model(run) == find_model(last) == last
     assert load_saved_model(run).state["a"][0, 0] == 1.0
-    model = save_model_directory(saved(3.0), run / "model")
+    model = save_model_directory(example(3.0), run / "model")
     assert find_model(run) == find_model(str(model)) == model
     assert load_saved_model(run).state["a"][0, 0] == 3.0
 
 
 def test_a_file_of_a_model_directory_means_the_directory(tmp_path: Path) -> None:
-    model = save_model_directory(saved(), tmp_path / "run" / "model")
+    model = save_model_directory(example(), tmp_path / "run" / "model")
     for name in ("model.safetensors", "config.json"):
         assert find_model(model / name) == model
-    assert equal(load_saved_model(model / "model.safetensors"), saved())
+    assert equal(load_saved_model(model / "model.safetensors"), example())
     assert find_model(model / "transformer" / "model.safetensors") == model / "transformer"
     (model / "config.json").unlink()
     with pytest.raises(UserError, match="model is neither a model directory"):
@@ -257,7 +259,7 @@ def test_a_missing_path_is_not_a_hub_name(tmp_path: Path) -> None:
 def test_hub_names_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    path = save_model_directory(saved(), tmp_path / "snapshot")
+    path = save_model_directory(example(), tmp_path / "snapshot")
     downloads = []
 
     def download(name: str, **kwargs: Any) -> str:
@@ -267,7 +269,7 @@ def test_hub_names_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert equal(load_saved_model("hf:owner/name"), saved())
+    assert equal(load_saved_model("hf:owner/name"), example())
     load_saved_model("hf:owner/name@c0ffee")
     with pytest.raises(UserError, match=r"hf:owner/missing could not .* cannot be reached"):
         load_saved_model("hf:owner/missing")
@@ -304,7 +306,7 @@ def test_a_model_is_loaded_in_eval_mode(tmp_path: Path) -> None:
 
 
 def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
-    save_model_directory(saved(), tmp_path / "vqgan")
+    save_model_directory(example(), tmp_path / "vqgan")
     save_model_directory(SavedModel("generator", {}), tmp_path / "generator")
     for name in ("vqgan", "generator"):
         with pytest.raises(UserError, match=f"{name} holds a {name}, but a scale is needed"):
