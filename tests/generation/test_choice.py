@@ -22,16 +22,16 @@ from taming.generation.choice import (
 LOGITS = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log()
 
 
-def kept(logits: torch.Tensor) -> list[int]:
+def surviving(logits: torch.Tensor) -> list[int]:
     return logits.isfinite().nonzero()[:, -1].tolist()
 
 
 def filtered(logits: torch.Tensor, *filters: Any, **named: Any) -> torch.Tensor:
-    """What `filter_logits` leaves, `(… v)` again."""
-    left, tokens = filter_logits(logits, *filters, **named)
+    """The result of `filter_logits` as `(… v)` again."""
+    result, tokens = filter_logits(logits, *filters, **named)
     if tokens is None:
-        return left
-    return torch.full(logits.shape, -math.inf).scatter(-1, tokens, left)
+        return result
+    return torch.full(logits.shape, -math.inf).scatter(-1, tokens, result)
 
 
 def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
@@ -54,26 +54,26 @@ def keep_top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 )  # fmt: skip
 def test_the_most_probable_are_kept_as_they_are(keep, limit: float, expected: list[int]) -> None:
     result = keep(LOGITS, limit)
-    assert kept(result) == expected
+    assert surviving(result) == expected
     assert torch.equal(result[0, expected], LOGITS[0, expected])
 
 
 def test_top_p_of_one_keeps_tokens_that_rounding_would_lose() -> None:
     logits = torch.full((1, 1000), -30.0)
     logits[0, 0] = 0.0
-    assert len(kept(keep_top_p(logits, 1.0))) == 1000
+    assert len(surviving(keep_top_p(logits, 1.0))) == 1000
 
 
-def test_all_together_and_each_alone() -> None:
-    assert kept(filtered(LOGITS)) == [0, 1, 2, 3]
-    assert kept(filtered(LOGITS, top_p=0.41)) == [1, 3]  # without any top-k
-    assert kept(filtered(LOGITS, top_k=3)) == [1, 2, 3]
+def test_filters_together_and_alone() -> None:
+    assert surviving(filtered(LOGITS)) == [0, 1, 2, 3]
+    assert surviving(filtered(LOGITS, top_p=0.41)) == [1, 3]  # without any top-k
+    assert surviving(filtered(LOGITS, top_k=3)) == [1, 2, 3]
     # top-p sees what temperature and top-k have left: 0.4, 0.3 of 0.7 are 0.57, 0.43
-    assert kept(filtered(LOGITS, top_k=2, top_p=0.5)) == [1]
-    assert kept(filtered(LOGITS, top_k=2, top_p=0.6)) == [1, 3]
+    assert surviving(filtered(LOGITS, top_k=2, top_p=0.5)) == [1]
+    assert surviving(filtered(LOGITS, top_k=2, top_p=0.6)) == [1, 3]
     # at temperature 0.5 the probabilities are 1, 16, 4, 9 of 30
-    assert kept(filtered(LOGITS, temperature=0.5, top_p=0.8)) == [1, 3]
-    assert kept(filtered(LOGITS, temperature=1.0, top_p=0.8)) == [1, 2, 3]
+    assert surviving(filtered(LOGITS, temperature=0.5, top_p=0.8)) == [1, 3]
+    assert surviving(filtered(LOGITS, temperature=1.0, top_p=0.8)) == [1, 2, 3]
 
 
 def test_extreme_temperatures() -> None:
@@ -91,8 +91,8 @@ def test_extreme_temperatures() -> None:
 @pytest.mark.parametrize("p", [1e-50, 1e-9])  # float32 takes the first for 0, float16 both
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_top_p_always_keeps_the_most_probable(p: float, dtype: torch.dtype) -> None:
-    assert kept(keep_top_p(LOGITS.to(dtype), p)) == [1]
-    assert kept(keep_top_p(torch.zeros(1, 1, dtype=dtype), p)) == [0]  # a vocabulary of one
+    assert surviving(keep_top_p(LOGITS.to(dtype), p)) == [1]
+    assert surviving(keep_top_p(torch.zeros(1, 1, dtype=dtype), p)) == [0]  # a vocabulary of one
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

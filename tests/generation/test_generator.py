@@ -1,3 +1,5 @@
+"""The generator: streams of random numbers, frequencies, images, completion, saving."""
+
 import itertools
 import json
 import math
@@ -45,6 +47,32 @@ def test_the_batch_makes_no_difference() -> None:
     assert len(whole[LABELS == 0].unique(dim=0)) > 1  # each image of a class is another
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"guidance_scale": 3, "guidance_interval": (0.3, 1), "top_p": 0.9},
+     {"grid_size": (4, 5), "stride": 1}],
+)  # fmt: skip
+@pytest.mark.parametrize("num_given", [0, 4])
+def test_rows_are_the_tokens_of_one_call(settings: dict[str, Any], num_given: int) -> None:
+    model, options = make(), sampling(seed=1, **settings)
+    given = torch.arange(3 * num_given).view(3, num_given) % 8
+    whole = model.sample_tokens(3, LABELS[:3], given_tokens=given, options=options)
+    height, width = options.grid_size or model.grid_size
+    rows = [r.clone() for r in model.sample_rows(3, LABELS[:3], given, options=options)]
+    first = max(1, num_given // width)  # whole given rows come first
+    assert [part.shape[1] for part in rows] == [width * row for row in range(first, height + 1)]
+    assert all(torch.equal(part, whole[:, : part.shape[1]]) for part in rows)
+
+
+def test_rows_that_nobody_reads_are_not_drawn() -> None:
+    model, calls = make(), []
+    model.transformer.head.register_forward_hook(lambda *_: calls.append(1))
+    rows = model.sample_rows(1, options=sampling(seed=0))
+    next(rows)
+    rows.close()
+    assert len(calls) == 3  # the tokens of a row
+
+
 def test_without_a_seed_pytorch_global_state_decides() -> None:
     model = make()
     torch.manual_seed(1)
@@ -79,12 +107,11 @@ PAIRS = torch.tensor(list(itertools.product(range(4), repeat=2)))  # all images 
 
 def assert_frequencies(logits: torch.Tensor, tokens: torch.Tensor, **options: Any) -> None:
     """Chi-square test of drawn images `(b 2)` against the logits `(16 2 4)` of all there are."""
-    left, kept = filter_logits(logits, **options)
-    if kept is not None:
-        left = torch.full(logits.shape, -torch.inf).scatter(-1, kept, left)
-    log_probabilities = left.log_softmax(-1)
-    chosen = log_probabilities.gather(-1, PAIRS[..., None]).squeeze(-1)  # (16 2)
-    probabilities = chosen.sum(1).exp()
+    filtered, tokens_left = filter_logits(logits, **options)
+    if tokens_left is not None:
+        filtered = torch.full(logits.shape, -torch.inf).scatter(-1, tokens_left, filtered)
+    log_probabilities = filtered.log_softmax(-1)
+    probabilities = log_probabilities.gather(-1, PAIRS[..., None]).sum((1, 2)).exp()  # (16)
     torch.testing.assert_close(probabilities.sum(), torch.tensor(1.0))
     expected = len(tokens) * probabilities
     counts = torch.bincount(tokens[:, 0] * 4 + tokens[:, 1], minlength=16).float()
@@ -122,8 +149,7 @@ def test_frequencies_with_guidance_are_those_of_the_guided_logits(options: dict[
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
-def test_tokens_may_be_of_any_integers(dtype: torch.dtype) -> None:
-    """Such as a token cache holds."""
+def test_tokens_may_have_the_integer_types_of_a_token_cache(dtype: torch.dtype) -> None:
     model = make(tokenizer=GreyTokenizer())
     tokens = model.sample_tokens(2, LABELS[:2], seed=3)
     narrow = tokens.to(dtype)
@@ -169,7 +195,7 @@ def test_logits_have_gradients_and_do_not_read_the_last_token() -> None:
     assert not torch.allclose(model.logits(tokens), logits)  # without condition
 
 
-def test_parts_of_another_model() -> None:
+def test_parts_of_different_models() -> None:
     with pytest.raises(UserError, match="8 codes and the transformer 16"):
         make(tokenizer=GreyTokenizer(), codebook_size=16)
     transformer = make().transformer
@@ -230,7 +256,7 @@ def test_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(transformer.head.weight, model.transformer.head.weight)
 
 
-def test_what_is_no_generator(tmp_path: Path) -> None:
+def test_directories_without_a_generator(tmp_path: Path) -> None:
     with pytest.raises(MissingPathError, match="does not exist"):
         ImageGenerator.from_pretrained(tmp_path / "nowhere")
     model = make()

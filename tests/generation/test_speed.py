@@ -1,4 +1,4 @@
-"""What `auto` means for the precision and compilation of sampling."""
+"""How `auto` decides the precision and compilation of sampling."""
 
 import logging
 
@@ -8,11 +8,7 @@ from every_kind import CLASS, tiny
 from tiny_models import tiny_vqgan
 
 from taming.generation import Guidance, SamplingOptions, generator, speed
-from taming.generation.speed import (
-    compiles,
-    decide_compilation,
-    in_bfloat16,
-)
+from taming.generation.speed import compiles, decide_compilation, in_bfloat16
 from taming.transformer.orders import to_indices
 
 CPU = torch.device("cpu")
@@ -48,13 +44,13 @@ def test_bfloat16_by_device_and_width(
         ("mps", 1, 10**6, False),
     ],
 )
-def test_compiled_by_the_number_of_steps_that_are_coming(
+def test_compilation_depends_on_the_number_of_steps(
     device: str, num_sequences: int, num_steps: int, expected: bool
 ) -> None:
     assert compiles(device, num_sequences, num_steps) == expected
 
 
-def test_steps_are_counted_for_all_images_and_guidance_doubles_the_sequences(
+def test_compilation_counts_the_steps_of_all_images_and_both_sequences_of_guidance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(speed, "can_compile", lambda device: True)
@@ -73,19 +69,17 @@ def test_steps_are_counted_for_all_images_and_guidance_doubles_the_sequences(
     assert compiled(400) is False
 
 
-def test_a_call_of_its_own_decides_for_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny(CLASS)
-    asked = []
-    monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(asked.append(sizes)))
+def test_each_call_decides_for_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = tiny(CLASS), []
+    monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(calls.append(sizes)))
     model.sample_tokens(3, options=SamplingOptions(seed=0, compile="auto"))
-    assert asked == [("cpu", 3, model.num_tokens)] and model._compiled is None
-    model.sample_tokens(3, seed=0)  # nothing is asked where nothing is left open
-    assert len(asked) == 1
+    model.sample_tokens(3, seed=0)  # nothing to decide
+    assert calls == [("cpu", 3, model.num_tokens)] and model._compiled is None
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_images_of_a_decoder_in_bfloat16_are_those_in_float32_up_to_rounding(
+def test_a_decoder_in_bfloat16_gives_the_float32_images_except_for_rounding(
     device: str,
     dtype: speed.SamplingDtype,
     monkeypatch: pytest.MonkeyPatch,
