@@ -64,18 +64,18 @@ def test_tokens_without_guidance_are_drawn_from_one_half(
     """The tokens are those of both halves at every step; the work is counted."""
     model = build(name)
     labels = condition(name)
-    given = torch.ones(3, 2, dtype=torch.int64)
+    first_tokens = torch.ones(3, 2, dtype=torch.int64)
     settings: dict[str, Any] = {"guidance_scale": 3.0, "guidance_interval": interval}
     guided = Guidance(3.0, interval=interval).guided(model.num_tokens)
     rows = [0] * 100  # by the first position of a call
     features = model.transformer.features
 
     def watched(prefix: Any, tokens: Tensor, *inputs: Any, **how: Any) -> Tensor:
-        rows[int(how["positions"][0])] += len(tokens)
+        rows[int(how["cache"].positions[0])] += len(tokens)
         return features(prefix, tokens, *inputs, **how)
 
     for num_given in (0, 2):
-        settings |= {"given_tokens": given[:, :num_given], "seed": 3}
+        settings |= {"given_tokens": first_tokens[:, :num_given], "seed": 3}
         halves = draw(model, labels, **settings)
         with monkeypatch.context() as patch:
             patch.setattr(Guidance, "guided", lambda self, num_tokens: range(num_tokens))
@@ -112,8 +112,8 @@ def test_given_tokens_and_the_batch_change_nothing_else(name: str) -> None:
     labels = condition(name)
     whole = model.sample_tokens(3, labels, seed=3)
     assert torch.equal(draw(model, labels, seed=3, batch_size=2), whole)
-    for given in (1, 7, 12):
-        again = model.sample_tokens(3, labels, seed=3, given_tokens=whole[:, :given])
+    for num_given in (1, 7, 12):
+        again = model.sample_tokens(3, labels, seed=3, given_tokens=whole[:, :num_given])
         assert torch.equal(again, whole)
 
 
