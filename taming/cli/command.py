@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from taming.cli import overview
 from taming.cli.mistakes import check_config, check_overrides, config_directory, exit_with
-from taming.cli.settings import Trait, names_with
+from taming.cli.settings import TABLE, Trait
 from taming.runtime.errors import UserError, printable
 
 __all__ = ["CONFIGS", "command", "job"]
@@ -183,7 +183,7 @@ def _remove_if_empty(directory: Path) -> None:
 
 def _job_directory(*, _root_: DictConfig) -> str:
     """Returns the directory that a command writes into; `.` if it has none."""
-    values = [_root_.get(name) for name in names_with(Trait.OUTPUT)]
+    values = [_root_.get(name) for name in TABLE[Trait.OUTPUT]]
     return str(Path(next((v for v in values if v and v != "auto"), ".")).expanduser())
 
 

@@ -17,23 +17,19 @@ def main(config: DictConfig) -> None:
 
     from hydra.core.hydra_config import HydraConfig
 
-    from taming.cli.data import (
-        ENCODING_TYPES,
-        describe_cache,
-        encode,
-        load_tokenizer,
-        open_images,
-    )
+    from taming.cli.build import build
+    from taming.cli.data import ENCODING_TYPES, load_tokenizer, open_images
     from taming.cli.next_command import print_next, program
     from taming.cli.setting_types import check_types
     from taming.runtime.devices import find_device, join_processes
+    from taming.training.encode_dataset import describe_cache
 
     check_types(config, ENCODING_TYPES)
     join_processes()
     device = find_device(config.device)
     tokenizer = load_tokenizer(config.vqgan)
     images, condition_tokenizer = open_images(config, tokenizer)
-    caches = encode(config, tokenizer, condition_tokenizer, images, device)
+    caches = build(config.tokens)(images, tokenizer, condition_tokenizer, device)
     for split, cache in zip(("training", "validation"), caches, strict=True):
         cache.check()
         print(f"{cache.directory}: {describe_cache(cache)} ({split})")

@@ -20,7 +20,7 @@ __all__ = ["main"]
 def main(config: DictConfig) -> None:
     """Measures a generator, a VQGAN or generated images against the validation images of `data`."""
     from taming.cli.build import build, resolved
-    from taming.cli.data import ENCODING_TYPES, build_data, set_up, with_tokenizer_shape
+    from taming.cli.data import ENCODING_TYPES, build_data, with_tokenizer_shape
     from taming.cli.next_command import condition_settings, print_next, program, setting
     from taming.cli.saved_config import config_of_run
     from taming.cli.setting_types import check_types
@@ -30,6 +30,7 @@ def main(config: DictConfig) -> None:
     from taming.runtime.devices import find_device, join_processes
     from taming.runtime.errors import UserError
     from taming.runtime.process_group import on_first_rank, rank
+    from taming.training.processes import set_up_data
 
     if (config.checkpoint is None) == (config.samples is None):
         raise UserError("give a checkpoint=PATH, or samples=PATH of generated images.")
@@ -51,7 +52,7 @@ def main(config: DictConfig) -> None:
         _warn_of_trained_images(config, run_config)
         notes = _biased_judges(config, run_config)
         data = build_data(config)
-        set_up(data)
+        set_up_data(data)
         subject = (generator or tokenizer).to(device)
     else:
         data, subject = _open_samples(config)
@@ -94,8 +95,9 @@ def main(config: DictConfig) -> None:
 
 def _open_samples(config: DictConfig) -> "tuple[ImageDataModule, ImageDataset]":
     """Opens the data, and the samples resized and cropped to the data's resolution."""
-    from taming.cli.data import build_data, set_up
+    from taming.cli.data import build_data
     from taming.data import ImageDataset, ImageTransform, Part, PictureReader, open_samples
+    from taming.training.processes import set_up_data
 
     if config.data.channels is None:
         config.data.channels = 3
@@ -104,7 +106,7 @@ def _open_samples(config: DictConfig) -> "tuple[ImageDataModule, ImageDataset]":
         first = open_samples(config.samples, reader).load(0)
         config.data.resolution = [first.height, first.width]
     data = build_data(config)
-    set_up(data)
+    set_up_data(data)
     samples = open_samples(config.samples, reader, data.class_names)
     transform = ImageTransform(resolution=data.resolution, resize="shorter_side", crop="center")
     return data, ImageDataset(Part(samples), transform, seed=config.seed)

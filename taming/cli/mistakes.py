@@ -16,7 +16,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from taming.cli.settings import Trait, names_with
+from taming.cli.settings import TABLE, Trait
 from taming.runtime.errors import MissingPathError, UserError, printable
 from taming.runtime.nested import leaves
 
@@ -38,12 +38,12 @@ def config_directory() -> Path:
 
 def check_overrides(overrides: Sequence[Override]) -> None:
     """Checks that paths and names of options are strings to Hydra."""
-    outputs = names_with(Trait.OUTPUT)
+    inputs, outputs = TABLE[Trait.INPUT], TABLE[Trait.OUTPUT]
     for override in overrides:
         name, value = override.key_or_group, override.value()
         if override.is_delete() or override.is_sweep_override():
             continue
-        if name in names_with(Trait.INPUT) + outputs:
+        if name in inputs + outputs:
             if value == "" or (value is None and name in outputs and name != "resume"):
                 raise UserError(f"{override.input_line}: give a path, or leave it out.")
             if isinstance(value, int | float):
@@ -70,7 +70,7 @@ def check_config(config: DictConfig) -> None:
         )
     if config.get("resume") == "auto" and "${now:" in dict(settings_in(config))["run_dir"]:
         raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
-    for name in names_with(Trait.INPUT):
+    for name in TABLE[Trait.INPUT]:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
         if not isinstance(value, str) or re.match(r"hf:|\w+://", value):
             continue

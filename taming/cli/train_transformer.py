@@ -18,7 +18,7 @@ def main(config: DictConfig) -> float | None:
     from annotated_types import Ge, Lt
 
     from taming.cli.build import build
-    from taming.cli.data import ENCODING_TYPES, encode, load_tokenizer, open_images
+    from taming.cli.data import ENCODING_TYPES, load_tokenizer, open_images
     from taming.cli.next_command import condition_settings, program, setting
     from taming.cli.training import finish_run, start_run
     from taming.data.module import TokenDataModule
@@ -64,7 +64,8 @@ def main(config: DictConfig) -> float | None:
     generator = ImageGenerator(tokenizer, GPT(shape), conditioning, grid_size, condition_tokenizer)
     module = build(config.training, generator=generator)
     device = run.trainer.strategy.root_device
-    train_tokens, val_tokens = encode(config, tokenizer, condition_tokenizer, images, device)
+    encode_splits = build(config.tokens)
+    train_tokens, val_tokens = encode_splits(images, tokenizer, condition_tokenizer, device)
     tokens = TokenDataModule(train_tokens, val_tokens, images.loader, seed=config.seed)
     settings = [setting("checkpoint", config.run_dir)]
     if conditioning.takes_images:

@@ -18,13 +18,14 @@ def main(config: DictConfig) -> float | None:
     import lightning as L
 
     from taming.cli.build import build, build_all
-    from taming.cli.data import IMAGE_TYPES, build_data, set_up
+    from taming.cli.data import IMAGE_TYPES, build_data
     from taming.cli.next_command import data_settings, program, setting
     from taming.cli.training import finish_run, log_notes, start_run
     from taming.runtime.errors import UserError
     from taming.tokenizer import VQGAN
     from taming.training.finetuning import FinetuningMode, finetune
     from taming.training.health import unusual_data, unusual_schedule
+    from taming.training.processes import set_up_data
 
     run = start_run(config, VQGAN.kind, {**IMAGE_TYPES, "finetune.mode": FinetuningMode})
     if run is None:
@@ -52,7 +53,7 @@ def main(config: DictConfig) -> float | None:
             "training.reconstruction=cross_entropy and data=label_maps need each other, and only "
             "one of them is set (experiment=label_map sets both)."
         )
-    set_up(data, run.trainer)
+    set_up_data(data, run.trainer)
     log_notes(unusual_data(data, vqgan) + unusual_schedule(adversary, run.trainer.max_steps))
     settings = [setting("vqgan", config.run_dir), *data_settings(config.data)]
     settings += map(shlex.quote, config.get("transformer_settings") or [])

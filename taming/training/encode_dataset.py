@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from taming.data import CacheDescription, ImageDataset, TokenDataset, TokenGrid, TokenWriter
 from taming.data.batches import make_loader
+from taming.data.module import ImageDataModule
 from taming.runtime.errors import UserError, join_names
 from taming.runtime.process_group import gather, on_first_rank, rank
 from taming.tokenizer import Tokenizer
 
-__all__ = ["encode_dataset"]
+__all__ = ["describe_cache", "encode_dataset", "encode_splits"]
 
 log = logging.getLogger(__name__)
 
@@ -146,3 +147,54 @@ def _encode(
                 tokens["labels"] = batch["labels"].numpy()
             writer.write(tokens, dataset.replaced_names)
             bar.update(writer.done - bar.n)
+
+
+def encode_splits(
+    images: ImageDataModule,
+    tokenizer: Tokenizer,
+    condition_tokenizer: Tokenizer | None,
+    device: torch.device,
+    *,
+    cache_dir: str | Path,
+    num_views: Annotated[int, Ge(1)],
+    batch_size: Annotated[int, Ge(1)],
+) -> tuple[TokenDataset, TokenDataset]:
+    """Returns the token caches of the training and the validation images; see `encode_dataset`.
+
+    Validation images have one view, and so have training images if nothing augments them.
+    """
+    if num_views > 1 and not images.transform.augments:
+        log.warning(
+            "note: the data are not augmented (crop, horizontal_flip, random_shift), so all "
+            "tokens.num_views=%d views of an image are equal. Only one is encoded.",
+            num_views,
+        )
+        num_views = 1
+    train, val = (
+        encode_dataset(
+            tokenizer,
+            dataset,
+            cache_dir,
+            condition_tokenizer=condition_tokenizer,
+            num_views=views,
+            batch_size=batch_size,
+            num_workers=images.num_workers_for(dataset),
+            device=device,
+        )
+        for dataset, views in ((images.train_dataset, num_views), (images.val_dataset, 1))
+    )
+    tokenizer.cpu()
+    return train, val
+
+
+def describe_cache(cache: TokenDataset) -> str:
+    """Returns what a cache holds and how large it is, in words."""
+    description = cache.description
+    text = f"{len(cache):,} images"
+    if description.num_views > 1:
+        text += f" in {description.num_views} views"
+    text += ", {}×{} codes each".format(*description.indices.grid_size)
+    if description.condition_indices is not None:
+        text += ", {}×{} condition codes each".format(*description.condition_indices.grid_size)
+    size = sum(array.nbytes for array in cache.arrays.values())
+    return f"{text}, {size / 2**20:.1f} MiB"

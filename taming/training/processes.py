@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import lightning as L
@@ -14,11 +15,13 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 
+from taming.data.module import ImageDataModule
 from taming.runtime.devices import silence_other_ranks
+from taming.runtime.process_group import on_first_rank, rank
 from taming.training.strategies import data_parallel
 
 __all__ = ["choose_strategy", "connect_processes", "environment_plugins", "log_global_batch",
-    "start_processes"]  # fmt: skip
+    "set_up_data", "start_processes"]  # fmt: skip
 
 log = logging.getLogger("taming")
 
@@ -71,6 +74,28 @@ def start_processes(trainer: L.Trainer) -> None:
         elif not launcher.is_interactive_compatible:  # it starts the script again
             launcher.launch(strategy.setup_environment)
     silence_other_ranks()
+
+
+def set_up_data(data: L.LightningDataModule, trainer: L.Trainer | None = None) -> None:
+    """Sets the data up. The first process finds and checks the images for all.
+
+    A training passes its `trainer`, whose other processes start after the images are checked.
+    """
+
+    @cache
+    def find_images() -> Any:
+        data.setup("fit")
+        return getattr(data, "parts", None)
+
+    if trainer is not None:
+        if trainer.strategy.launcher is not None:
+            find_images()
+        start_processes(trainer)
+    parts = on_first_rank(find_images)
+    if rank() > 0:
+        if isinstance(data, ImageDataModule):
+            data.parts = parts
+        data.setup("fit")
 
 
 def log_global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) -> None:

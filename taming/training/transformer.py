@@ -11,16 +11,16 @@ from torch import nn
 from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
 from taming.data.module import ImageDataModule
 from taming.evaluation import TokenLikelihood
-from taming.generation import ImageGenerator
+from taming.generation import ImageGenerator, load_condition_tokenizer
 from taming.losses import FrozenNetwork
 from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
-from taming.tokenizer import Tokenizer
+from taming.tokenizer import VQGAN, CellClasses, Tokenizer
 from taming.training.module import Switch, TrainedNetwork, TrainingModule, submodule_state
 from taming.training.optimizer import OptimizerConfig
 from taming.transformer.orders import to_tokens
 
-__all__ = ["TransformerTraining", "build_conditioning"]
+__all__ = ["TransformerTraining", "build_conditioning", "find_condition_tokenizer"]
 
 
 class TransformerTraining(TrainingModule):
@@ -135,6 +135,56 @@ class TransformerTraining(TrainingModule):
         weights = submodule_state(state, "transformer")
         saved.parts["transformer"] = replace(saved.parts["transformer"], state=weights)
         return saved
+
+
+def find_condition_tokenizer(
+    images: ImageDataModule,
+    *,
+    path: str | None,
+    cell: int | None,
+    downsample_factor: int,
+    required: bool,
+    saved_model: SavedModel | None = None,
+) -> Tokenizer | None:
+    """Returns the tokenizer of the condition images; None if there are none.
+
+    Args:
+        images: the training data, which need not be set up.
+        path: a stage-1 model for the condition images.
+        cell: height and width of the cells of a label map in pixels.
+        downsample_factor: the default of `cell`.
+        required: whether the images must have condition images.
+        saved_model: the generator of a run to resume, which contains the tokenizer.
+
+    Raises:
+        UserError: if the settings do not fit the images or each other.
+    """
+    reader, resolution = images.condition_reader, images.condition_resolution
+    if reader is None:
+        if required or path is not None or cell is not None:
+            raise UserError(
+                "conditioning=image, condition_tokenizer and condition_cell need images with "
+                "condition images: data=paired."
+            )
+        return None
+    if path is not None and cell is not None:
+        raise UserError("give a condition_tokenizer or a condition_cell, not both.")
+    tokenizer: Tokenizer | None
+    if saved_model is not None:
+        tokenizer = load_condition_tokenizer(saved_model)
+    elif path is not None:
+        tokenizer = VQGAN.from_pretrained(path)
+    elif reader.label_maps:
+        tokenizer = CellClasses(reader.channels, cell or downsample_factor, resolution)
+    else:
+        raise UserError(
+            "condition images that are pictures need a condition_tokenizer: a stage-1 run on them. "
+            "Only label maps work without one."
+        )
+    if tokenizer is not None:
+        tokenizer.check_kind(reader.label_maps, reader.channels)
+        tokenizer.grid_size_for(resolution)
+    return tokenizer
 
 
 def build_conditioning(

@@ -16,7 +16,6 @@ from tiny_models import tiny_generator
 from torch import multiprocessing
 from two_processes import in_two
 
-from taming.cli.data import set_up
 from taming.conditioning import ClassLabel
 from taming.data import (
     ImageFiles,
@@ -42,6 +41,7 @@ from taming.runtime.process_group import (
 )
 from taming.tokenizer import VQGAN
 from taming.training.encode_dataset import encode_dataset
+from taming.training.processes import set_up_data
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def data(folder: Path) -> ImageDataModule:
     source = ImageFiles(path=folder / "images", reader=PictureReader(), val_fraction=0.3)
     transform = ImageTransform(resolution=16, resize="shorter_side", crop="random")
     module = ImageDataModule(source, transform, LoaderOptions(4, num_workers=0))
-    set_up(module)
+    set_up_data(module)
     return module
 
 
