@@ -29,7 +29,7 @@ def main(config: DictConfig) -> None:
     import time
 
     from taming.cli.data import build_data
-    from taming.evaluation.digits import report_demo
+    from taming.evaluation.digits import demo_text, report_demo
     from taming.runtime.hardware import product_seconds
 
     output_dir = Path(config.output_dir)
@@ -54,7 +54,15 @@ def main(config: DictConfig) -> None:
     report = {"seconds": seconds, "products": 2 * seconds / sum(products), **numbers}
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     unfinished.unlink()
-    print(_summary(report, output_dir))
+    vqgan, data = program("train_vqgan"), "data.path=MY_IMAGES"
+    print(demo_text(report, output_dir))
+    print(f"""
+Your own images, in a folder or a .zip, are next. On a GPU:
+  {vqgan} {data} run_dir=outputs/my_vqgan
+  {program("train_transformer")} vqgan=outputs/my_vqgan {data} \\
+      run_dir=outputs/my_transformer
+  {program("sample")} checkpoint=outputs/my_transformer
+The README has a recipe for a CPU.""")
 
 
 def run_commands(config: DictConfig, output_dir: Path) -> None:
@@ -100,28 +108,3 @@ def run_command(main: Callable[[], None], *overrides: str) -> None:
     status = subprocess.run([sys.executable, "-c", script, *overrides], check=False).returncode
     if status != 0:
         raise UserError(f"{name} ended with status {status}; see above.")
-
-
-def _summary(report: dict[str, float], output_dir: Path) -> str:
-    """Returns the report in words, and the commands that come next."""
-    return f"""
-The demo took {report["seconds"]:.0f} s, as long as {report["products"]:.0f} products of two \
-2048×2048 matrices. On new digits:
-  reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
-  transformer         {report["bits_per_token"]:.3f} bits per token
-  {report["num_samples"]} sampled digits  an SVM sees the requested digit in \
-{report["agreement"]:.1%} (in {report["svm_accuracy"]:.1%} of real ones);
-                      distance to the nearest training image {report["distance_ratio"]:.2f} of a \
-new real digit's
-It wrote under {output_dir}/:
-  samples/samples.png  the sampled digits as a picture
-  samples/samples.npz  the sampled digits as an array
-  vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
-  report.json          the numbers above
-
-Your own images, in a folder or a .zip, are next. On a GPU:
-  {program("train_vqgan")} data.path=MY_IMAGES run_dir=outputs/my_vqgan
-  {program("train_transformer")} vqgan=outputs/my_vqgan data.path=MY_IMAGES \\
-      run_dir=outputs/my_transformer
-  {program("sample")} checkpoint=outputs/my_transformer
-The README has a recipe for a CPU."""

@@ -50,7 +50,7 @@ def main(config: DictConfig) -> None:
         with_tokenizer_shape(config, tokenizer, generator.resolution if generator else None)
         run_config = config_of_run(config.checkpoint)
         _warn_of_trained_images(config, run_config)
-        notes = _biased_judges(config, run_config)
+        notes = _note_on_judges(config, run_config)
         data = build_data(config)
         set_up_data(data)
         subject = (generator or tokenizer).to(device)
@@ -112,31 +112,17 @@ def _open_samples(config: DictConfig) -> "tuple[ImageDataModule, ImageDataset]":
     return data, ImageDataset(Part(samples), transform, seed=config.seed)
 
 
-def _biased_judges(config: DictConfig, run_config: DictConfig) -> list[str]:
+def _note_on_judges(config: DictConfig, run_config: DictConfig) -> list[str]:
     """Returns a note if a network that judges is, or may be, part of the tokenizer's loss."""
     from taming.cli.saved_config import config_of_run
-    from taming.runtime.errors import join_names
+    from taming.evaluation.report import biased_judges_note
 
     judges = [config.lpips, config.frechet.weights and config.frechet.backbone]
-    names = [name for name in judges if name]
     if "vqgan" in run_config:  # a generator's run refers to its tokenizer's
         run_config = config_of_run(str(run_config.vqgan))
-    if run_config:  # LPIPS' name of a network is the beginning of torchvision's
-        network = OmegaConf.select(run_config, "perceptual.backbone") or "none"
-        names = [name for name in names if name.startswith(network) or network.startswith(name)]
-    if not names:
-        return []
-    networks = join_names(names)
-    finding = (
-        f"The tokenizer was trained to please the network that judges here, {networks}: its "
-        "numbers are"
-        if run_config
-        else "It is not known whether the tokenizer was trained to please the network that judges "
-        f"here, {networks}: its numbers may be"
-    )
-    return [
-        f"{finding} too good compared with a tokenizer that was not. Use another network as well."
-    ]
+    network = OmegaConf.select(run_config, "perceptual.backbone")
+    note = biased_judges_note(list(filter(None, judges)), network, is_known=bool(run_config))
+    return [note] if note else []
 
 
 def _warn_of_trained_images(config: DictConfig, run_config: DictConfig) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from taming.data import ImageDataset
 
-__all__ = ["report_demo", "report_digits"]
+__all__ = ["demo_text", "report_demo", "report_digits"]
 
 SIDE = 8  # pixels of an original digit
 
@@ -24,6 +24,24 @@ def report_demo(output_dir: Path, train: ImageDataset, held_out: ImageDataset) -
         "bits_per_token": stage_2["val/bits_per_token"],
         **report_digits(output_dir / "samples" / "samples.npz", train, held_out),
     }
+
+
+def demo_text(report: dict[str, float], output_dir: Path) -> str:
+    """Returns the demo's `report.json`, and the files of the demo, in words."""
+    return f"""
+The demo took {report["seconds"]:.0f} s, as long as {report["products"]:.0f} products of two \
+2048×2048 matrices. On new digits:
+  reconstructions     {report["psnr"]:.1f} dB PSNR, {report["codebook_usage"]:.0%} of the codes used
+  transformer         {report["bits_per_token"]:.3f} bits per token
+  {report["num_samples"]} sampled digits  an SVM sees the requested digit in \
+{report["agreement"]:.1%} (in {report["svm_accuracy"]:.1%} of real ones);
+                      distance to the nearest training image {report["distance_ratio"]:.2f} of a \
+new real digit's
+It wrote under {output_dir}/:
+  samples/samples.png  the sampled digits as a picture
+  samples/samples.npz  the sampled digits as an array
+  vqgan/, transformer/ the two runs: model/, checkpoints/, metrics.csv, grids/ …
+  report.json          the numbers above"""
 
 
 def report_digits(samples: Path, train: ImageDataset, held_out: ImageDataset) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["evaluation_rows", "image_sets", "markdown_table", "report_text"]
+__all__ = ["biased_judges_note", "evaluation_rows", "image_sets", "markdown_table",
+    "reconstruction_text", "report_text"]  # fmt: skip
 
 MAX_TABLE_CLASSES = 30
 Columns = Mapping[str, tuple[str, str]]  # title and format of a number, by its key
@@ -214,3 +215,48 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["-" * width for width in widths], *rows]
     padded = [[cell.ljust(width) for cell, width in zip(x, widths, strict=True)] for x in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+
+
+def reconstruction_text(numbers: Mapping[str, Any]) -> str:
+    """Returns the numbers of `reconstruct_images` as aligned lines."""
+    size = numbers["resolution"]
+    resolution = "several sizes" if size is None else f"{size[0]}×{size[1]}"
+    rows = [
+        ("images", f"{numbers['num_images']}, {resolution}"),
+        ("PSNR", f"{numbers['psnr']:.2f} dB"),
+        ("SSIM", f"{numbers['ssim']:.4f}"),
+    ]
+    if "lpips" in numbers:
+        rows.append(("LPIPS", f"{numbers['lpips']:.4f} ({numbers['lpips_network']})"))
+    if "frechet_distance" in numbers:
+        distance, network = numbers["frechet_distance"], numbers["frechet_features"]
+        rows.append(("Fréchet distance", f"{distance:.4g} ({network}; not FID)"))
+    rows += [
+        ("codebook usage", f"{numbers['codebook_usage']:.1%} of {numbers['codebook_size']} codes"),
+        ("perplexity", f"{numbers['codebook_perplexity']:.1f}"),
+    ]
+    return "\n".join(f"{name:<18}{value}" for name, value in rows)
+
+
+def biased_judges_note(
+    judges: Sequence[str], training_network: str | None, is_known: bool
+) -> str | None:
+    """Returns a note if a network that judges is, or may be, part of the tokenizer's loss.
+
+    Args:
+        judges: names of the networks that judge.
+        training_network: the network of the perceptual loss; None if there is none.
+        is_known: whether the settings of the training are known.
+    """
+    if is_known:  # LPIPS' name of a network is the beginning of torchvision's
+        network = training_network or "none"
+        judges = [name for name in judges if name.startswith(network) or network.startswith(name)]
+    if not judges:
+        return None
+    trained = f"trained to please the network that judges here, {', '.join(judges)}: its numbers"
+    finding = (
+        f"The tokenizer was {trained} are"
+        if is_known
+        else f"It is not known whether the tokenizer was {trained} may be"
+    )
+    return f"{finding} too good compared with another tokenizer. Use another network as well."
