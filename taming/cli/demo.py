@@ -54,12 +54,11 @@ def main(config: DictConfig) -> None:
     report = {"seconds": seconds, "products": 2 * seconds / sum(products), **numbers}
     (output_dir / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     unfinished.unlink()
-    vqgan, data = program("train_vqgan"), "data.path=MY_IMAGES"
     print(demo_text(report, output_dir))
     print(f"""
 Your own images, in a folder or a .zip, are next. On a GPU:
-  {vqgan} {data} run_dir=outputs/my_vqgan
-  {program("train_transformer")} vqgan=outputs/my_vqgan {data} \\
+  {program("train_vqgan")} data.path=MY_IMAGES run_dir=outputs/my_vqgan
+  {program("train_transformer")} vqgan=outputs/my_vqgan data.path=MY_IMAGES \\
       run_dir=outputs/my_transformer
   {program("sample")} checkpoint=outputs/my_transformer
 The README has a recipe for a CPU.""")
