@@ -184,7 +184,7 @@ def test_images_of_other_channels_and_depths(run: Run, tmp_path: Path) -> None:
     data = ("data=arrays", "data.path=numbers", "data.limits=[0,65535]", "data.val_fraction=0.25")
     shape = ("data.resolution=16", "data.channels=4")
     refused = run("train_vqgan", *TINY_VQGAN, *data, *shape, "perceptual.pretrained=false")
-    assert "images of 4 channels" in refused.err
+    assert "Images with 4 channels" in refused.err
     assert "perceptual=none" in refused.err
     first = run(
         "train_vqgan", *TINY_VQGAN, *data, *shape, "perceptual=none", "run_dir=a", "report=true"
