@@ -42,5 +42,5 @@ def test_any_folder_and_the_seed_reach_the_commands(
 def test_an_earlier_demo_is_kept(run: Run, tmp_path: Path) -> None:
     (tmp_path / "report.json").touch()
     outcome = run("demo", f"output_dir={tmp_path}")
-    assert "holds an earlier demo or other files: delete it" in outcome.err
+    assert "holds an earlier demo or other files. Delete it" in outcome.err
     assert (tmp_path / "report.json").exists()
