@@ -15,7 +15,7 @@ Rotation = Callable[[Tensor], Tensor]
 """Rotates queries or keys `(b heads n d_k)` by angles that depend on their positions."""
 
 CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Writes keys and values to a cache and returns all that it shows; see `CacheView.update`."""
+"""Writes keys and values to a cache and returns all visible ones; see `CacheView.update`."""
 
 
 class HeadNorm(nn.RMSNorm):

@@ -109,7 +109,7 @@ class GumbelQuantizer(Quantizer):
         codebook = self.codebook.float()
         if self.training and not self.hard:
             return relaxed @ codebook, indices, losses
-        # The value is the drawn code. The gradient is that of (one_hot + relaxed − sg[relaxed]) E.
+        # The value is the drawn code. The gradient belongs to (one_hot + relaxed − sg[relaxed]) E.
         mixture = relaxed @ codebook.detach()  # (n d)
         quantized = F.embedding(indices, codebook) + (mixture - mixture.detach())
         return quantized, indices, losses

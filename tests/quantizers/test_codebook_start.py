@@ -1,10 +1,10 @@
-"""How a codebook starts from data, and k-means on its own."""
+"""Initial codes from data, and k-means."""
 
 from typing import Any
 
 import pytest
 import torch
-from vector_quantize_pytorch.vector_quantize_pytorch import kmeans as their_kmeans
+from vector_quantize_pytorch.vector_quantize_pytorch import kmeans as reference_kmeans
 
 from taming.quantizers import VectorQuantizer
 from taming.quantizers.codebook import kmeans
@@ -19,26 +19,26 @@ def as_grid(rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spherical", [False, True])
-def test_kmeans_is_that_of_an_independent_implementation(spherical: bool) -> None:
+def test_kmeans_equals_an_independent_implementation(spherical: bool) -> None:
     points = rows()
     if spherical:
         points = torch.nn.functional.normalize(points, dim=1)
     start = points[:10]
-    theirs, _ = their_kmeans(
+    expected, _ = reference_kmeans(
         points[None], 10, 7, use_cosine_sim=spherical, sample_fn=lambda *_: start[None]
     )
-    ours = kmeans(points, start, spherical=spherical, num_iterations=7)
-    torch.testing.assert_close(ours, theirs[0])
+    centres = kmeans(points, start, spherical=spherical, num_iterations=7)
+    torch.testing.assert_close(centres, expected[0])
 
 
-def test_kmeans_leaves_a_centre_without_rows_where_it_is() -> None:
+def test_a_centre_without_rows_stays() -> None:
     points = torch.tensor([[0.0], [1.0], [2.0]])
     centres = kmeans(points, torch.tensor([[1.5], [50.0]]))
     assert centres.flatten().tolist() == [1.0, 50.0]
 
 
 @pytest.mark.parametrize("cosine", [False, True])
-def test_the_codebook_starts_at_the_centres_of_clusters(cosine: bool) -> None:
+def test_codes_start_at_the_centres_of_clusters(cosine: bool) -> None:
     torch.manual_seed(0)
     # four tight clusters in four directions, 50 latents each, 4 codes, a lucky draw of the start
     centres = torch.tensor([[3.0, 0.0], [0.0, 3.0], [-3.0, 0.0], [0.0, -3.0]])
@@ -55,7 +55,7 @@ def test_the_codebook_starts_at_the_centres_of_clusters(cosine: bool) -> None:
 
 @pytest.mark.parametrize("init", ["data", "kmeans"])
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
-def test_it_happens_once(init: str, ema_decay: float | None) -> None:
+def test_codes_start_only_once(init: str, ema_decay: float | None) -> None:
     quantizer, resumed = (
         VectorQuantizer(codebook_size=8, codebook_dim=3, init=init, ema_decay=ema_decay)
         for _ in range(2)
@@ -66,11 +66,11 @@ def test_it_happens_once(init: str, ema_decay: float | None) -> None:
     for each in (quantizer, resumed):
         before = each.codebook.detach().clone()
         each.train()(as_grid(rows(seed=1) + 100))
-        moved = (each.codebook - before).norm(dim=1)
+        changes = (each.codebook - before).norm(dim=1)
         if ema_decay is None:
             assert torch.equal(each.codebook, before)
         else:  # all latents chose one code
-            assert (moved > 1).sum() == 1
+            assert (changes > 1).sum() == 1
 
 
 @pytest.mark.parametrize("init", ["data", "kmeans"])
@@ -81,14 +81,14 @@ def test_more_codes_than_latents(init: str) -> None:
     output = quantizer.train()(as_grid(points))
     torch.testing.assert_close(output.quantized, as_grid(points))  # a code for each latent
     assert (~quantizer.started).sum() == 12
-    others = torch.nn.functional.normalize(rows(20, seed=1), dim=1)
-    quantizer(as_grid(others))
+    next_points = torch.nn.functional.normalize(rows(20, seed=1), dim=1)
+    quantizer(as_grid(next_points))
     assert quantizer.started.all()
-    distances = torch.cdist(quantizer.codebook.detach(), torch.cat([points, others]))
+    distances = torch.cdist(quantizer.codebook.detach(), torch.cat([points, next_points]))
     assert distances.min(1).values.max() < 1e-3
 
 
-def test_an_explicitly_uniform_start_waits_for_the_revival() -> None:
+def test_with_init_uniform_only_revival_moves_codes() -> None:
     settings: dict[str, Any] = {"codebook_size": 8, "codebook_dim": 3, "init": "uniform"}
     quantizer = VectorQuantizer(**settings, revive_after=2).train()
     before = quantizer.codebook.detach().clone()
@@ -107,7 +107,7 @@ def test_an_explicitly_uniform_start_waits_for_the_revival() -> None:
         ({"init": "kmeans", "revive_after": 7}, True),
     ],
 )
-def test_which_codes_wait_to_start_at_a_latent(settings: dict[str, Any], waits: bool) -> None:
+def test_which_settings_start_codes_at_latents(settings: dict[str, Any], waits: bool) -> None:
     quantizer = VectorQuantizer(codebook_size=2, codebook_dim=3, **settings).train()
     assert quantizer.started.tolist() == [not waits] * 2
     before = quantizer.codebook.detach().clone()

@@ -11,7 +11,7 @@ def batches(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def make(cosine: bool = False, decay: float = 0.8) -> VectorQuantizer:
-    """12 codes, all in use: they start at latents."""
+    """A quantizer whose 12 codes start at latents, so that all are in use."""
     quantizer = VectorQuantizer(codebook_size=12, codebook_dim=3, cosine=cosine, ema_decay=decay)
     codes = batches(1)[0].permute(0, 2, 3, 1).reshape(-1, 3)[:12]
     if cosine:
@@ -24,29 +24,29 @@ def make(cosine: bool = False, decay: float = 0.8) -> VectorQuantizer:
 
 
 @pytest.mark.parametrize("cosine", [False, True])
-def test_codes_and_loss_are_those_of_an_independent_implementation(cosine: bool) -> None:
-    ours = make(cosine).train()
-    theirs = VectorQuantize(
+def test_codes_and_loss_equal_an_independent_implementation(cosine: bool) -> None:
+    quantizer = make(cosine).train()
+    reference = VectorQuantize(
         dim=3, codebook_size=12, decay=0.8, use_cosine_sim=cosine, threshold_ema_dead_code=0,
         commitment_weight=0.25, rotation_trick=False, accept_image_fmap=True,
     ).train()  # fmt: skip
-    theirs._codebook.embed.copy_(ours.codebook.detach()[None])
-    theirs._codebook.embed_avg.copy_(ours.codebook.detach()[None])
+    reference._codebook.embed.copy_(quantizer.codebook.detach()[None])
+    reference._codebook.embed_avg.copy_(quantizer.codebook.detach()[None])
     for z in batches(6):
-        output = ours(z)
-        quantized, indices, loss = theirs(z)
+        output = quantizer(z)
+        quantized, indices, loss = reference(z)
         assert torch.equal(output.indices, indices)
         torch.testing.assert_close(output.quantized, quantized)
         assert output.losses.keys() == {"commitment_loss"}
         assert output.loss.item() == pytest.approx(loss.item(), rel=1e-5)
-    torch.testing.assert_close(ours.codebook.detach(), theirs._codebook.embed[0])
-    quantized, indices, _ = theirs.eval()(z)
-    output = ours.eval()(z)
+    torch.testing.assert_close(quantizer.codebook.detach(), reference._codebook.embed[0])
+    quantized, indices, _ = reference.eval()(z)
+    output = quantizer.eval()(z)
     assert torch.equal(output.indices, indices)
     torch.testing.assert_close(output.quantized, quantized)
 
 
-def test_after_k_steps_the_codes_are_the_closed_form() -> None:
+def test_after_k_steps_the_codes_have_their_closed_form() -> None:
     # with the same assignments each time, m_k = γ^k m_0 + (1 − γ^k) Σz and N_k likewise
     rows = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
     indices, counts = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
@@ -63,18 +63,17 @@ def test_after_k_steps_the_codes_are_the_closed_form() -> None:
     torch.testing.assert_close(codes, sums / smoothed[:, None])
 
 
-def test_the_codebook_takes_no_gradient_but_learns() -> None:
+def test_the_codebook_learns_without_gradient() -> None:
     quantizer = make().train()
     z = batches(1)[0].requires_grad_()
     before = quantizer.codebook.clone()
     output = quantizer(z)
     (output.quantized.sum() + output.loss).backward()
-    assert not quantizer.codebook.requires_grad
-    assert quantizer.codebook.grad is None
+    assert not quantizer.codebook.requires_grad and quantizer.codebook.grad is None
     assert not torch.equal(quantizer.codebook, before)
 
 
-def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> None:
+def test_an_unused_code_stays_until_it_is_used_again() -> None:
     codes = torch.tensor([[0.0, 0.0], [0.6, 0.8]])
     average = CodebookAverage(codes, 0.99)
     rows, indices, counts = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), [4, 0]
@@ -83,11 +82,11 @@ def test_an_unused_code_keeps_its_length_and_goes_on_when_it_is_used_again() -> 
     assert codes[1].norm().item() == pytest.approx(1.0, abs=0.011)
     once = (torch.tensor([[3.0, 4.0]]), torch.tensor([1]), torch.tensor([0, 1]))
     codes, _ = average.update(*once, codes)
-    # all it remembers is this latent: N = 0.01, so the smoothing takes 0.1%
+    # Only this latent counts: N = 0.01, so the smoothing takes 0.1 %.
     torch.testing.assert_close(codes[1], torch.tensor([3.0, 4.0]), rtol=2e-3, atol=0)
 
 
-def test_a_revived_code_begins_its_average_anew() -> None:
+def test_a_revived_code_restarts_its_average() -> None:
     quantizer = VectorQuantizer(
         codebook_size=2, codebook_dim=1, ema_decay=0.9, revive_after=1, init="uniform"
     ).train()

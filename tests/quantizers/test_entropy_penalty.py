@@ -8,7 +8,7 @@ from taming.quantizers.entropy import entropy_penalty
 
 
 def distances(*assignments: list[float], temperature: float = 1.0) -> torch.Tensor:
-    """Distances whose soft assignments are these, with another constant for each latent."""
+    """Distances with these soft assignments, plus a constant for each latent."""
     constants = torch.arange(len(assignments))[:, None]
     return -temperature * torch.tensor(assignments).log() + constants
 
@@ -21,7 +21,7 @@ def entropy(*probabilities: float) -> float:
     return -sum(p * math.log(p) for p in probabilities)
 
 
-def test_the_value_by_hand() -> None:
+def test_values_by_hand() -> None:
     both = distances([0.75, 0.25], [0.25, 0.75])
     expected = entropy(0.75, 0.25) - math.log(2)
     assert penalty(both, 1.0).item() == pytest.approx(expected, rel=1e-5)
@@ -30,7 +30,7 @@ def test_the_value_by_hand() -> None:
     assert penalty(uneven, 0.3).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_its_ends() -> None:
+def test_the_bounds() -> None:
     one_each = 1e4 * (1 - torch.eye(5))
     assert penalty(one_each, 1.0).item() == pytest.approx(-math.log(5), rel=1e-6)
     all_alike = 1e4 * (1 - torch.eye(5)[[2, 2, 2]])
@@ -38,19 +38,19 @@ def test_its_ends() -> None:
     assert penalty(torch.zeros(3, 5), 1.0).item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_its_gradient_is_finite_where_an_assignment_is_zero() -> None:
+def test_the_gradient_is_finite_where_an_assignment_is_zero() -> None:
     far = (1e6 * (1 - torch.eye(5)[[2, 2, 2]])).requires_grad_()
     (gradient,) = torch.autograd.grad(penalty(far, 0.01), far)
     assert torch.isfinite(gradient).all()
 
 
-def test_chunks_of_latents_give_what_all_give_at_once() -> None:
+def test_chunks_of_latents_give_the_same_value() -> None:
     whole = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
     chunked = entropy_penalty(whole.split(4), 0.5, over_ranks=False)
     assert chunked.item() == pytest.approx(penalty(whole, 0.5).item(), rel=1e-5)
 
 
-def test_the_weight_multiplies_it_and_zero_leaves_it_out() -> None:
+def test_the_weight_scales_the_loss_and_zero_omits_it() -> None:
     z = torch.randn(2, 3, 4, 4)
     losses = []
     for weight in (0.0, 0.1, 0.3):

@@ -9,7 +9,7 @@ from taming.quantizers import FiniteScalarQuantizer
 
 
 @pytest.mark.parametrize("levels", [[8, 5, 5, 5], [4, 3], [7, 6, 5], [9]])
-def test_codes_and_indices_are_those_of_an_independent_implementation(levels: list[int]) -> None:
+def test_codes_indices_and_gradients_equal_an_independent_implementation(levels: list[int]) -> None:
     ours, theirs = FiniteScalarQuantizer(levels=levels), FSQ(levels)
     z = 2 * torch.randn(4, len(levels), 8, 8, generator=torch.Generator().manual_seed(0))
     z.requires_grad_()
@@ -17,15 +17,15 @@ def test_codes_and_indices_are_those_of_an_independent_implementation(levels: li
     codes, indices = theirs(z)
     assert torch.equal(output.indices, indices.long())
     torch.testing.assert_close(output.quantized, codes)
-    arriving = torch.randn_like(codes)
-    (our_gradient,) = torch.autograd.grad(output.quantized, z, arriving)
-    (their_gradient,) = torch.autograd.grad(codes, z, arriving)
-    torch.testing.assert_close(our_gradient, their_gradient)
+    upstream = torch.randn_like(codes)
+    (gradient,) = torch.autograd.grad(output.quantized, z, upstream)
+    (reference,) = torch.autograd.grad(codes, z, upstream)
+    torch.testing.assert_close(gradient, reference)
     every_index = torch.arange(math.prod(levels)).view(1, 1, -1)
     torch.testing.assert_close(ours.lookup(every_index), theirs.indices_to_codes(every_index))
 
 
-def test_every_code_is_a_point_of_the_grid_and_its_own_code() -> None:
+def test_the_codes_are_the_grid_of_all_levels() -> None:
     quantizer = FiniteScalarQuantizer(levels=[4, 3, 5])
     assert (quantizer.codebook_size, quantizer.codebook_dim) == (60, 3)
     codes = quantizer.codes_of(torch.arange(60))
@@ -45,9 +45,7 @@ def test_every_level_is_reached_and_zero_stays_zero(levels: int) -> None:
     assert quantizer(torch.zeros(1, 1, 1, 1)).quantized.item() == 0
 
 
-def test_there_is_nothing_to_learn_and_nothing_to_lose() -> None:
+def test_it_has_no_weights_and_no_losses() -> None:
     quantizer = FiniteScalarQuantizer(levels=[8, 5])
-    assert list(quantizer.state_dict()) == []
     output = quantizer(torch.randn(1, 2, 3, 3))
-    assert output.losses == {}
-    assert output.loss.item() == 0
+    assert list(quantizer.state_dict()) == [] and output.losses == {} and output.loss.item() == 0

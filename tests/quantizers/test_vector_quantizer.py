@@ -28,7 +28,7 @@ def nearest(rows: np.ndarray, codebook: np.ndarray, cosine: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cosine", [False, True])
-def test_indices_are_those_of_the_nearest_codes_in_float64(cosine: bool) -> None:
+def test_indices_are_the_nearest_codes_in_float64(cosine: bool) -> None:
     quantizer = make(codebook_size=256, codebook_dim=8, cosine=cosine)
     z = latents(4, 8, 16, 16)
     rows = z.permute(0, 2, 3, 1).reshape(-1, 8).double().numpy()
@@ -38,7 +38,7 @@ def test_indices_are_those_of_the_nearest_codes_in_float64(cosine: bool) -> None
     assert np.array_equal(indices.flatten().numpy(), expected)
 
 
-def test_losses_are_the_papers_with_beta_on_the_commitment() -> None:
+def test_losses_follow_the_paper_with_beta_on_the_commitment() -> None:
     quantizer = make(commitment_weight=0.25)
     z = latents().requires_grad_()
     output = quantizer(z)
@@ -48,22 +48,20 @@ def test_losses_are_the_papers_with_beta_on_the_commitment() -> None:
 
 
 @pytest.mark.parametrize("cosine", [False, True])
-def test_each_loss_moves_its_own_side_only(cosine: bool) -> None:
+def test_each_loss_moves_only_its_own_side(cosine: bool) -> None:
     quantizer = make(cosine=cosine)
     z = latents().requires_grad_()
     losses = quantizer(z).losses
-    for name, moved, still in (
-        ("codebook_loss", quantizer.codebook, z),
-        ("commitment_loss", z, quantizer.codebook),
+    for name, sides in (
+        ("codebook_loss", [quantizer.codebook, z]),
+        ("commitment_loss", [z, quantizer.codebook]),
     ):
-        sides = [moved, still]
-        one, other = torch.autograd.grad(losses[name], sides, retain_graph=True, allow_unused=True)
-        assert one.abs().sum() > 0
-        assert other is None
+        own, other = torch.autograd.grad(losses[name], sides, retain_graph=True, allow_unused=True)
+        assert own.abs().sum() > 0 and other is None
 
 
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.1])
-def test_the_search_takes_a_bounded_number_of_distances_at_once(
+def test_the_search_computes_distances_in_chunks(
     monkeypatch: pytest.MonkeyPatch, entropy_weight: float
 ) -> None:
     quantizer = make(cosine=True, entropy_weight=entropy_weight).eval()
@@ -71,11 +69,11 @@ def test_the_search_takes_a_bounded_number_of_distances_at_once(
     whole = quantizer(z)
     addmm, sizes = torch.addmm, []
 
-    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def record(*args: Any, **kwargs: Any) -> torch.Tensor:
         sizes.append(addmm(*args, **kwargs).numel())
         return addmm(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "addmm", watched)
+    monkeypatch.setattr(torch, "addmm", record)
     monkeypatch.setattr(codebook, "CHUNK_DISTANCES", 330)  # 10 latents and a bit
     with torch.no_grad():
         output = quantizer(z)
@@ -86,7 +84,7 @@ def test_the_search_takes_a_bounded_number_of_distances_at_once(
     torch.testing.assert_close(output.loss, whole.loss)
 
 
-def test_dead_codes_are_moved_to_latents_and_used_ones_left_alone() -> None:
+def test_unused_codes_move_to_latents_and_used_ones_stay() -> None:
     quantizer = make(codebook_size=3, codebook_dim=1, revive_after=2).train()
     with torch.no_grad():
         quantizer.codebook.copy_(torch.tensor([[0.0], [1.0], [100.0]]))
@@ -102,51 +100,53 @@ def test_dead_codes_are_moved_to_latents_and_used_ones_left_alone() -> None:
     assert quantizer.batches_unused[2] == 0  # chosen: it is its latent's nearest
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, quantizer: VectorQuantizer, steps: int) -> list[int]:
-    """The steps, of so many, in which latents are drawn for unused codes."""
-    found: list[int] = []
-    with monkeypatch.context() as patched:
+def searches(monkeypatch: pytest.MonkeyPatch, quantizer: VectorQuantizer, steps: int) -> list[int]:
+    """The steps in which the quantizer draws latents for unused codes."""
+    drawing_steps: list[int] = []
+    with monkeypatch.context() as patch:
         for step in range(steps):
-            patched.setattr(
-                vector, "random_rows", lambda *args, s=step: found.append(s) or random_rows(*args)
+            patch.setattr(
+                vector,
+                "random_rows",
+                lambda *args, s=step: drawing_steps.append(s) or random_rows(*args),
             )
             quantizer.set_step(step)
             quantizer(latents(seed=step))
-    return found
+    return drawing_steps
 
 
-def test_unused_codes_are_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_steps_search_for_unused_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     revived = make(codebook_size=24, revive_after=50).train()
-    assert looks(monkeypatch, revived, 21) == [0, 5, 10, 15, 20]
+    assert searches(monkeypatch, revived, 21) == [0, 5, 10, 15, 20]
     small = make(codebook_size=64, revive_after=50).train()
     # 30 latents a batch: the start takes three batches unless codes come into use, and two at least
-    start = [step for step in looks(monkeypatch, small, 21) if step % 5]
+    start = [step for step in searches(monkeypatch, small, 21) if step % 5]
     assert start in ([1], [1, 2])
     never = make(codebook_size=24, init="data").train()
-    assert looks(monkeypatch, never, 21) == [0]
-    assert looks(monkeypatch, make().train(), 3) == []
+    assert searches(monkeypatch, never, 21) == [0]
+    assert searches(monkeypatch, make().train(), 3) == []
 
 
 @pytest.mark.parametrize("saved_at", [1, 3, 33, 34, 38])
-def test_a_resumed_run_revives_what_an_uninterrupted_one_does(saved_at: int) -> None:
+def test_a_resumed_run_revives_the_same_codes(saved_at: int) -> None:
     settings: dict[str, Any] = {"codebook_size": 64, "revive_after": 30, "init": "kmeans"}
 
     def run(quantizer: VectorQuantizer, steps: range) -> dict[str, torch.Tensor]:
         for step in steps:
             torch.manual_seed(step)
             quantizer.train().set_step(step)
-            quantizer(latents(seed=step) + (9 if step > 2 else 0))  # from then on most codes die
+            quantizer(latents(seed=step) + (9 if step > 2 else 0))  # most codes are then unused
         return copy.deepcopy(quantizer.state_dict())
 
-    begun = make(**settings)
-    saved = run(begun, range(saved_at))
-    expected = run(begun, range(saved_at, 45))
-    for resumed in (make(**settings), begun):  # a new process, and one that goes back
+    first = make(**settings)
+    saved = run(first, range(saved_at))
+    expected = run(first, range(saved_at, 45))
+    for resumed in (make(**settings), first):  # a new process, and one that steps back
         resumed.load_state_dict(saved)
-        found = run(resumed, range(saved_at, 45))
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        state = run(resumed, range(saved_at, 45))
+        assert all(torch.equal(state[name], value) for name, value in expected.items())
     if saved_at == 1:  # 30 latents for 64 codes
         assert (~saved["started"]).sum() == 34
-    if saved_at == 34:  # step 33 had 30 latents for more dead codes, which wait for step 36
+    if saved_at == 34:  # step 33 had 30 latents for more unused codes; the rest waits for step 36
         assert (saved["batches_unused"] >= 30).any()
     assert (expected["codebook"] != saved["codebook"]).any()
