@@ -11,12 +11,12 @@ def features(seed: int, b: int = 4) -> torch.Tensor:
     return torch.randn(b, 3, 6, 7, generator=generator) * channels + torch.tensor(2.0)
 
 
-def test_the_first_batch_comes_out_normal() -> None:
+def test_the_first_batch_gets_mean_0_and_variance_1() -> None:
     norm = ActNorm(3).train()
     output = norm(features(0))
     assert output.mean((0, 2, 3)).tolist() == pytest.approx([0, 0, 0], abs=1e-4)
     variance = output.var((0, 2, 3), unbiased=False)
-    # the narrow channel's 1e-4 has the epsilon 1e-5 beside it
+    # The variance of the narrow channel, 1e-4, is not much larger than the epsilon, 1e-5.
     expected = features(0)[:, 0].var(unbiased=False).item()
     assert variance.tolist() == pytest.approx([expected / (expected + 1e-5), 1, 1], rel=1e-3)
 
@@ -33,7 +33,7 @@ def test_later_batches_change_nothing() -> None:
     assert (output.mean((0, 2, 3)) > 1).all()  # not normalised by its own statistics
 
 
-def test_a_checkpoint_from_before_the_first_batch_is_initialised_by_the_next() -> None:
+def test_a_loaded_uninitialised_layer_is_initialised_by_the_next_batch() -> None:
     norm, fresh = ActNorm(3).train(), ActNorm(3)
     norm(features(0))
     norm.load_state_dict(fresh.state_dict())
@@ -56,7 +56,7 @@ def test_a_constant_channel_stays_finite() -> None:
     assert norm.scale.item() == pytest.approx(1e-5**-0.5)
 
 
-def test_statistics_are_in_float32_whatever_the_input() -> None:
+def test_statistics_are_computed_in_float32() -> None:
     norm = ActNorm(1).train()
     x = (torch.randn(8, 1, 32, 32, generator=torch.Generator().manual_seed(0)) + 8).bfloat16()
     norm(x)

@@ -34,7 +34,7 @@ def random_weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory in the place of torchvision's downloads, and no network."""
+    """An empty directory instead of torchvision's downloads, and no network."""
 
     def no_network(*args: Any, **kwargs: Any) -> None:
         raise urllib.error.URLError("Name or service not known")
@@ -55,7 +55,7 @@ class Trained(nn.Module):
         self.frozen = FrozenNetwork(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
 
 
-def test_a_frozen_network_is_no_part_of_the_training() -> None:
+def test_a_frozen_network_is_not_trained() -> None:
     module = Trained()
     assert set(module.state_dict()) == {"layer.weight", "layer.bias"}
     assert len(list(module.parameters())) == 2
@@ -69,13 +69,13 @@ def test_a_frozen_network_is_no_part_of_the_training() -> None:
 
 
 def test_a_copy_shares_the_frozen_network_and_does_not_move_it() -> None:
-    """A moving average deep-copies the training module, and may keep its copy on another device."""
+    """A moving average deep-copies the training module, perhaps to another device."""
     module = Trained()
     copy = deepcopy(module).to(torch.float64)
     assert copy.frozen.network is module.frozen.network
     assert copy.layer.weight is not module.layer.weight
     x = torch.ones(3, 2)
-    assert torch.equal(copy.frozen(x), module.frozen(x))  # the copy's layer alone is float64 now
+    assert torch.equal(copy.frozen(x), module.frozen(x))  # only the copy's layer is float64
     assert set(copy.state_dict()) == set(module.state_dict())
     module.to(torch.float64)
     assert copy.frozen(x.double()).dtype == torch.float64
@@ -84,7 +84,7 @@ def test_a_copy_shares_the_frozen_network_and_does_not_move_it() -> None:
 # --- LPIPS --------------------------------------------------------------------------------------
 
 
-def test_missing_lpips_weights_and_no_network_are_one_clear_error(hub: Path) -> None:
+def test_missing_lpips_weights_without_network_give_one_clear_error(hub: Path) -> None:
     with pytest.raises(UserError) as caught:
         LPIPSLoss(backbone="alex")
     message = str(caught.value)
@@ -93,7 +93,7 @@ def test_missing_lpips_weights_and_no_network_are_one_clear_error(hub: Path) -> 
         assert part in message
 
 
-def test_lpips_loads_weights_put_there_by_hand(hub: Path) -> None:
+def test_lpips_loads_a_weights_file_from_the_cache(hub: Path) -> None:
     (hub / "checkpoints").mkdir(parents=True)
     torch.manual_seed(0)
     state = torchvision.models.alexnet(weights=None).state_dict()
@@ -102,12 +102,12 @@ def test_lpips_loads_weights_put_there_by_hand(hub: Path) -> None:
     loaded = loss.lpips.network.net.slice1[0].weight
     assert torch.equal(loaded, state["features.0.weight"])
     heads = loss.lpips.network.lin0.model[1].weight
-    assert (heads >= 0).all()  # the published heads, which the package brings along
+    assert (heads >= 0).all()  # the published heads, which the package contains
     assert heads.std() > 0
 
 
 @pytest.mark.parametrize("damage", [b"no weights", b"PK\x03\x04 the beginning of a zip"])
-def test_damaged_lpips_weights_are_one_clear_error(hub: Path, damage: bytes) -> None:
+def test_damaged_lpips_weights_give_one_clear_error(hub: Path, damage: bytes) -> None:
     path = hub / "checkpoints" / "alexnet-owt-7be5be79.pth"
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
@@ -126,7 +126,7 @@ def test_the_smallest_image_of_each_network(backbone: str) -> None:
             network(torch.zeros(1, 3, side - 1, side - 1))
 
 
-def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
+def test_lpips_with_random_weights(hub: Path) -> None:
     torch.manual_seed(0)
     loss = LPIPSLoss(backbone="alex", pretrained=False).train()
     first, second = images(side=64)
@@ -142,7 +142,7 @@ def test_untrained_lpips_measures_something_without_weights(hub: Path) -> None:
 
 
 @pytest.mark.parametrize("backbone", ["alex", "vgg"])
-def test_lpips_is_the_packages(backbone: str, hub: Path) -> None:
+def test_lpips_equals_the_package(backbone: str, hub: Path) -> None:
     torch.manual_seed(0)
     loss = LPIPSLoss(backbone=backbone, pretrained=False)
     first, second = images(side=32)
@@ -153,7 +153,7 @@ def test_lpips_is_the_packages(backbone: str, hub: Path) -> None:
     assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[1].norm()
 
 
-def test_pixels_whose_features_are_all_0_have_a_finite_gradient(hub: Path) -> None:
+def test_the_gradient_is_finite_where_all_features_are_0(hub: Path) -> None:
     features, target = torch.rand(2, 2, 5, 3, 3).unbind()
     features[:, :, 1, 1] = 0.0
     features.requires_grad_()
@@ -164,7 +164,7 @@ def test_pixels_whose_features_are_all_0_have_a_finite_gradient(hub: Path) -> No
 
     loss = LPIPSLoss(backbone="alex", pretrained=False)
     first_layers = loss.lpips.network.net.slice1
-    first_layers[1] = nn.Identity()  # a ReLU would keep a NaN back
+    first_layers[1] = nn.Identity()  # a ReLU would stop a NaN
     with torch.no_grad():
         first_layers[0].bias.zero_()
     first, second = images(side=64)
@@ -194,29 +194,29 @@ def test_lpips_in_bf16_is_close_to_float32(hub: Path) -> None:
 
 
 def reference(weights: Path, first: torch.Tensor, second: torch.Tensor) -> float:
-    """The same distance, written with hooks on torchvision's own model."""
+    """The same distance from hooks on torchvision's model."""
     network = torchvision.models.squeezenet1_1(weights=None)
     network.load_state_dict(
         {k: v for k, v in load_file(weights).items() if k.startswith("features.")}, strict=False
     )
     network.eval()
-    found: dict[int, list[torch.Tensor]] = {}
+    features: dict[int, list[torch.Tensor]] = {}
     for index in Backbone.LAYERS["squeezenet1_1"]:
 
-        def keep(module: nn.Module, args: Any, output: torch.Tensor, index: int = index) -> None:
-            found.setdefault(index, []).append(output.clone())
+        def record(module: nn.Module, args: Any, output: torch.Tensor, index: int = index) -> None:
+            features.setdefault(index, []).append(output.clone())
 
-        network.features[index].register_forward_hook(keep)
+        network.features[index].register_forward_hook(record)
     normalise = torchvision.transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     with torch.no_grad():
         for picture in (first, second):
             network.features(normalise((picture + 1) / 2))
     unit = nn.functional.normalize
-    terms = [(unit(a) - unit(b)).square().sum(1).mean().item() for a, b in found.values()]
+    terms = [(unit(a) - unit(b)).square().sum(1).mean().item() for a, b in features.values()]
     return sum(terms) / len(terms)
 
 
-def test_the_feature_distance_is_that_of_torchvisions_network(random_weights: Path) -> None:
+def test_the_feature_distance_equals_torchvisions_network(random_weights: Path) -> None:
     first, second = images()
     loss = FeatureLoss(backbone="squeezenet1_1", weights=random_weights)
     expected = reference(random_weights, first, second)
@@ -224,7 +224,7 @@ def test_the_feature_distance_is_that_of_torchvisions_network(random_weights: Pa
     assert loss(first, first).item() == 0.0
 
 
-def test_real_features_notice_blur_more_than_brightness(shared: Path) -> None:
+def test_trained_features_react_more_to_blur_than_to_brightness(shared: Path) -> None:
     weights = shared / SQUEEZENET
     if not weights.is_file():
         pytest.skip(f"needs {weights}")
@@ -245,11 +245,11 @@ def test_the_feature_network_is_frozen(random_weights: Path) -> None:
     loss(first.requires_grad_(), second.requires_grad_()).backward()
     assert first.grad is not None
     assert first.grad.abs().sum() > 0
-    assert second.grad is None  # the images are what the reconstructions are measured against
+    assert second.grad is None  # the images are constants
     assert list(loss.parameters()) == []
 
 
-def test_feature_losses_move_and_take_grey_images(random_weights: Path) -> None:
+def test_feature_losses_take_grey_images_and_change_dtype(random_weights: Path) -> None:
     loss = FeatureLoss(backbone="squeezenet1_1", weights=random_weights)
     first, second = images(1)
     grey = loss(first, second).item()
@@ -259,7 +259,7 @@ def test_feature_losses_move_and_take_grey_images(random_weights: Path) -> None:
     assert loss(first.double(), second.double()).item() == pytest.approx(grey, rel=1e-4)
 
 
-def test_pth_files_are_read_too(random_weights: Path, tmp_path: Path) -> None:
+def test_weights_from_a_pth_file(random_weights: Path, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(load_file(random_weights), path)
     first, second = images()
@@ -270,7 +270,7 @@ def test_pth_files_are_read_too(random_weights: Path, tmp_path: Path) -> None:
     assert values[0] == values[1]
 
 
-def test_wrong_feature_weights_are_named(random_weights: Path, tmp_path: Path) -> None:
+def test_wrong_feature_weights_give_clear_errors(random_weights: Path, tmp_path: Path) -> None:
     def build(path: Path) -> None:
         FeatureLoss(backbone="squeezenet1_1", weights=path)
 

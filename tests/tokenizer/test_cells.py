@@ -7,21 +7,14 @@ from taming.runtime.errors import UserError
 from taming.serialization import load_model_directory, save_model_directory
 from taming.tokenizer import CellClasses
 
-MAP = torch.tensor(
-    [
-        [0, 0, 1, 2, 3, 3],
-        [0, 1, 2, 1, 3, 0],
-        [2, 2, 3, 2, 0, 1],
-        [2, 2, 1, 0, 2, 3],
-    ]
-)
+MAP = torch.tensor([[0, 0, 1, 2, 3, 3], [0, 1, 2, 1, 3, 0], [2, 2, 3, 2, 0, 1], [2, 2, 1, 0, 2, 3]])
 
 
 def one_hot(classes: torch.Tensor, num_classes: int = 4) -> torch.Tensor:
     return torch.nn.functional.one_hot(classes, num_classes).movedim(-1, -3).float()
 
 
-def test_the_most_frequent_class_of_each_cell_and_of_several_the_lowest() -> None:
+def test_encoding_takes_the_most_frequent_class_or_the_lowest_of_equals() -> None:
     cells = CellClasses(4, cell_size=2, resolution=(4, 6))
     assert cells.grid_size == (2, 3)
     assert (cells.codebook_size, cells.image_channels, cells.label_maps) == (4, 4, True)
@@ -30,7 +23,7 @@ def test_the_most_frequent_class_of_each_cell_and_of_several_the_lowest() -> Non
     assert indices.dtype == torch.int64
     # 1 and 2 twice each: 1; all four classes once each: 0
     assert indices.tolist() == [[[0, 1, 3], [2, 0, 0]]]
-    assert cells.encode(one_hot(MAP[:, :4])[None]).shape == (1, 2, 2)  # another size than its own
+    assert cells.encode(one_hot(MAP[:, :4])[None]).shape == (1, 2, 2)  # another size
 
 
 def test_a_cell_of_one_pixel_loses_nothing() -> None:
@@ -50,7 +43,7 @@ def test_decoding_fills_cells() -> None:
     assert torch.equal(cells.encode(label_maps), indices)
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+def test_saving_and_loading(tmp_path: Path) -> None:
     cells = CellClasses(3, 2, (4, 6))
     assert cells.state_dict() == {}
     save_model_directory(cells.to_saved(), tmp_path / "cells")
@@ -63,7 +56,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert len(prints) == 4
 
 
-def test_what_does_not_fit() -> None:
+def test_label_maps_that_do_not_fit() -> None:
     with pytest.raises(UserError, match=r"resolution 4×7 .* factor 2"):
         CellClasses(3, 2, (4, 7))
     with pytest.raises(UserError, match=r"\(b 3 H W\), not \(1, 4, 4, 4\)"):
