@@ -41,22 +41,22 @@ def tiff(values: np.ndarray, **options: Any) -> io.BytesIO:
 )
 def test_every_value_is_kept(file: io.BytesIO) -> None:
     reader = ArrayReader(5, [0, 65535])  # type: ignore[arg-type]
-    found = reader.tensor(reader.read(file, "a"))
+    tensor = reader.tensor(reader.read(file, "a"))
     expected = torch.from_numpy(SIXTEEN.astype(np.float32) / 32767.5 - 1).permute(2, 0, 1)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
+    assert tensor.dtype == torch.float32
+    torch.testing.assert_close(tensor, expected, rtol=0, atol=2e-7)
 
 
 def test_half_precision_does_not_overflow() -> None:
     reader = ArrayReader(1, (-60000, 60000))
-    found = reader.tensor(reader.read(npy(np.array([[-60000, 0, 60000]], np.float16)), "a"))
-    assert found.tolist() == [[[-1, 0, 1]]]
+    tensor = reader.tensor(reader.read(npy(np.array([[-60000, 0, 60000]], np.float16)), "a"))
+    assert tensor.tolist() == [[[-1, 0, 1]]]
 
 
 def test_one_channel_needs_no_axis() -> None:
     reader = ArrayReader(1, (-1.0, 3.0))
-    found = reader.tensor(reader.read(npy(np.array([[-1, 0, 1], [2, 3, 3]])), "a"))
-    assert found.tolist() == [[[-1, -0.5, 0], [0.5, 1, 1]]]
+    tensor = reader.tensor(reader.read(npy(np.array([[-1, 0, 1], [2, 3, 3]])), "a"))
+    assert tensor.tolist() == [[[-1, -0.5, 0], [0.5, 1, 1]]]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_files_of_too_many_values(file: io.BytesIO, monkeypatch: pytest.MonkeyPa
         ArrayReader(5, (0, 65535)).read(file, "the file")
 
 
-def test_few_copies_are_there_at_once() -> None:
+def test_few_copies_exist_at_once() -> None:
     file = io.BytesIO(npy(np.zeros((1000, 1000), np.float32)).getvalue())
     tracemalloc.start()
     ArrayReader(1, (0, 1)).read(file, "a")
@@ -99,7 +99,7 @@ def test_few_copies_are_there_at_once() -> None:
     assert peak < 13e6  # 4 MB, and twice as many
 
 
-def test_limits_the_wrong_way_round() -> None:
+def test_reversed_limits() -> None:
     with pytest.raises(UserError, match=r"limits is \[1.0, 0.0\]: give"):
         ArrayReader(1, (1, 0))
 

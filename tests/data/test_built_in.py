@@ -85,7 +85,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         (FashionMNIST, ("FashionMNIST/raw", "t10k-labels-idx1-ubyte.gz")),
     ],
 )
-def test_absent_sets_say_what_to_put_where(
+def test_a_missing_set_says_which_files_to_put_where(
     tmp_path: Path, no_network: None, kind: Any, parts: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError) as error:

@@ -94,7 +94,7 @@ def test_a_file_that_breaks_later_is_replaced_by_one_of_its_class(
     assert pickle.loads(pickle.dumps(data)).replaced_names == ["cat/3.png"]
 
 
-def test_stand_ins_of_what_is_read_in_order_come_from_its_block(make_folder: Any) -> None:
+def test_replacements_in_a_stream_come_from_the_same_block(make_folder: Any) -> None:
     images = ImageFolder(make_folder({"cat": 3, "dog": 3}), PictureReader(), labels="auto")
     images.block = 4
     items = ImageDataset(Part(images), AUGMENTED, seed=0)
@@ -102,7 +102,7 @@ def test_stand_ins_of_what_is_read_in_order_come_from_its_block(make_folder: Any
     assert list(items._with_stand_ins(5)) == [5, 4, 0, 1, 2, 3]
 
 
-def test_a_worker_that_replaces_an_image_tells_the_others(make_folder: Any) -> None:
+def test_workers_share_what_they_find_broken(make_folder: Any) -> None:
     root = make_folder({"": 8})
     data = dataset(root)
     (root / "5.png").write_bytes(b"gone")
@@ -117,7 +117,7 @@ def test_an_opened_zip_can_be_sent_to_a_spawned_worker(make_folder: Any) -> None
     assert torch.equal(received[3, 9]["images"], data[3, 9]["images"])
 
 
-def test_too_many_that_break_later_stop(make_folder: Any) -> None:
+def test_too_many_files_that_break_later_are_an_error(make_folder: Any) -> None:
     root = make_folder({"": 4})
     data = dataset(root)
     for i in range(2):
@@ -128,7 +128,7 @@ def test_too_many_that_break_later_stop(make_folder: Any) -> None:
         data[0]
 
 
-def test_sizes_that_do_not_suit_are_an_error_at_once(make_folder: Any) -> None:
+def test_unusable_sizes_are_an_error_at_once(make_folder: Any) -> None:
     root = make_folder({"": 3}, size=(24, 12))
     cut = ImageTransform(resolution=16, resize="none", crop="random")
     with pytest.raises(UserError, match=r"^0\.png: an image of 24x12 .*too small"):

@@ -23,8 +23,8 @@ def table(table_cache: None) -> Callable[..., Any]:
 
     def make(count: int = 8, **columns: Any) -> Any:
         pixels = np.random.default_rng(0).integers(0, 256, (count, 24, 24, 3), dtype=np.uint8)
-        found = {"picture": [Image.fromarray(one) for one in pixels], **columns}
-        rows = datasets.Dataset.from_dict(found).cast_column("picture", datasets.Image())
+        values = {"picture": [Image.fromarray(one) for one in pixels], **columns}
+        rows = datasets.Dataset.from_dict(values).cast_column("picture", datasets.Image())
         if "label" in columns:
             classes = datasets.ClassLabel(names=["cat", "dog", "eel"])
             rows = rows.cast_column("label", classes)
@@ -62,12 +62,12 @@ def test_files_of_all_kinds(table: Any, tmp_path: Path, kind: str) -> None:
 
 def test_batches_with_workers(table: Any, tmp_path: Path) -> None:
     table(label=[0, 1, 1, 0] * 2).to_parquet(tmp_path / "x.parquet")
-    alone, helped = (
+    one, several = (
         batches(data_module(source(tmp_path / "x.parquet"), num_workers=workers), 4)
         for workers in (0, 2)
     )
-    assert equal(alone, helped)
-    assert alone[0].keys() == {"images", "labels"}
+    assert equal(one, several)
+    assert one[0].keys() == {"images", "labels"}
 
 
 def test_classes_by_name_and_a_validation_split(table: Any, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_columns_that_are_not_there(table: Any, tmp_path: Path) -> None:
         source(path).open()
 
 
-def test_what_cannot_be_loaded(table: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_datasets_that_cannot_be_loaded(table: Any, tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "x.parquet"
     table(8).to_parquet(path)
     with pytest.raises(UserError, match="split test, cannot be loaded: Unknown split"):

@@ -30,7 +30,7 @@ def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-400])
 
 
-def test_everything_an_image_and_nothing_hidden_is_found(make_folder: Any) -> None:
+def test_all_images_except_hidden_ones_are_listed(make_folder: Any) -> None:
     root = make_folder({"": 1, "deep/er": 2, ".cache": 1, "__MACOSX": 1})
     (root / "._0.png").write_bytes(b"resource fork")
     (root / "notes.txt").write_text("no image")
@@ -106,7 +106,7 @@ def test_a_file_that_is_too_large_is_broken_before_it_is_read(
             ]
 
 
-def test_a_damaged_directory_of_a_zip_is_one_sentence(make_folder: Any) -> None:
+def test_a_damaged_zip_directory_is_a_user_error(make_folder: Any) -> None:
     """Versions of the future, names that are no text, extra fields of another length."""
     archive = zipped(make_folder({"": 3}))
     whole = archive.read_bytes()
@@ -145,7 +145,7 @@ def test_links_that_lead_nowhere_are_broken_files(make_folder: Any) -> None:
 
 
 @pytest.mark.parametrize("as_zip", [False, True])
-def test_broken_files_are_left_out_counted_and_named(
+def test_broken_files_are_dropped_counted_and_named(
     make_folder: Any, caplog: pytest.LogCaptureFixture, as_zip: bool
 ) -> None:
     root = make_folder({"cat": 6, "dog": 5})
@@ -170,7 +170,7 @@ def test_too_many_broken_files_stop(make_folder: Any) -> None:
         opened(root, max_broken_fraction=0.19)
 
 
-def test_what_the_checks_find(make_folder: Any) -> None:
+def test_checks(make_folder: Any) -> None:
     root = make_folder({"": 8})
     for i in range(2):
         Image.effect_noise((64, 64), 50).save(root / f"{i}.jpg")
@@ -224,7 +224,7 @@ def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -
     assert opened(zipped(root)).fingerprint() != in_zip
 
 
-def test_what_a_check_of_many_files_found_is_kept(
+def test_the_result_of_checking_many_files_is_saved(
     make_folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, scan_dir = make_folder({"a": 3, "b": 2}), tmp_path / "scans"
@@ -235,8 +235,8 @@ def test_what_a_check_of_many_files_found_is_kept(
 
     def counting(self: ImageFolder, entry: Any, full: bool) -> Any:
         checked.append(entry.name)
-        found = check_file(self, entry, full)
-        return "cut off" if isinstance(found, str) else found  # Pillow says it in several ways
+        result = check_file(self, entry, full)
+        return "cut off" if isinstance(result, str) else result  # Pillow words it differently
 
     monkeypatch.setattr(ImageFolder, "_size_or_reason", counting)
 
@@ -269,7 +269,7 @@ def test_natural_order() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_drive_that_is_unmounted_is_no_broken_image(make_folder: Any, packed: bool) -> None:
+def test_an_unmounted_drive_is_not_a_broken_image(make_folder: Any, packed: bool) -> None:
     root = make_folder({"": 2})
     source = opened(zipped(root) if packed else root)
     (root / "0.png").unlink()

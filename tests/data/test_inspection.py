@@ -42,7 +42,7 @@ def test_images_of_one_size_share_batches(tmp_path: Path) -> None:
     assert images.num_magnified == 0
 
 
-def test_what_does_not_divide_is_cut_in_the_middle(tmp_path: Path) -> None:
+def test_sides_that_do_not_divide_are_center_cropped(tmp_path: Path) -> None:
     pixels = np.arange(10 * 11, dtype=np.uint8).reshape(10, 11)
     Image.fromarray(pixels).convert("RGB").save(tmp_path / "a.png")
     ((_, batch),) = inspected(tmp_path).load([[0]], num_workers=0)
@@ -50,7 +50,7 @@ def test_what_does_not_divide_is_cut_in_the_middle(tmp_path: Path) -> None:
     torch.testing.assert_close(batch[0, 0], expected)
 
 
-def test_a_resolution_is_the_training_transforms(tmp_path: Path) -> None:
+def test_a_resolution_resizes_as_in_training(tmp_path: Path) -> None:
     write(tmp_path / "large.png", 40, 20)
     write(tmp_path / "small.png", 6, 30)
     images = inspected(tmp_path, resolution=[12, 8])
@@ -58,7 +58,7 @@ def test_a_resolution_is_the_training_transforms(tmp_path: Path) -> None:
     assert (images.num_cropped, images.num_magnified) == (0, 1)
 
 
-def test_broken_files_are_left_out_and_named(tmp_path: Path) -> None:
+def test_broken_files_are_dropped_and_named(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.png", 8, 8)
     (tmp_path / "0.png").write_bytes(b"no picture")  # its header is wrong
@@ -81,7 +81,7 @@ def test_images_that_are_too_small(tmp_path: Path) -> None:
     assert batches(enlarged, 1) == [(["a.png"], (1, 3, 12, 12))]
 
 
-def test_max_images_counts_what_can_be_read(tmp_path: Path) -> None:
+def test_max_images_counts_readable_images(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / f"{number}.png", 8, 8)
     (tmp_path / "0.png").write_bytes(b"no picture")

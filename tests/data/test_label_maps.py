@@ -25,7 +25,7 @@ def grey(*rows: list[int]) -> Image.Image:
     return Image.fromarray(np.array(rows, dtype=np.uint8))
 
 
-def test_a_palette_image_gives_its_indices_and_not_its_colours() -> None:
+def test_a_palette_image_gives_its_indices() -> None:
     image = grey([3, 0], [11, 7])
     image.putpalette([200, 100, 50] * 12)
     assert image.mode == "P"
@@ -58,7 +58,7 @@ def test_unlabelled_pixels(row: list[int], settings: Any, expected: list[int]) -
     assert read(grey(row), **settings) == [expected]
 
 
-def test_classes_that_there_are_not() -> None:
+def test_classes_that_do_not_exist() -> None:
     with pytest.raises(UserError, match=r"value 255, .*12 classes, 0 to 11\. .*unlabelled=255"):
         read(grey([0, 255, 4]), unlabelled=None)
     with pytest.raises(UserError, match=r"has unlabelled .*255.*last class, 11, and also"):
@@ -72,7 +72,7 @@ def test_classes_that_there_are_not() -> None:
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("RGB", "PNG"), ("LA", "PNG"), ("L", "JPEG")])
-def test_a_picture_is_no_label_map(mode: str, kind: str) -> None:
+def test_a_picture_is_not_a_label_map(mode: str, kind: str) -> None:
     with pytest.raises(UserError, match=rf"a\.png is a {kind} picture of mode {mode}") as caught:
         read(Image.new(mode, (2, 2)), kind)
     assert not isinstance(caught.value, BrokenImageError)  # a mistake, not a file to leave out

@@ -12,7 +12,7 @@ from taming.runtime.errors import MissingPathError, UserError
 
 
 @pytest.mark.parametrize(
-    ("files", "mode", "known", "expected"),
+    ("files", "mode", "known_classes", "expected"),
     [
         ("10/a.png 9/b.png 9/deeper/c.png", "auto", None, (["9", "10"], [1, 0, 0])),
         ("photos/cat/1.png photos/dog/1.png", "auto", None, (["cat", "dog"], [0, 1])),
@@ -24,12 +24,12 @@ from taming.runtime.errors import MissingPathError, UserError
         ("v/dog/1.png v/cat/2.png", "auto", ["cat", "dog", "emu"], (["cat", "dog", "emu"], [1, 0])),
     ],
 )
-def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) -> None:
-    assert folder_labels(files.split(), "x", known, required=mode == "folders") == expected
+def test_classes_of_folders(files: str, mode: Any, known_classes: Any, expected: Any) -> None:
+    assert folder_labels(files.split(), "x", known_classes, required=mode == "folders") == expected
 
 
 @pytest.mark.parametrize(
-    ("files", "mode", "known", "message"),
+    ("files", "mode", "known_classes", "message"),
     [
         ("a/1.png 2.png", "folders", None, r"x: 1 of 2 .*such as 2\.png"),
         ("train/cat/1.png val/cat/2.png", "auto", None, "train, val look like a split.*val_path"),
@@ -38,12 +38,14 @@ def test_classes_of_folders(files: str, mode: Any, known: Any, expected: Any) ->
         ("1.png", "auto", ["cat", "dog"], "x: 1 of 1 images are in no class folder, such as 1"),
     ],
 )
-def test_folders_that_are_no_classes(files: str, mode: Any, known: Any, message: str) -> None:
+def test_folders_that_cannot_be_classes(
+    files: str, mode: Any, known_classes: Any, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
-        folder_labels(files.split(), "x", known, required=mode == "folders")
+        folder_labels(files.split(), "x", known_classes, required=mode == "folders")
 
 
-def test_what_keeps_auto_from_classes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_image_that_prevents_classes(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         folder_labels(["1.png", "2.png"], "x")
         folder_labels(["cat/1.png", "dog/2.png", "3.png"], "x")
@@ -56,7 +58,7 @@ def labelled(path: Path, labels: str, **settings: Any) -> tuple[list[str], list[
     return images.class_names, [images.label(i) for i in range(len(images))]
 
 
-def test_no_known_classes_are_none(make_folder: Any) -> None:
+def test_empty_known_classes_mean_no_classes(make_folder: Any) -> None:
     assert labelled(make_folder({"cat": 1, "dog": 1}), "auto", known_classes=[]) == ([], [None] * 2)
 
 
@@ -124,7 +126,7 @@ def test_a_table_in_a_damaged_archive(make_folder: Any) -> None:
         labelled(path, "labels.csv")
 
 
-def test_a_table_that_is_nowhere(make_folder: Any) -> None:
+def test_a_missing_table(make_folder: Any) -> None:
     with pytest.raises(
         MissingPathError, match=r"labels=folder does not exist .*Give auto, folders"
     ):

@@ -42,15 +42,15 @@ def test_batches(make_folder: Any) -> None:
 def test_workers_change_nothing_and_the_seed_does(make_folder: Any, kind: str) -> None:
     root = make_folder({"cat": 8, "dog": 8})
     root = zipped(root) if kind == "zip" else root
-    alone, helped = (module(root, num_workers=n) for n in (0, 2))
-    reference = train_batches(alone, 6)
-    assert equal(train_batches(helped, 6), reference)
-    assert equal(list(alone.val_dataloader()), list(helped.val_dataloader()))
+    one, several = (module(root, num_workers=n) for n in (0, 2))
+    reference = train_batches(one, 6)
+    assert equal(train_batches(several, 6), reference)
+    assert equal(list(one.val_dataloader()), list(several.val_dataloader()))
     assert not equal(train_batches(module(root, seed=1), 6), reference)
 
 
 class Handlers(torch.utils.data.Dataset[Any]):
-    """How the process that loads an item takes the signals that end a training after its step."""
+    """The handlers of the stop signals in the process that loads an item."""
 
     def __len__(self) -> int:
         return 1
@@ -59,25 +59,25 @@ class Handlers(torch.utils.data.Dataset[Any]):
         return [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)]
 
 
-def test_a_signal_to_all_processes_ends_no_loader() -> None:
-    (found,) = make_loader(Handlers(), 1, batch_size=None)
-    assert found == [signal.SIG_IGN] * 3
+def test_loaders_ignore_the_signals_that_stop_a_training() -> None:
+    (handlers,) = make_loader(Handlers(), 1, batch_size=None)
+    assert handlers == [signal.SIG_IGN] * 3
 
 
 def test_ranks_share_the_work(make_folder: Any) -> None:
     root = make_folder({"": 20})
-    alone = module(root, batch_size=8)
+    single = module(root, batch_size=8)
     ranks = []
     for rank in (0, 1):
         data = module(root, batch_size=4)
         data.trainer = SimpleNamespace(global_rank=rank, world_size=2)  # type: ignore[assignment]
         ranks.append(data)
-    (reference,) = train_batches(alone, 1)
+    (reference,) = train_batches(single, 1)
     halves = [train_batches(data, 1)[0]["images"] for data in ranks]
     assert torch.equal(torch.cat(halves), reference["images"])
     parts = [torch.cat([b["images"] for b in data.val_dataloader()]) for data in ranks]
     assert [len(part) for part in parts] == [3, 2]  # five, none twice
-    expected = torch.stack([alone.val_dataset[i]["images"] for i in (2, 3, 1, 4, 0)])
+    expected = torch.stack([single.val_dataset[i]["images"] for i in (2, 3, 1, 4, 0)])
     assert torch.equal(torch.cat(parts), expected)
 
 
@@ -109,7 +109,7 @@ def test_validation_images_are_not_trained_on(
         files(tmp_path / path, val_path=tmp_path / val_path, labels="none").open()
 
 
-def test_validation_pairs_may_lie_beside_the_folders_that_are_read(tmp_path: Path) -> None:
+def test_validation_pairs_may_be_next_to_the_training_folders(tmp_path: Path) -> None:
     root = write_pairs(tmp_path / "pairs")
     data = data_module(pair_files(root, val_path=write_pairs(root / "val", 3, scale=2)))
     assert (len(data.train_dataset), len(data.val_dataset)) == (8, 3)
@@ -123,9 +123,7 @@ def test_a_single_image_is_trained_and_validated_on(
     assert "its numbers say nothing about new ones" in caplog.text
 
 
-def test_set_up_happens_once_and_reports(
-    make_folder: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_setup_happens_once_and_reports(make_folder: Any, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder({"cat": 6, "dog": 6})
     (root / "cat" / "0.png").write_bytes(b"gone")
     data = module(root, resolution=32)
@@ -171,14 +169,14 @@ def test_the_order_is_a_function_of_seed_and_step() -> None:
     assert first(3) != first(3, seed=1)
 
 
-def test_other_processes_go_on_with_the_same_images(
+def test_another_number_of_processes_resumes_with_the_same_images(
     make_folder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = make_folder({"": 20})
-    begun, resumed = module(root, batch_size=2), module(root)
+    interrupted, resumed = module(root, batch_size=2), module(root)
     step = {"global_step": 3, "accumulate_grad_batches": 1}  # in the middle of a pass
-    begun.trainer = SimpleNamespace(**step, global_rank=0, world_size=2)  # type: ignore[assignment]
-    resumed.load_state_dict(begun.state_dict())
+    interrupted.trainer = SimpleNamespace(**step, global_rank=0, world_size=2)  # type: ignore[assignment]
+    resumed.load_state_dict(interrupted.state_dict())
     (note,) = caplog.messages
     assert "resumes with 1 instead of 2 processes" in note
     assert "A step takes 4 images instead of 4" in note
@@ -188,20 +186,20 @@ def test_other_processes_go_on_with_the_same_images(
     assert resumed.state_dict()["next_item"] == 5 * 4
 
 
-def test_a_run_that_goes_on_with_other_images_says_so(
+def test_resuming_with_other_images_warns(
     make_folder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun, resumed = module(make_folder({"": 20})), module(make_folder({"": 12}, "fewer"))
+    interrupted, resumed = module(make_folder({"": 20})), module(make_folder({"": 12}, "fewer"))
     step = {"global_step": 3, "accumulate_grad_batches": 1}
-    begun.trainer = SimpleNamespace(**step, global_rank=0, world_size=1)  # type: ignore[assignment]
-    begun.load_state_dict(begun.state_dict())
+    interrupted.trainer = SimpleNamespace(**step, global_rank=0, world_size=1)  # type: ignore[assignment]
+    interrupted.load_state_dict(interrupted.state_dict())
     assert caplog.messages == []
-    resumed.load_state_dict(begun.state_dict())
+    resumed.load_state_dict(interrupted.state_dict())
     (note,) = caplog.messages
     assert "has trained on 15 images so far, and there are 9 now" in note
 
 
-def test_ranks_share_out_the_stream_of_one() -> None:
+def test_ranks_divide_the_stream_of_one_rank() -> None:
     ranks = [first(6, batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
     joined = [a + b for a, b in zip(*ranks, strict=True)]
     assert joined == first(6)  # two ranks of 2 see what one rank of 4 sees

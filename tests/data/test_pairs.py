@@ -47,7 +47,7 @@ def test_batches(pairs: Path, kind: str, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1, 3])
-def test_crop_and_flip_are_the_same_at_other_sizes(tmp_path: Path, scale: int) -> None:
+def test_image_and_condition_share_crop_and_flip(tmp_path: Path, scale: int) -> None:
     """Of the file, as in low resolution, and of the tensor."""
     path = write_pairs(tmp_path / "pairs", scale=scale)
     data = module(path, resolution=(24, 32), condition_resolution=(12, 16), check="none")
@@ -73,17 +73,17 @@ def test_without_conditions_the_images_are_the_same(pairs: Path) -> None:
     """Stage 1 trains on them: the same images in the same order and views."""
     (pairs / "label" / "street" / "3.png").write_bytes(b"broken")
     data = module(pairs)
-    alone = data_module(pair_files(pairs), conditions=False, **FRAME)
-    assert alone.condition_reader is None
+    without = data_module(pair_files(pairs), conditions=False, **FRAME)
+    assert without.condition_reader is None
     for both, images in zip(
-        islice(data.train_dataloader(), 3), islice(alone.train_dataloader(), 3), strict=True
+        islice(data.train_dataloader(), 3), islice(without.train_dataloader(), 3), strict=True
     ):
         assert images.keys() == {"images"}
         assert torch.equal(both["images"], images["images"])
     assert [data.val_dataset.name(i) for i in range(2)] == [
-        alone.val_dataset.name(i) for i in range(2)
+        without.val_dataset.name(i) for i in range(2)
     ]
-    assert data.val_dataset.fingerprint() != alone.val_dataset.fingerprint()
+    assert data.val_dataset.fingerprint() != without.val_dataset.fingerprint()
 
 
 def test_files_without_partner_are_counted_and_named(
@@ -101,7 +101,7 @@ def test_files_without_partner_are_counted_and_named(
 
 @pytest.mark.parametrize("side", ["image", "label"])
 @pytest.mark.parametrize("check", ["full", "none"])
-def test_a_pair_with_a_broken_file_is_left_out(pairs: Path, side: str, check: str) -> None:
+def test_a_pair_with_a_broken_file_is_dropped(pairs: Path, side: str, check: str) -> None:
     (file,) = (pairs / side / "street").glob("2.*")
     file.write_bytes(file.read_bytes()[:60])
     data = module(pairs, check=check, max_broken_fraction=0.5)
@@ -172,14 +172,14 @@ def test_the_fingerprint_follows_both_sides(pairs: Path) -> None:
     assert fingerprint() == first
     palette = LabelMapReader(5, unlabelled=None, palette=[(0, 0, 0)] * 5)
     assert fingerprint(condition_reader=palette) == first
-    found = {first, fingerprint(condition_reader=LabelMapReader(5, unlabelled=4))}
-    found.add(fingerprint(condition_reader=LabelMapReader(6, unlabelled=None)))
-    found.add(fingerprint(condition_resolution=(6, 8)))
+    fingerprints = {first, fingerprint(condition_reader=LabelMapReader(5, unlabelled=4))}
+    fingerprints.add(fingerprint(condition_reader=LabelMapReader(6, unlabelled=None)))
+    fingerprints.add(fingerprint(condition_resolution=(6, 8)))
     for name in ("image/street/1.bmp", "label/street/1.png"):
         file = pairs / name
         Image.open(file).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(file)
-        found.add(fingerprint())
-    assert len(found) == 6
+        fingerprints.add(fingerprint())
+    assert len(fingerprints) == 6
 
 
 def test_camvid(shared: Path) -> None:

@@ -63,8 +63,8 @@ def test_transparency_shows_the_background_and_blends() -> None:
 
 
 def test_cmyk_jpeg() -> None:
-    found = pixels(solid("CMYK", (255, 0, 0, 0)), "JPEG")  # pure cyan
-    assert np.abs(found.astype(int) - (0, 255, 255)).max() <= 4
+    result = pixels(solid("CMYK", (255, 0, 0, 0)), "JPEG")  # pure cyan
+    assert np.abs(result.astype(int) - (0, 255, 255)).max() <= 4
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -117,9 +117,9 @@ def test_exif_rotation_is_applied(kind: str, options: dict[str, Any]) -> None:
 def test_tensors_are_black_to_white(channels: Any) -> None:
     reader = PictureReader(channels)
     ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
-    found = reader.tensor(reader.read(saved(ramp, "PNG")))
-    assert (found.shape, found.dtype) == ((channels, 16, 16), torch.float32)
-    assert torch.equal(found[0].flatten(), torch.arange(256) / 127.5 - 1)
+    result = reader.tensor(reader.read(saved(ramp, "PNG")))
+    assert (result.shape, result.dtype) == ((channels, 16, 16), torch.float32)
+    assert torch.equal(result[0].flatten(), torch.arange(256) / 127.5 - 1)
 
 
 def test_broken_files_say_why(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_header_is_read_without_the_rest() -> None:
     assert 0 < file.count < 5000 < len(content) / 100
 
 
-def test_the_repr_that_token_caches_are_found_by() -> None:
-    """A cache made by an earlier version is found as long as these stay as they are."""
+def test_the_repr_that_identifies_token_caches() -> None:
+    """A cache made by an earlier version is result as long as these stay as they are."""
     picture = "PictureReader(channels=1, background=(0, 127, 255))"
     assert repr(PictureReader(1, background=[0, 127, 255])) == picture
     maps = "LabelMapReader(num_classes=5, unlabelled=255, unlabelled_class=None)"
@@ -180,7 +180,7 @@ def test_only_formats_whose_decoders_start_nothing_are_opened(read: Any, tmp_pat
         read(eps)
 
 
-def test_few_copies_are_there_at_once() -> None:
+def test_few_copies_exist_at_once() -> None:
     file = saved(Image.new("F", (1000, 1000), 0.5), "TIFF")
     tracemalloc.start()
     PictureReader().read(file)

@@ -161,7 +161,7 @@ def test_folders_of_shards_are_splits(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "*.tar", "000000.tar"])
-def test_shards_as_a_folder_of_images(shards: Path, path: str) -> None:
+def test_shards_opened_as_a_folder_of_images(shards: Path, path: str) -> None:
     with pytest.raises(UserError, match=r"are \.tar shards\. Add data=huggingface"):
         ImageFolder(shards / path, PictureReader())
 

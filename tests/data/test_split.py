@@ -42,6 +42,6 @@ def test_one_item_at_least_is_held_out() -> None:
     assert not set(train) & set(val)
 
 
-def test_where_nothing_can_be_held_out_all_items_are_on_both_sides() -> None:
+def test_all_items_are_on_both_sides_if_none_can_be_held_out() -> None:
     assert held_out_split(["a"], [None], 0.3) == ([0], [0])
     assert held_out_split(["a", "b"], [0, 1], 0.5) == ([0, 1], [0, 1])

@@ -119,7 +119,7 @@ def test_a_training_resumes_at_its_step(shards: Path) -> None:
     assert equal(list(islice(resumed.train_dataloader(), 2)), reference[4:])
 
 
-def test_it_reads_no_further_than_it_must(shards: Path, starts: list[int]) -> None:
+def test_a_stream_is_read_no_further_than_necessary(shards: Path, starts: list[int]) -> None:
     train, val = stream(shards, num_images=11, shuffle_buffer=2).open()
     for index in (0, 3, 1, 5, 2, 7, 4):  # back to the previous block and no further
         train.images.load(index)
@@ -142,7 +142,7 @@ def test_an_encoding_of_several_views_reads_it_once(
     assert starts == [3]
 
 
-def test_the_first_batch_is_that_of_the_training(shards: Path, starts: list[int]) -> None:
+def test_the_first_batch_of_a_stream(shards: Path, starts: list[int]) -> None:
     data = module(shards, batch_size=2, num_workers=1)
     images: Any = data.train_dataset.images
     starts.clear()

@@ -82,7 +82,7 @@ def test_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [0, DRAWS_IN_BLOCK - 7])
-def test_a_view_is_drawn_for_all_of_an_item(tmp_path: Path, start: int) -> None:
+def test_all_arrays_of_an_item_have_the_same_view(tmp_path: Path, start: int) -> None:
     tokens = made(tmp_path / "a")
     batch = tokens[[(1, draw) for draw in range(start, start + 20)]]
     views = batch["condition_indices"][:, 0, 0]
@@ -124,7 +124,7 @@ def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tokens.check()
 
 
-def test_a_cache_made_before_there_were_shards_opens(tmp_path: Path) -> None:
+def test_the_file_format(tmp_path: Path) -> None:
     meta = {
         "format": 2, "data": "d", "seed": 3, "num_images": 4, "num_views": 3,
         "indices": {"tokenizer": "t", "grid_size": [2, 3], "codebook_size": 1000},

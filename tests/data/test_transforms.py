@@ -51,7 +51,7 @@ def test_enlarge_repeats_pixels_exactly() -> None:
             transform.check_size(size)
 
 
-def test_no_resize_cuts_out_and_refuses_what_is_too_small() -> None:
+def test_without_resizing_pixels_are_cut_out() -> None:
     transform = ImageTransform(resolution=4, resize="none", crop="center")
     assert levels(transform(ramp(10, 10)))[0, 0].tolist() == [3, 4, 5, 6]
     with pytest.raises(UserError, match=r"image of 3x9 pixels .* 4x4: .*too small to crop"):
@@ -63,9 +63,9 @@ def test_no_resize_cuts_out_and_refuses_what_is_too_small() -> None:
 
 def test_pad_comes_first() -> None:
     transform = ImageTransform(resolution=8, resize="enlarge", crop="none", pad=2)
-    found = levels(transform(Image.new("L", (4, 4), 255)))[0]
-    assert found[2:6, 2:6].min() == 255
-    assert found.sum() == 255 * 16
+    result = levels(transform(Image.new("L", (4, 4), 255)))[0]
+    assert result[2:6, 2:6].min() == 255
+    assert result.sum() == 255 * 16
 
 
 def test_random_crops_stay_within_crop_scale_and_move() -> None:
@@ -99,9 +99,9 @@ def test_shift_moves_and_fills() -> None:
     rng = np.random.default_rng(0)
     places = set()
     for _ in range(300):
-        found = levels(transform(dot, rng))[0]
-        assert found.sum() == 255  # never lost, the rest is black
-        places.add(int(found.argmax()))
+        result = levels(transform(dot, rng))[0]
+        assert result.sum() == 255  # never lost, the rest is black
+        places.add(int(result.argmax()))
     assert places == set(range(25))
 
 
@@ -114,7 +114,7 @@ def test_shift_moves_and_fills() -> None:
         ({"pad": 2, "crop_scale": (0.5, 0.9)}, False),
     ],
 )
-def test_whether_there_is_more_than_one_view(settings: dict[str, Any], augments: bool) -> None:
+def test_augments(settings: dict[str, Any], augments: bool) -> None:
     transform = ImageTransform(**{"resolution": 8, "resize": "none", "crop": "center", **settings})
     assert transform.augments is augments
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8))
@@ -131,6 +131,6 @@ def test_whether_there_is_more_than_one_view(settings: dict[str, Any], augments:
         ({"crop_scale": (0.9, 0.5)}, "crop_scale"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
+def test_settings_that_contradict_each_other(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ImageTransform(**{"resolution": 8, "resize": "shorter_side", "crop": "center", **settings})

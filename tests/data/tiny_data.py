@@ -1,4 +1,4 @@
-"""Short ways to small data for the tests beside this file."""
+"""Small data for the tests in this folder."""
 
 import shutil
 from itertools import islice
@@ -30,7 +30,7 @@ FRAME: dict[str, Any] = {
 
 
 def data_module(source: Any, **settings: Any) -> ImageDataModule:
-    """A data module with these settings of its transform, its loader and its own."""
+    """A data module with these settings of its transform, its loader and itself."""
     loader = {"batch_size": 3, "num_workers": 0}
     loader |= {name: settings.pop(name) for name in loader if name in settings}
     own = {name: settings.pop(name) for name in ("seed", "conditions") if name in settings}
@@ -52,18 +52,18 @@ def equal(first: list[dict[str, torch.Tensor]], second: list[dict[str, torch.Ten
 
 
 def files(path: Path, **settings: Any) -> ImageFiles:
-    """Pictures, of which a quarter are held out."""
+    """Pictures; a quarter are held out."""
     return ImageFiles(path=path, **{"reader": PictureReader(), "val_fraction": 0.25, **settings})
 
 
 def label_map_files(path: Path, num_classes: int = 5, **settings: Any) -> ImageFiles:
-    """Label maps, of which a quarter are held out."""
+    """Label maps; a quarter are held out."""
     reader = LabelMapReader(num_classes, settings.pop("unlabelled", 255))
     return files(path, **{"reader": reader, "subfolder": "label", "labels": "none", **settings})
 
 
 def pair_files(path: Path, condition_reader: Any = None, **settings: Any) -> PairFiles:
-    """Pairs with label maps of five classes, of which a quarter are held out."""
+    """Pairs with label maps of five classes; a quarter are held out."""
     return PairFiles(
         path=path,
         reader=settings.pop("reader", PictureReader()),
@@ -73,7 +73,7 @@ def pair_files(path: Path, condition_reader: Any = None, **settings: Any) -> Pai
 
 
 def zipped(folder: Path) -> Path:
-    """The folder as a zip archive beside it."""
+    """The folder as a zip archive next to it."""
     return Path(shutil.make_archive(str(folder), "zip", folder))
 
 
@@ -86,6 +86,6 @@ def write_pairs(root: Path, count: int = 8, scale: int = 1) -> Path:
         coarse = np.random.default_rng(index).integers(0, 5, (3, 4), dtype=np.uint8)
         classes = coarse.repeat(8, 0).repeat(8, 1)
         Image.fromarray(classes).save(label / f"{index}.png")
-        shown = (50 * classes).repeat(scale, 0).repeat(scale, 1)
-        Image.fromarray(shown).convert("RGB").save(image / f"{index}.bmp")
+        picture = (50 * classes).repeat(scale, 0).repeat(scale, 1)
+        Image.fromarray(picture).convert("RGB").save(image / f"{index}.bmp")
     return root

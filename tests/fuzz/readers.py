@@ -1,4 +1,4 @@
-"""What the program reads, each from a directory of small whole files."""
+"""The readers of the program, each with a directory of small files."""
 
 import io
 import json
@@ -42,7 +42,7 @@ TOKENS = CacheDescription("d", 3, 40, 2, TokenGrid("t", (2, 3), 1000), num_class
 
 
 class Reader(NamedTuple):
-    """`make` writes whole files into a directory; `read` reads them as the program does."""
+    """`make` writes files into a directory; `read` reads them as the program does."""
 
     make: Callable[[Path], None]
     read: Callable[[Path], object]
@@ -154,7 +154,7 @@ def make_tokens(directory: Path) -> None:
 
 
 def read_tokens(directory: Path) -> None:
-    """What is read is what was written, or nothing."""
+    """Reads exactly what was written, or nothing."""
     batch = TokenDataset(directory / "cache", TOKENS)[range(40)]
     assert batch["indices"][:, 1, 1].tolist() == batch["labels"].tolist() == list(range(40))
 
