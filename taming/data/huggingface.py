@@ -57,7 +57,7 @@ class Table(NamedTuple):
     def _class_name(self, values: tuple[Any, ...]) -> str | None:
         value = next((value for value in values if value is not None), None)
         if isinstance(value, dict):  # a .json file
-            value = value["label"]
+            value = value.get("label")
         if value is None or self.class_names is None:
             return None if value is None else str(value)
         if value >= len(self.class_names):
