@@ -23,13 +23,13 @@ def write_comparison(
 ) -> tuple[str, list[str]]:
     """Writes `table.md` and, if all runs have grids, `grids.png` into a folder.
 
-    Runs that differ only in their seed share a row. Evaluations with different contracts are in
-    different tables, because their numbers are not comparable.
+    Runs that differ only in their seed share a row. Evaluations with different protocols are in
+    different tables because their numbers are not comparable.
 
     Args:
         folder: holds the runs of a sweep, or evaluations, at any depth.
-        columns: the numbers of `result.json` to show, such as `psnr`; None for all that the runs
-            share.
+        columns: the numbers of `result.json` to show, such as `psnr`; None for the numbers
+            that all runs have.
 
     Returns:
         The table, and a note on each file.
@@ -64,7 +64,7 @@ def write_comparison(
 
 
 def _evaluations(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads the evaluations in a folder, by the names of their own folders."""
+    """Returns the evaluations in a folder, by relative directory."""
     evaluations = {}
     for path in sorted(folder.rglob("metrics.json")):
         numbers = json.loads(path.read_text("utf-8"))

@@ -55,7 +55,7 @@ def evenly_spaced(length: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's model and images of its data. Without the data, all images are None.
+    """A run's model, and images of its data if the data can be opened.
 
     Attributes:
         tokenizer: the VQGAN.
