@@ -1,8 +1,8 @@
-"""Times the studio in a headless Chromium, from the click on Draw to pictures in the page.
+"""Times the studio in headless Chromium, from the click on Draw to pictures in the page.
 
     python -m benchmarks.studio CHECKPOINT --images 1 4
 
-Needs the extra `studio`, Playwright and Chromium.
+It needs the extra `studio`, Playwright and Chromium.
 """
 
 import argparse
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint")
     parser.add_argument(
-        "--quiet", type=float, default=4, help="seconds without a picture: all are drawn"
+        "--quiet", type=float, default=4, help="seconds without a new picture that mark the end"
     )
-    parser.add_argument("--images", type=int, nargs="+", default=[1, 4], help="images a click")
+    parser.add_argument("--images", type=int, nargs="+", default=[1, 4], help="images per click")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chromium", default=shutil.which("chromium"), help="its program")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="path of its program")
     options = parser.parse_args(arguments)
     from playwright.sync_api import sync_playwright
 
@@ -68,15 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def row(page: Any, images: int, rounds: int, quiet: float) -> dict[str, str]:
-    """Draws some images several times; the first time is named apart."""
+    """Draws images several times; the first time has its own column."""
     panel = page.get_by_role("tabpanel").filter(visible=True)
     panel.get_by_label("images").fill(str(images))
     clicks = []
     for _ in range(rounds + 1):
         panel.get_by_role("button", name="Draw").evaluate(CLICK)
         page.wait_for_function(ENDED, arg=quiet, timeout=600_000)
-        shown = page.evaluate("() => window.shown.map(time => (time - window.clicked) / 1000)")
-        clicks.append((shown[0], shown[-1], len(shown)))
+        seconds = page.evaluate("() => window.shown.map(time => (time - window.clicked) / 1000)")
+        clicks.append((seconds[0], seconds[-1], len(seconds)))
     first, last, pictures = zip(*clicks[1:], strict=True)
     return {
         "images": str(images),

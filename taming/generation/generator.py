@@ -11,16 +11,12 @@ import torch
 from annotated_types import Ge
 from pydantic import TypeAdapter
 from torch import Tensor
-from tqdm import tqdm
 
 from taming.conditioning import Condition, Conditioning, conditioning_from_config
-from taming.generation.choice import TokenChoice
-from taming.generation.compiled import CompiledDecoder
 from taming.generation.conditional import ConditionalTransformer
-from taming.generation.decoding import Decoder
 from taming.generation.options import SamplingOptions
+from taming.generation.sampler import TokenSampler, resolve
 from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
-from taming.generation.window import plan_windows
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.errors import UserError
 from taming.runtime.hardware import device_name
@@ -83,7 +79,7 @@ class ImageGenerator(ConditionalTransformer):
                 f"{codebook_size}: they belong to different models."
             )
         self.tokenizer = tokenizer
-        self._compiled: CompiledDecoder | None = None
+        self._sampler = TokenSampler()
 
     @property
     def resolution(self) -> tuple[int, int]:
@@ -139,29 +135,10 @@ class ImageGenerator(ConditionalTransformer):
             options, temperature=temperature, top_k=top_k, top_p=top_p,
             guidance_scale=guidance_scale, greedy=greedy, seed=seed,
         )  # fmt: skip
-        options, condition, given_tokens = self._resolve(
-            options, num_images, condition, given_tokens
-        )
-        batch_size = options.batch_size or min(num_images, options.images_at_once)
-        num_drawn = num_images
-        if options.compile:
-            num_drawn += -num_images % batch_size  # whole batches
-            given_tokens = _pad(given_tokens, num_drawn)
-            condition = None if condition is None else _pad(condition, num_drawn)
-        numbers = range(first_image, first_image + num_drawn)
-        height, width = options.grid_size or self.grid_size
-        total = num_drawn * (height * width - given_tokens.shape[1])
-        bar = tqdm(None, "sampling", total, unit=" tokens", unit_scale=True, disable=not progress)
-        batches = []
-        with bar, evaluation_mode(self.transformer):
-            for start in range(0, num_drawn, batch_size):
-                rows = slice(start, start + batch_size)
-                part = None if condition is None else condition[rows]
-                batches.append(given_tokens[rows])
-                for tokens in self._draw(part, given_tokens[rows], numbers[rows], options):
-                    batches[-1] = tokens
-                    bar.update(len(tokens))
-        return torch.cat(batches)[:num_images]
+        return self._sampler.sample(
+            self, options, num_images, condition, given_tokens,
+            first_image=first_image, progress=progress,
+        )  # fmt: skip
 
     def sample_rows(
         self,
@@ -177,85 +154,17 @@ class ImageGenerator(ConditionalTransformer):
             `(b m)` int64 on the model's device: the tokens so far, as whole rows. The rows within
             `given_tokens` come first.
         """
-        options, condition, given_tokens = self._resolve(
-            options, num_images, condition, given_tokens
+        options, condition, given_tokens = resolve(
+            self, options, num_images, condition, given_tokens
         )
         _, width = options.grid_size or self.grid_size
         if num_given := given_tokens.shape[1] // width * width:
             yield given_tokens[:, :num_given]
         with evaluation_mode(self.transformer):
-            for tokens in self._draw(condition, given_tokens, range(num_images), options):
+            numbers = range(num_images)
+            for tokens in self._sampler.draw(self, condition, given_tokens, numbers, options):
                 if tokens.shape[1] % width == 0:
                     yield tokens
-
-    def _resolve(
-        self,
-        options: SamplingOptions,
-        num_images: int,
-        condition: Condition,
-        given_tokens: Tensor | None,
-    ) -> tuple[SamplingOptions, Tensor | None, Tensor]:
-        """Checks the arguments; returns options with a seed, and tensors.
-
-        Raises:
-            UserError: see `sample_tokens`.
-        """
-        if num_images < 1:
-            raise UserError(f"num_images is {num_images} and must be at least 1.")
-        condition = self.conditioning.check(condition, num_images)
-        if not options.guidance.is_off and condition is None:
-            raise UserError(
-                "guidance strengthens a condition: pass a condition, or leave guidance out."
-            )
-        if not options.guidance.is_off and not self.conditioning.can_do_without:
-            raise UserError("guidance needs a model trained with condition_dropout: leave it out.")
-        if given_tokens is None:
-            given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
-        given_tokens = self.check_tokens(given_tokens, options.grid_size or self.grid_size)
-        if len(given_tokens) != num_images:
-            raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
-        if options.seed is None:
-            options = replace(options, seed=int(torch.randint(2**62, ())))
-        options = decide_compilation(options, self.device, self.grid_size, num_images)
-        return options, condition, given_tokens
-
-    def _draw(
-        self,
-        condition: Tensor | None,
-        given_tokens: Tensor,
-        image_numbers: range,
-        options: SamplingOptions,
-    ) -> Iterator[Tensor]:
-        """Draws a batch, window after window; yields the tokens so far after each new token."""
-        grid_size = options.grid_size or self.grid_size
-        batch_size, done = given_tokens.shape
-        runs = plan_windows(
-            grid_size, self.grid_size, options.stride, num_given=done, step=self.window_step
-        )
-        condition = self.encode_condition(condition, grid_size)
-        tokens = given_tokens.new_zeros(batch_size, grid_size[0] * grid_size[1])
-        tokens[:, :done] = given_tokens
-        choose = TokenChoice.of(options, image_numbers, tokens.shape[1], self.device)
-        for run in runs:
-            rows = slice(run.row, run.row + self.grid_size[0])
-            columns = slice(run.column, run.column + self.grid_size[1])
-            before = to_tokens(to_indices(tokens, grid_size)[:, rows, columns])[:, : run.start]
-            prompt = self.prompt(condition, batch_size, run.row, run.column)
-            if choose.scales is not None:
-                prompt = prompt.concatenate(self.conditioning.prompt(None, batch_size, self.device))
-            # the window's token number `start` is the image's token number `done`
-            choice = choose.narrow(done - run.start, self.num_tokens)
-            arguments = self.transformer, choice, prompt, self.num_tokens
-            decoder: Decoder
-            if options.compile:
-                decoder = self._compiled = CompiledDecoder.reuse(self._compiled, *arguments)
-            else:
-                decoder = Decoder(*arguments)
-            end = run.start + run.count
-            for latest in decoder.decode(prompt, before, end, choice.guided):
-                tokens[:, done] = latest
-                done += 1
-                yield tokens[:, :done]
 
     @same_arguments(sample_tokens)
     def sample(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -445,8 +354,3 @@ def load_condition_tokenizer(saved: SavedModel) -> Tokenizer | None:
     if part is None:
         return None
     return (CellClasses if part.kind == CellClasses.kind else VQGAN).from_saved(part)
-
-
-def _pad(rows: Tensor, count: int) -> Tensor:
-    """Pads to `count` rows by repeating the last one."""
-    return torch.cat([rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])])

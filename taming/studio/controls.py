@@ -137,7 +137,7 @@ class ConditionControls:
     def read(self, generator: ImageGenerator, num_images: int, *values: Any) -> Tensor | None:
         """Returns labels `(b,)`, codes of condition images `(b h w)`, or None for no condition.
 
-        The codes belong to `generator`, which may differ from the generator of these controls.
+        The codes are for `generator`, which may differ from the generator of these controls.
         """
         if not values:
             return None

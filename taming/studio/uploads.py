@@ -55,7 +55,7 @@ def to_images(
     nearest colour.
 
     Raises:
-        UserError: if there is no picture.
+        UserError: if `picture` is None.
     """
     if picture is None:
         raise UserError("the picture is empty: upload or draw one.")

@@ -54,13 +54,13 @@ def draws_alike(model: ImageGenerator, condition: Tensor | None, **settings: Any
 
 def spans(model: ImageGenerator) -> list[int]:
     """Those of the steps that were compiled or captured."""
-    assert model._compiled is not None
-    return [span for _, span in model._compiled._captured]
+    assert model._sampler.compiled is not None
+    return [span for _, span in model._sampler.compiled._captured]
 
 
 def replays(model: ImageGenerator) -> list[int]:
     """How often each pretended graph was replayed."""
-    steps: Any = model._compiled
+    steps: Any = model._sampler.compiled
     return [step.graph.num_replays for step in steps._captured.values()]
 
 
@@ -82,12 +82,12 @@ def test_a_graph_draws_every_batch_and_window(name: str, device: str) -> None:
         settings |= {"guidance_scale": 1.5, "guidance_interval": (0.2, 0.7)}
     given = torch.ones(3, 5, dtype=torch.int64)
     assert draws_alike(model, condition(name), seed=1, **settings)
-    used = model._compiled
+    used = model._sampler.compiled
     assert draws_alike(model, condition(name, seed=2), seed=2, given_tokens=given, **settings)
     large = condition(name, seed=3, scale=2)
     assert draws_alike(model, large, seed=3, grid_size=(6, 8), **settings)
     num_kinds = 2 if "guidance_scale" in settings else 1  # steps of both halves, and of one
-    assert model._compiled is used and len(spans(model)) == num_kinds
+    assert model._sampler.compiled is used and len(spans(model)) == num_kinds
     assert device == "cuda" or sum(replays(model)) > 2 * (model.num_tokens - 1)
     assert draws_alike(model, condition(name), greedy=True)
 
@@ -106,12 +106,12 @@ def test_an_image_longer_than_a_span_has_several_graphs(
 def test_a_graph_is_of_the_weights_it_was_captured_with(device: str) -> None:
     model = build("class").to(device)
     assert draws_alike(model, torch.arange(3), seed=1)
-    used, drawn = model._compiled, draw(model, torch.arange(3), seed=1)
+    used, drawn = model._sampler.compiled, draw(model, torch.arange(3), seed=1)
     for parameter in model.transformer.blocks.parameters():  # not those of the head
         parameter.data = parameter + torch.randn_like(parameter)
     assert draws_alike(model, torch.arange(3), seed=1)
     assert not torch.equal(draw(model, torch.arange(3), seed=1), drawn)
-    assert model._compiled is not used
+    assert model._sampler.compiled is not used
 
 
 @pytest.mark.gpu

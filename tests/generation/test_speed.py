@@ -74,7 +74,7 @@ def test_each_call_decides_for_its_images(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(calls.append(sizes)))
     model.sample_tokens(3, options=SamplingOptions(seed=0, compile="auto"))
     model.sample_tokens(3, seed=0)  # nothing to decide
-    assert calls == [("cpu", 3, model.num_tokens)] and model._compiled is None
+    assert calls == [("cpu", 3, model.num_tokens)] and model._sampler.compiled is None
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
