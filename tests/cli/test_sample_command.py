@@ -187,5 +187,5 @@ def test_rejection_by_a_classifier_of_ours_and_one_in_the_current_directory(
     outcome = run("sample", *fixed, "rejection.classifier={_target_: my_module.My}")
     fails(outcome, "error: configuration of my_module.My: No module named 'my_module.My'")
     outcome = run("sample", *fixed, "rejection.classifier={_target_: my_module.OfThree}")
-    fails(outcome, "(4, 3) for 4 images, and must give a logit for each of the model's 2 classes")
+    fails(outcome, "(4, 3) for 4 images. It must return a logit for each of the model's 2 classes")
     sys.modules.pop("my_module")
