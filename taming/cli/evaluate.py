@@ -34,7 +34,7 @@ def main(config: DictConfig) -> None:
 
     if (config.checkpoint is None) == (config.samples is None):
         raise UserError("give a checkpoint=PATH, or samples=PATH of generated images.")
-    check_types(config, ENCODING_TYPES)
+    check_types(config, {**ENCODING_TYPES, "frechet.weights": str | None})
     join_processes()
     config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
     evaluate_model, training = build(config.evaluation), build(config.classifier_training)

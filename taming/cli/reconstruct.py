@@ -20,7 +20,7 @@ def main(config: DictConfig) -> None:
     from taming.runtime.process_group import on_first_rank, rank
     from taming.tokenizer import VQGAN
 
-    check_types(config)
+    check_types(config, {"frechet.weights": str | None})
     join_processes()
     config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
     reconstruct_images = build(config.reconstruction)

@@ -296,7 +296,7 @@ def test_samples_of_another_program_are_measured_as_the_generators_own(
     ("overrides", "parts"),
     [
         (("samples=none.npz",), ["none.npz", "does not exist"]),
-        (("samples=empty.npz",), ["arr_0", "is nothing"]),
+        (("samples=empty.npz",), ["arr_0", "is missing"]),
         (("samples=wrong.npz",), ["arr_0", "float64"]),
         (("samples=text.npz",), ["cannot be read"]),
         (("samples=classes.npz",), ["arr_1", "0 to 1"]),
