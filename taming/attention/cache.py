@@ -56,6 +56,7 @@ class CacheView:
         self.positions = positions
         self.rows = rows
         if isinstance(visible, int):
+            assert positions.device.type != "cpu" or positions[-1] == visible - 1
             self.num_visible, self.mask = visible, None
         else:
             self.num_visible, self.mask = visible.shape[0], visible <= positions[:, None]

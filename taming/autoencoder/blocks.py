@@ -62,10 +62,10 @@ class GroupNorm(nn.GroupNorm):
             return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
-def group_norm(channels: int) -> GroupNorm:
-    """Builds a group normalisation with 32 groups, or the most that divide the channels."""
-    num_groups = next(n for n in range(min(32, channels), 0, -1) if channels % n == 0)
-    return GroupNorm(num_groups, channels, eps=1e-6)
+def group_norm(channels: int, max_groups: int = 32, eps: float = 1e-6) -> GroupNorm:
+    """Builds a group normalisation with the most groups, up to a maximum, that divide channels."""
+    num_groups = next(n for n in range(min(max_groups, channels), 0, -1) if channels % n == 0)
+    return GroupNorm(num_groups, channels, eps=eps)
 
 
 class ResidualBlock(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from taming.autoencoder.blocks import GroupNorm
+from taming.autoencoder.blocks import group_norm
 from taming.discriminators.actnorm import ActNorm
 from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel
@@ -105,14 +105,9 @@ class BlurPool(nn.Module):
         return F.avg_pool2d(F.avg_pool2d(padded, 2, stride=1), 2, stride=2)  # [1, 1] * [1, 1]
 
 
-def _group_norm(width: int) -> GroupNorm:
-    most = max(1, min(32, width // 4))
-    return GroupNorm(next(n for n in range(most, 0, -1) if width % n == 0), width)
-
-
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
-    "group": _group_norm,
+    "group": lambda width: group_norm(width, max(1, min(32, width // 4)), eps=1e-5),
     "actnorm": ActNorm,
 }
 

@@ -63,9 +63,9 @@ def random_rows(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     order = torch.randperm(len(rows), device=rows.device)[:count]
     places = torch.arange(count, device=rows.device)
-    drawn = rows[order[places.clamp(max=len(order) - 1)]]
-    valid = (places < len(order)).to(drawn)
-    shared = from_first_rank(torch.cat([drawn, valid[:, None]], dim=1))  # one exchange
+    sample = rows[order[places.clamp(max=len(order) - 1)]]
+    valid = (places < len(order)).to(sample)
+    shared = from_first_rank(torch.cat([sample, valid[:, None]], dim=1))  # one exchange
     return shared[:, :-1], shared[:, -1].bool()
 
 
@@ -150,7 +150,10 @@ class CodebookAverage(nn.Module):
         return torch.where(alive[:, None], self.sums / smoothed[:, None], codes), counts
 
     @torch.no_grad()
-    def restart(self, moved: Tensor, codes: Tensor) -> None:
-        """Resets the statistics of moved codes, `(v,)` bool, to one latent at `codes` `(v d)`."""
-        self.sizes.masked_fill_(moved, 1.0)
-        self.sums.copy_(torch.where(moved[:, None], codes, self.sums))
+    def restart(self, is_new: Tensor, codes: Tensor) -> None:
+        """Resets the statistics of new codes to one latent.
+
+        `is_new` is `(v,)` bool; `codes` `(v d)` holds the latents at new codes.
+        """
+        self.sizes.masked_fill_(is_new, 1.0)
+        self.sums.copy_(torch.where(is_new[:, None], codes, self.sums))

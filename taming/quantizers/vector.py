@@ -166,12 +166,12 @@ class VectorQuantizer(Quantizer):
             latents[valid] = kmeans(rows, latents[valid], spherical=self.cosine)
         # The k-th unused code takes the k-th latent. Indexing by the mask would wait for the GPU.
         number = (unused.cumsum(0) - 1).clamp(min=0)  # (v,)
-        latents, moved = latents[number], unused & valid[number]
-        self.codebook.copy_(torch.where(moved[:, None], latents.to(self.codebook), self.codebook))
-        self.batches_unused.masked_fill_(moved, 0)
-        self.started |= moved
+        latents, is_new = latents[number], unused & valid[number]
+        self.codebook.copy_(torch.where(is_new[:, None], latents.to(self.codebook), self.codebook))
+        self.batches_unused.masked_fill_(is_new, 0)
+        self.started |= is_new
         if self.average is not None:
-            self.average.restart(moved, latents)
+            self.average.restart(is_new, latents)
 
     @torch.no_grad()
     def _follow(self, rows: Tensor, indices: Tensor) -> None:

@@ -62,6 +62,12 @@ def test_cached_prefix_sees_itself_in_both_directions(
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected)
 
 
+def test_visible_positions_end_at_the_last_token() -> None:
+    cache = KeyValueCache(num_layers=1, num_sequences=2, max_length=6)
+    with pytest.raises(AssertionError):
+        CacheView(cache, torch.arange(3), 4)
+
+
 def test_rows_are_decoded_separately(module: MultiHeadAttention, x: Tensor) -> None:
     cache = KeyValueCache(num_layers=1, num_sequences=2, max_length=6)
     prefill, last = torch.arange(6).split([5, 1])

@@ -87,15 +87,15 @@ def test_group_norm_equals_pytorchs_in_the_inputs_dtype_and_format(
     dtype: torch.dtype, memory_format: torch.memory_format
 ) -> None:
     torch.manual_seed(0)
-    ours, reference = GroupNorm(4, 16), nn.GroupNorm(4, 16)
+    layer, reference = GroupNorm(4, 16), nn.GroupNorm(4, 16)
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    reference.load_state_dict(ours.state_dict())
+    reference.load_state_dict(layer.state_dict())
     x = (2 * torch.randn(3, 16, 6, 5) + 1).to(dtype).contiguous(memory_format=memory_format)
     expected = output_and_gradients(reference, x.float())
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        actual = output_and_gradients(ours, x)
+        actual = output_and_gradients(layer, x)
     for tensor in actual[:2]:  # the output and the gradient of the input
         assert tensor.dtype == dtype and tensor.is_contiguous(memory_format=memory_format)
     for tensor, other in zip(actual, expected, strict=True):

@@ -92,9 +92,9 @@ def test_with_init_uniform_only_revival_moves_codes() -> None:
     settings: dict[str, Any] = {"codebook_size": 8, "codebook_dim": 3, "init": "uniform"}
     quantizer = VectorQuantizer(**settings, revive_after=2).train()
     before = quantizer.codebook.detach().clone()
-    for moved in (0, 0, 1):
+    for num_moved in (0, 0, 1):
         quantizer(as_grid(rows(1) + 9))  # one latent a batch, far from all codes: one is used
-        assert int((quantizer.codebook != before).any(1).sum()) == moved
+        assert int((quantizer.codebook != before).any(1).sum()) == num_moved
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_revived_code_restarts_its_average() -> None:
     quantizer(z)
     quantizer(z)  # the second code has been unused for one batch: it moves to a latent
     assert quantizer.average is not None
-    moved = quantizer.codebook[1].item()
-    assert -0.1 <= moved <= 1.1
+    new_code = quantizer.codebook[1].item()
+    assert -0.1 <= new_code <= 1.1
     assert quantizer.average.sizes[1] == pytest.approx(0.9 + 0.1 * 1, abs=0.11)
-    assert quantizer.average.sums[1].item() == pytest.approx(moved, abs=0.11)
+    assert quantizer.average.sums[1].item() == pytest.approx(new_code, abs=0.11)

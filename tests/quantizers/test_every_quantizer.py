@@ -36,7 +36,7 @@ def latents(seed: int = 1) -> torch.Tensor:
     return 2 * torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(seed))
 
 
-def trained(name: str, steps: int = 2) -> Quantizer:
+def trained_quantizer(name: str, steps: int = 2) -> Quantizer:
     quantizer = build(name)
     for seed in range(steps):
         quantizer(latents(seed))
@@ -45,7 +45,7 @@ def trained(name: str, steps: int = 2) -> Quantizer:
 
 @EVERY
 def test_lookup_returns_the_codes_of_evaluation(name: str) -> None:
-    quantizer = trained(name).eval()
+    quantizer = trained_quantizer(name).eval()
     output = quantizer(latents())
     assert output.quantized.shape == (2, 4, 3, 5)
     assert torch.equal(quantizer.lookup(output.indices), output.quantized)
@@ -73,7 +73,7 @@ def test_training_and_evaluation_return_the_same_kind_of_output(name: str) -> No
 def test_quantized_has_the_memory_format_of_the_latents(
     name: str, memory_format: torch.memory_format
 ) -> None:
-    quantizer = trained(name)
+    quantizer = trained_quantizer(name)
     output = quantizer(latents().contiguous(memory_format=memory_format))
     assert output.quantized.is_contiguous(memory_format=memory_format)
     assert quantizer.lookup(output.indices).is_contiguous()
@@ -82,7 +82,7 @@ def test_quantized_has_the_memory_format_of_the_latents(
 @EVERY
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_reach_latents_and_weights(name: str, training: bool) -> None:
-    quantizer = trained(name).train(training)
+    quantizer = trained_quantizer(name).train(training)
     z = latents().requires_grad_()
     output = quantizer(z)
     upstream = torch.randn(2, 4, 3, 5)
@@ -95,7 +95,7 @@ def test_gradients_reach_latents_and_weights(name: str, training: bool) -> None:
 
 @EVERY
 def test_evaluation_is_deterministic_and_has_no_side_effects(name: str) -> None:
-    quantizer = trained(name, 1).eval()
+    quantizer = trained_quantizer(name, 1).eval()
     before, random_state = weights(quantizer), torch.get_rng_state()
     first, second = quantizer(latents()), quantizer(latents())
     assert torch.equal(first.quantized, second.quantized)
@@ -106,7 +106,7 @@ def test_evaluation_is_deterministic_and_has_no_side_effects(name: str) -> None:
 
 @EVERY
 def test_autocast_changes_nothing(name: str) -> None:
-    quantizer = trained(name).eval()
+    quantizer = trained_quantizer(name).eval()
     expected = quantizer(latents().bfloat16().float())
     with torch.autocast("cpu", torch.bfloat16):
         output = quantizer(latents().bfloat16())
@@ -158,7 +158,7 @@ def test_a_loaded_quantizer_continues_like_the_saved_one(name: str) -> None:
 @EVERY
 def test_a_nan_latent_gives_nan_and_a_valid_index(name: str) -> None:
     # training reports NaN; an index out of range would end it with an error about the GPU
-    quantizer = trained(name).eval()
+    quantizer = trained_quantizer(name).eval()
     z = latents()
     z[0, :, 0, 0] = float("nan")
     output = quantizer(z)

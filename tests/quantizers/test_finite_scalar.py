@@ -10,19 +10,21 @@ from taming.quantizers import FiniteScalarQuantizer
 
 @pytest.mark.parametrize("levels", [[8, 5, 5, 5], [4, 3], [7, 6, 5], [9]])
 def test_codes_indices_and_gradients_equal_an_independent_implementation(levels: list[int]) -> None:
-    ours, theirs = FiniteScalarQuantizer(levels=levels), FSQ(levels)
+    quantizer, reference = FiniteScalarQuantizer(levels=levels), FSQ(levels)
     z = 2 * torch.randn(4, len(levels), 8, 8, generator=torch.Generator().manual_seed(0))
     z.requires_grad_()
-    output = ours(z)
-    codes, indices = theirs(z)
+    output = quantizer(z)
+    codes, indices = reference(z)
     assert torch.equal(output.indices, indices.long())
     torch.testing.assert_close(output.quantized, codes)
     upstream = torch.randn_like(codes)
     (gradient,) = torch.autograd.grad(output.quantized, z, upstream)
-    (reference,) = torch.autograd.grad(codes, z, upstream)
-    torch.testing.assert_close(gradient, reference)
+    (expected,) = torch.autograd.grad(codes, z, upstream)
+    torch.testing.assert_close(gradient, expected)
     every_index = torch.arange(math.prod(levels)).view(1, 1, -1)
-    torch.testing.assert_close(ours.lookup(every_index), theirs.indices_to_codes(every_index))
+    torch.testing.assert_close(
+        quantizer.lookup(every_index), reference.indices_to_codes(every_index)
+    )
 
 
 def test_the_codes_are_the_grid_of_all_levels() -> None:

@@ -56,8 +56,10 @@ def test_each_loss_moves_only_its_own_side(cosine: bool) -> None:
         ("codebook_loss", [quantizer.codebook, z]),
         ("commitment_loss", [z, quantizer.codebook]),
     ):
-        own, other = torch.autograd.grad(losses[name], sides, retain_graph=True, allow_unused=True)
-        assert own.abs().sum() > 0 and other is None
+        expected, other = torch.autograd.grad(
+            losses[name], sides, retain_graph=True, allow_unused=True
+        )
+        assert expected.abs().sum() > 0 and other is None
 
 
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.1])

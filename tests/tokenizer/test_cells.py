@@ -51,8 +51,8 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     assert loaded.to_saved() == cells.to_saved()
     assert loaded.resolution == (4, 6)
     assert not loaded.training
-    others = (CellClasses(4, 2, (4, 6)), CellClasses(3, 1, (4, 6)), CellClasses(3, 2, (6, 4)))
-    prints = {model.to_saved().fingerprint() for model in (cells, loaded, *others)}
+    different = (CellClasses(4, 2, (4, 6)), CellClasses(3, 1, (4, 6)), CellClasses(3, 2, (6, 4)))
+    prints = {model.to_saved().fingerprint() for model in (cells, loaded, *different)}
     assert len(prints) == 4
 
 

@@ -50,11 +50,11 @@ def test_cached_equals_uncached(steps: list[int]) -> None:
     model = tiny().double().eval()
     prefix, tokens = inputs()
     cache = KeyValueCache(num_layers=2, num_sequences=2, max_length=10)
-    first, *others = torch.arange(10).split([2, *steps])
+    first, *steps_positions = torch.arange(10).split([2, *steps])
     with torch.no_grad():
         whole = model.features(prefix, tokens)
         parts = [model.features(prefix, tokens[:, :0], cache=CacheView(cache, first, 2))]
-        for positions in others:
+        for positions in steps_positions:
             view = CacheView(cache, positions, int(positions[-1]) + 1)
             parts.append(model.features(None, tokens[:, positions - 2], cache=view))
     assert whole.shape == (2, 10, 16)

@@ -71,18 +71,18 @@ def test_chunks_lose_no_accuracy_in_half_precision(
     errors = []
     for number in (1, chunks):
         use_chunks(monkeypatch, number)
-        own, rounded, _ = inputs(torch.float32)
-        own.load_state_dict(head.state_dict())
+        half_head, rounded, _ = inputs(torch.float32)
+        half_head.load_state_dict(head.state_dict())
         with torch.no_grad():
             rounded.copy_(features)
         with torch.autocast("cpu", dtype):
-            losses = loss.token_losses(own, rounded, tokens, NUM_CODES)
+            losses = loss.token_losses(half_head, rounded, tokens, NUM_CODES)
         assert losses.dtype == torch.float32
         scale = 2.0**12  # like a gradient scaler
         (scale * losses.mean()).backward()
-        pairs = (rounded.grad, features.grad), (own.weight.grad, head.weight.grad)
+        pairs = (rounded.grad, features.grad), (half_head.weight.grad, head.weight.grad)
         errors.append(
-            [float((ours / scale - exact).norm() / exact.norm()) for ours, exact in pairs]
+            [float((gradient / scale - exact).norm() / exact.norm()) for gradient, exact in pairs]
         )
     assert max(errors[0]) < 0.02
     assert errors[1] == pytest.approx(errors[0], rel=0.1)
