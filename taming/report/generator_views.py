@@ -178,7 +178,9 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
     axis = {"title": {"text": "grey levels"}, "rangemode": "tozero"}
     title = "distance to the nearest training image"
     yield Chart(title, figure_json(traces, yaxis=axis, showlegend=False))
-    ratio = medians[0] / max(medians[1], 1e-12)
+    if medians[1] == 0:  # held-out images are copies of training images
+        return
+    ratio = medians[0] / medians[1]
     comparison = f"{ratio:.2f} times as far from training images as held-out images are"
     if ratio < COPY_RATIO:
         yield Finding(f"Samples are only {comparison}. They may be copies.")

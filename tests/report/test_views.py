@@ -238,6 +238,8 @@ def test_samples_are_compared_with_training_images() -> None:
     *_, unlike = neighbours(example, Images(2 * held_out.images.sign()))
     assert "Samples do not look like the images yet" in unlike.text
     assert not any(isinstance(part, Finding) for part in neighbours(example, held_out))
+    copied = subject(train=train, held_out=train)
+    assert not any(isinstance(part, Finding) for part in neighbours(copied, held_out))
 
 
 def test_samples_are_next_to_their_conditions() -> None:
