@@ -3,8 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["biased_judges_note", "evaluation_rows", "image_sets", "markdown_table",
-    "reconstruction_text", "report_text"]  # fmt: skip
+__all__ = [
+    "biased_judges_note",
+    "evaluation_rows",
+    "image_sets",
+    "markdown_table",
+    "reconstruction_text",
+    "report_text",
+]
 
 MAX_TABLE_CLASSES = 30
 Columns = Mapping[str, tuple[str, str]]  # title and format of a number, by its key

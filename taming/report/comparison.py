@@ -74,13 +74,13 @@ def _evaluations(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _tables(evaluations: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yields a table for each contract, and how the contract differs from the first one."""
+    """Yields a table for each protocol, and how the protocol differs from the first one."""
     groups: dict[str, dict[str, dict[str, Any]]] = {}
     for name, numbers in evaluations.items():
         groups.setdefault(numbers["contract"]["digest"], {})[name] = numbers
-    contracts = [next(iter(group.values()))["contract"] for group in groups.values()]
-    for contract, group in zip(contracts, groups.values(), strict=True):
-        if differences := protocol_differences(contracts[0], contract):
+    protocols = [next(iter(group.values()))["contract"] for group in groups.values()]
+    for protocol, group in zip(protocols, groups.values(), strict=True):
+        if differences := protocol_differences(protocols[0], protocol):
             yield f"Not comparable with the first table: {'; '.join(differences)}."
         rows = {
             f"{name} {row}".strip(): values

@@ -320,7 +320,7 @@ def test_samples_that_cannot_be_measured(
     fails_before_writing(evaluate(*overrides), *parts)
 
 
-def test_evaluations_of_different_contracts_are_not_in_one_table(
+def test_evaluations_of_different_protocols_are_not_in_one_table(
     evaluate: Run, run: Run, vqgan_run: Path, tmp_path: Path
 ) -> None:
     for name, count in (("a", 4), ("b", 4), ("c", 2)):
