@@ -93,7 +93,7 @@ def test_data_of_a_stranger_are_not_opened(run: Run, vqgan: Path) -> None:
     config.write_text(config.read_text().replace("taming.data.ImageFiles", "os.system"))
     succeeds(run("report", "runs=vqgan"))
     text = Path("vqgan/report.html").read_text()
-    assert "names data.source._target_=os.system, which does not belong to this program" in text
+    assert "contains data.source._target_=os.system, which does not belong to this version" in text
 
 
 def test_what_is_no_run_is_refused(run: Run, images: Path) -> None:
