@@ -99,8 +99,8 @@ def check_origin(saved_config: DictConfig, command_config: DictConfig, path: Pat
     if (setting := next(_untrusted_settings(saved_config, command_config), None)) is not None:
         raise UserError(
             f"{path} contains {setting}, which does not belong to this version of the program and "
-            "is not run. If an older version wrote the file, use that version. If you trust it, add "
-            f"{shlex.quote(f'++{setting}')} to the command."
+            "is not run. If an older version wrote the file, use that version. If you trust it, "
+            f"add {shlex.quote(f'++{setting}')} to the command."
         )
 
 
