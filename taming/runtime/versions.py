@@ -17,8 +17,8 @@ def versions() -> dict[str, str]:
     if (checkout / ".git").exists():
         git = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
         try:
-            done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10)
-            program["taming"] += f"+{done.stdout.strip()}"
+            process = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10)
+            program["taming"] += f"+{process.stdout.strip()}"
         except (OSError, subprocess.SubprocessError):
             pass  # git is missing, or refuses another user's checkout
     return program | {name: version(name) for name in ("torch", "torchvision", "lightning")}

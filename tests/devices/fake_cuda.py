@@ -1,7 +1,7 @@
 """A pretended GPU: "cuda" tensors that have no values, and notes of what would wait for a real one.
 
 Shapes, dtypes and devices of every operation are worked out as a GPU would have them, so that
-tensors forgotten on the CPU are found where there is no GPU. Backward passes cannot be pretended.
+tensors forgotten on the CPU are actual where there is no GPU. Backward passes cannot be pretended.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,8 +103,8 @@ def to_cuda(model: Model, dtype: torch.dtype | None = None) -> Model:
                 if tensor is None:
                     continue
                 if tensor not in moved:
-                    kept = dtype is None or not tensor.is_floating_point()
-                    there = tensor.detach().to("cuda", None if kept else dtype)
+                    keeps_dtype = dtype is None or not tensor.is_floating_point()
+                    there = tensor.detach().to("cuda", None if keeps_dtype else dtype)
                     if isinstance(tensor, nn.Parameter):
                         there = nn.Parameter(there, requires_grad=tensor.requires_grad)
                     moved[tensor] = there

@@ -57,14 +57,14 @@ def build(conditioning: Conditioning, **options: Any) -> ImageGenerator:
 
 
 @pytest.mark.parametrize(("name", "num_given"), [*((n, 0) for n in SETTINGS), ("filtered", 2)])
-def test_it_waits_for_the_gpu_once_a_prefill_and_not_for_a_token(name: str, num_given: int) -> None:
+def test_sampling_waits_for_the_gpu_once_per_prefill(name: str, num_given: int) -> None:
     with fake_cuda() as watch:
         generator = build(ClassLabel(3, dropout=0.1))
         labels = torch.zeros(3, dtype=torch.int64)
-        given = torch.zeros(3, num_given, dtype=torch.int64)
+        prompt_tokens = torch.zeros(3, num_given, dtype=torch.int64)
         options = SamplingOptions(seed=0, **SETTINGS[name])
         watch.forget()
-        tokens = generator.sample_tokens(3, labels, given_tokens=given, options=options)
+        tokens = generator.sample_tokens(3, labels, given_tokens=prompt_tokens, options=options)
         assert tokens.shape == (3, 4) and everywhere_cuda(tokens)
         assert len(watch.waits) == 1 and not watch.scalars  # whether the logits are NaN
         assert len(watch.uploads) <= 8
@@ -88,9 +88,7 @@ def test_conditions_and_larger_grids(conditioning: Conditioning) -> None:
 
 @pytest.mark.parametrize("conditioning", [ClassLabel(3, 0.1), IMAGE, CONTEXT])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_a_step_has_nothing_that_a_graph_could_not_record(
-    conditioning: Conditioning, bf16: bool
-) -> None:
+def test_a_step_can_be_recorded_as_a_graph(conditioning: Conditioning, bf16: bool) -> None:
     with fake_cuda() as watch, torch.no_grad():
         transformer = build(conditioning, qk_norm=True).transformer
         to_cuda(transformer, torch.bfloat16 if bf16 else None)

@@ -32,23 +32,23 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 def layer_tensors(network: nn.Module, images: torch.Tensor) -> dict[str, list[torch.Tensor]]:
     """What goes into each layer and comes out of it, by its name."""
-    found: dict[str, list[torch.Tensor]] = {}
+    actual: dict[str, list[torch.Tensor]] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: found.update({name: [*inputs, output]})
+        return lambda module, inputs, output: actual.update({name: [*inputs, output]})
 
     for name, module in network.named_modules():
         if not list(module.children()) and not isinstance(module, nn.Identity | Quantizer):
             module.register_forward_hook(keep(name))
     network(images)
-    return found
+    return actual
 
 
-def outside_bf16(found: dict[str, list[torch.Tensor]]) -> list[str]:
+def outside_bf16(actual: dict[str, list[torch.Tensor]]) -> list[str]:
     takes_float32 = ("encoder.conv_in", "post_quantizer", "layers.0")  # images and codes
     return [
         name
-        for name, tensors in found.items()
+        for name, tensors in actual.items()
         for tensor in (tensors[1:] if name in takes_float32 else tensors)
         if tensor.dtype != torch.bfloat16
     ]
@@ -58,8 +58,8 @@ def outside_bf16(found: dict[str, list[torch.Tensor]]) -> list[str]:
 def test_on_a_gpu_nothing_leaves_bf16(name: str) -> None:
     network = NETWORKS[name]()
     with fake_cuda(bf16=True):
-        found = layer_tensors(to_cuda(network), torch.zeros(2, 3, 16, 16, device="cuda"))
-    assert len(found) > 5 and outside_bf16(found) == []
+        actual = layer_tensors(to_cuda(network), torch.zeros(2, 3, 16, 16, device="cuda"))
+    assert len(actual) > 5 and outside_bf16(actual) == []
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -70,9 +70,9 @@ def test_nothing_leaves_bf16_or_the_memory_format(
     network = NETWORKS[name]().to(memory_format=memory_format)  # type: ignore[call-overload]
     images = torch.randn(2, 3, 16, 16).contiguous(memory_format=memory_format)
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer_tensors(network, images)
-    assert len(found) > 5 and outside_bf16(found) == []
-    maps = {name: [x for x in tensors if x.ndim == 4] for name, tensors in found.items()}
+        actual = layer_tensors(network, images)
+    assert len(actual) > 5 and outside_bf16(actual) == []
+    maps = {name: [x for x in tensors if x.ndim == 4] for name, tensors in actual.items()}
     outside = [
         name
         for name, tensors in maps.items()

@@ -53,7 +53,7 @@ def test_a_process_may_use_the_newer_settings(choose: Callable[[], None]) -> Non
     assert precisions() == before
 
 
-def test_what_followed_the_setting_for_everything_follows_it_still() -> None:
+def test_settings_that_follow_the_global_one_still_do() -> None:
     everything_short()
     with full_precision():
         pass

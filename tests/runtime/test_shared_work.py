@@ -238,7 +238,7 @@ def test_two_processes_write_what_one_does(folder: Path, command: str) -> None:
                 np.testing.assert_array_equal(first[name], second[name])
 
 
-def test_processes_of_their_own_share_an_encoding(folder: Path) -> None:
+def test_separate_processes_share_an_encoding(folder: Path) -> None:
     """Three are at it, one of which is killed at its second shard, and each shard is made once."""
     statuses, num_items = encode_at_once(folder, folder / "three" / "encode", [None, 1, None])
     assert statuses == [0, -signal.SIGKILL, 0] and num_items == 30
@@ -264,12 +264,12 @@ def same(one: Any, two: Any) -> None:
 
 
 def test_a_process_without_an_image_does_not_disturb_the_other(folder: Path) -> None:
-    found = json.loads((folder / "two" / "reconstruct_cut" / "metrics.json").read_text())
-    assert found["num_images"] == 1
-    assert [name for name, _ in found["broken"]] == [f"{n:02d}.png" for n in range(2, 16, 2)]
+    actual = json.loads((folder / "two" / "reconstruct_cut" / "metrics.json").read_text())
+    assert actual["num_images"] == 1
+    assert [name for name, _ in actual["broken"]] == [f"{n:02d}.png" for n in range(2, 16, 2)]
 
 
-def test_the_first_process_looks_for_images_for_both(ranks: list[dict[str, Any]]) -> None:
+def test_only_the_first_process_lists_images(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["folders"] == 4 and ranks[1]["folders"] == 0
 
 

@@ -116,7 +116,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("work", [ema, clusters, actnorm_and_lecam])
-def test_each_rank_has_what_the_whole_batch_gives(
+def test_each_rank_equals_the_whole_batch(
     ranks: list[dict[str, Any]], work: Callable[[slice], dict[str, Any]]
 ) -> None:
     whole = work(slice(None))
@@ -132,7 +132,9 @@ def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
         assert rank["unused"]["batches_unused"].tolist() == [0, 0, 3, 3]
 
 
-def test_the_mean_of_the_penalties_is_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
+def test_the_mean_penalty_equals_that_of_the_whole_batch(
+    ranks: list[dict[str, Any]],
+) -> None:
     one, other = (rank["penalty"] for rank in ranks)
     assert_close({name: (one[name] + other[name]) / 2 for name in one}, penalty(slice(None)))
 

@@ -41,7 +41,7 @@ class WithAnotherTerm(VQGANTraining):
         return {**super().loss_terms(), "mean_loss": (3.0, mean_difference)}
 
 
-def test_a_quantizer_and_a_loss_term_of_ones_own(
+def test_custom_quantizer_and_loss_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(KINDS, "sign", SignQuantizer)

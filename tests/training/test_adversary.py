@@ -26,7 +26,7 @@ def uniform(*scores: float) -> torch.Tensor:
     return torch.tensor(scores).view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
 
 
-def test_the_discriminator_starts_and_the_generator_listens_later() -> None:
+def test_schedule_of_discriminator_and_generator() -> None:
     schedule = tiny_adversary(start=10, warmup=5, ramp=4)
     assert [step for step in range(20) if schedule.trains_at(step)] == list(range(10, 20))
     factors = [schedule.generator_factor(step) for step in range(12, 21)]
@@ -35,7 +35,7 @@ def test_the_discriminator_starts_and_the_generator_listens_later() -> None:
 
 
 @pytest.mark.parametrize(("start", "step"), [(0.25, 25), (1.0, 100), (1, 1), (0, 0)])
-def test_a_start_as_a_share_of_the_training(start: float, step: int) -> None:
+def test_start_as_a_share_of_the_training(start: float, step: int) -> None:
     schedule = tiny_adversary(start=start)
     schedule.settle_start(100)
     assert schedule.start == step
@@ -58,21 +58,21 @@ def test_the_generators_pass_changes_no_state(norm: str, has_learned: bool) -> N
 
 
 @pytest.mark.parametrize("loss", ["hinge", "vanilla", "non_saturating"])
-def test_the_losses_are_the_chosen_ones(loss: str) -> None:
+def test_each_loss_by_its_formula(loss: str) -> None:
     module = tiny_adversary(network=MeanDiscriminator, loss=loss)
-    found = module.discriminator_loss(uniform(2.0, 0.5), uniform(0.0, -3.0))
+    actual = module.discriminator_loss(uniform(2.0, 0.5), uniform(0.0, -3.0))
     real, fake = torch.tensor([2.0, 0.5]), torch.tensor([0.0, -3.0])
     logistic = 0.5 * (F.softplus(-real) + F.softplus(fake)).mean().item()
     expected = 0.5 * (0.5 / 2 + 1.0 / 2) if loss == "hinge" else logistic
-    assert found["discriminator_loss"].item() == pytest.approx(expected)
+    assert actual["discriminator_loss"].item() == pytest.approx(expected)
     generator = F.softplus(-fake).mean().item() if loss == "non_saturating" else 1.5
     assert module.generator_loss(uniform(0.0, -3.0)).item() == pytest.approx(generator)
 
 
-def test_what_is_watched_by_hand() -> None:
+def test_scores_and_accuracy_by_hand() -> None:
     module = tiny_adversary(network=MeanDiscriminator)
-    found = module.discriminator_loss(uniform(2.0, 0.5, -1.0, 0.5), uniform(0.0, -3.0, 1.0, 2.0))
-    watched = {name: value.item() for name, value in found.items() if "loss" not in name}
+    actual = module.discriminator_loss(uniform(2.0, 0.5, -1.0, 0.5), uniform(0.0, -3.0, 1.0, 2.0))
+    watched = {name: value.item() for name, value in actual.items() if "loss" not in name}
     accuracy = (3 / 4 + 1 / 4) / 2  # 0 is no right answer
     expected = {"scores_real": 0.5, "scores_fake": 0.0, "discriminator_accuracy": accuracy}
     assert watched == pytest.approx(expected, abs=1e-6)
@@ -83,13 +83,13 @@ def test_lecam_is_added_with_its_weight() -> None:
     module = tiny_adversary(network=MeanDiscriminator, lecam_weight=0.1, lecam_decay=0.5)
     batches = [(uniform(2.0, 0.5), uniform(0.0, -3.0)), (uniform(1.0, 2.0), uniform(-1.0, 0.0))]
     for batch in batches:
-        plain, found = without.discriminator_loss(*batch), module.discriminator_loss(*batch)
+        plain, actual = without.discriminator_loss(*batch), module.discriminator_loss(*batch)
     mean_real = (0.5 * 1.25 + 1.5) / 1.5  # the closed form of two batches
     mean_fake = (0.5 * -1.5 - 0.5) / 1.5
     expected = ((1 - mean_fake) ** 2 + (2 - mean_fake) ** 2) / 2
     expected += ((-1 - mean_real) ** 2 + (0 - mean_real) ** 2) / 2
-    assert found["lecam_loss"].item() == pytest.approx(expected)
-    added = found["discriminator_loss"] - plain["discriminator_loss"]
+    assert actual["lecam_loss"].item() == pytest.approx(expected)
+    added = actual["discriminator_loss"] - plain["discriminator_loss"]
     assert added.item() == pytest.approx(0.1 * expected)
     assert without.lecam.num_batches == 0
     resumed = tiny_adversary(lecam_weight=0.1)  # of a run that had none
@@ -97,28 +97,28 @@ def test_lecam_is_added_with_its_weight() -> None:
     assert resumed.discriminator_loss(images(0), images(1))["lecam_loss"] > 0
 
 
-def test_batch_norm_sees_reals_and_fakes_apart() -> None:
+def test_batch_norm_sees_real_and_fake_images_separately() -> None:
     module = tiny_adversary("batch")
-    found = module.discriminator_loss(images(0), images(1))
+    actual = module.discriminator_loss(images(0), images(1))
     norm = module.discriminator.layers[3]
     assert isinstance(norm, torch.nn.BatchNorm2d)
     assert norm.num_batches_tracked == 2
     expected = module.discriminator(images(0)).mean().item()
-    assert found["scores_real"].item() == pytest.approx(expected, rel=1e-5)
+    assert actual["scores_real"].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["group", "actnorm"])
-def test_one_pass_over_both_gives_the_scores_of_two(norm: str) -> None:
+def test_one_pass_over_both_equals_two_passes(norm: str) -> None:
     module = tiny_adversary(norm)
     module.discriminator_loss(images(4), images(5))  # initialises
     real, fake = images(0), images(1) * 0.5
-    found = module.discriminator_loss(real, fake)
+    actual = module.discriminator_loss(real, fake)
     for name, batch in (("scores_real", real), ("scores_fake", fake)):
         expected = module.discriminator(batch).mean().item()
-        assert found[name].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert actual[name].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_actnorm_is_initialised_by_reals_and_fakes_alike() -> None:
+def test_actnorm_is_initialised_by_real_and_fake_images() -> None:
     module = tiny_adversary("actnorm")
     module.discriminator_loss(images(0), images(1) * 0.1)
     assert isinstance(module.discriminator.layers[3], ActNorm)
@@ -129,7 +129,7 @@ def test_actnorm_is_initialised_by_reals_and_fakes_alike() -> None:
     assert not changed(module, initialised)
 
 
-def test_all_that_the_discriminator_sees_is_augmented() -> None:
+def test_real_and_fake_images_are_augmented() -> None:
     module = tiny_adversary("batch", augmentation=["cutout"])
     seen: list[torch.Tensor] = []
     module.discriminator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -149,5 +149,5 @@ def test_the_generators_gradient_flows_through_the_augmentation() -> None:
     torch.manual_seed(3)
     module.generator_loss(reconstructions).backward()
     torch.manual_seed(3)
-    kept = DifferentiableAugmentation(["cutout"])(torch.ones(4, 3, 16, 16))
-    torch.testing.assert_close(reconstructions.grad, -kept / kept.numel())
+    mask = DifferentiableAugmentation(["cutout"])(torch.ones(4, 3, 16, 16))
+    torch.testing.assert_close(reconstructions.grad, -mask / mask.numel())

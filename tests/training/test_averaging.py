@@ -43,7 +43,7 @@ def set_up(model: L.LightningModule, decay: float, device: str = "cpu") -> WarmE
     return average
 
 
-def test_the_average_in_closed_form_and_buffers_as_they_are() -> None:
+def test_average_in_closed_form_and_copied_buffers() -> None:
     model = Model()
     values = [1.0, -2.0, 4.0, 0.5, 3.0]
     averaged = walk(model, set_up(model, 0.3), values)
@@ -55,7 +55,7 @@ def test_the_average_in_closed_form_and_buffers_as_they_are() -> None:
     assert averaged.count == model.count == 10
 
 
-def test_a_reloaded_average_goes_on_where_it_was() -> None:
+def test_reloaded_average_continues() -> None:
     model = Model()
     average = set_up(model, 0.9)
     walk(model, average, [1.0, 2.0, 3.0])
@@ -77,7 +77,7 @@ def test_the_average_is_on_the_device_of_the_training() -> None:
     assert (average.module.weight.is_meta, model.weight.is_meta) == (True, False)
 
 
-def test_the_average_is_laid_out_as_the_weights_are() -> None:
+def test_average_has_the_memory_format_of_the_weights() -> None:
     module, _ = stage("vqgan", channels_last=True)
     average = set_up(module, 0.9)  # before the module, as Lightning does
     assert average._average_model is not None
@@ -101,8 +101,8 @@ def test_weight_decay_is_for_trained_matrices_only() -> None:
     model[2].requires_grad_(False)
     config = OptimizerConfig(learning_rate=0.1, weight_decay=0.2, betas=(0.5, 0.9))
     groups = config.parameter_groups(model, prefix="x_")
-    found = [(g["weight_decay"], len(g["params"]), g["betas"], g["prefix"]) for g in groups]
-    assert found == [(0.2, 1, (0.5, 0.9), "x_"), (0.0, 3, (0.5, 0.9), "x_")]
+    actual = [(g["weight_decay"], len(g["params"]), g["betas"], g["prefix"]) for g in groups]
+    assert actual == [(0.2, 1, (0.5, 0.9), "x_"), (0.0, 3, (0.5, 0.9), "x_")]
 
 
 def built(fused: bool, **settings: Any) -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -113,7 +113,7 @@ def built(fused: bool, **settings: Any) -> tuple[nn.Linear, torch.optim.Optimize
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: bool) -> None:
+def test_optimizer_keeps_its_settings_when_it_loads_a_state(fused: bool) -> None:
     first, saved = built(not fused)
     layer, optimizer = built(fused, weight_decay=0.5, betas=(0.1, 0.2))
     for one in (first, layer):
@@ -131,7 +131,7 @@ def test_an_optimizer_keeps_its_settings_when_it_goes_on_from_another(fused: boo
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_an_optimizer_goes_on_in_another_memory_format(fused: bool) -> None:
+def test_optimizer_continues_in_another_memory_format(fused: bool) -> None:
     """Fused AdamW takes the moments in the order of memory, whatever their strides say."""
     formats = (torch.contiguous_format, torch.channels_last)
     config = OptimizerConfig(learning_rate=0.1)

@@ -39,7 +39,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     free.set()
 
 
-def test_a_checkpoint_is_of_the_moment_of_its_saving(
+def test_later_steps_do_not_change_a_queued_checkpoint(
     tmp_path: Path, slow_disk: threading.Event
 ) -> None:
     weight, counts = torch.arange(6.0).view(2, 3).t(), {"loss": 1}
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_of_the_moment_of_its_saving(
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()  # once
 
 
-def test_two_copies_wait_at_most_and_files_come_in_order(
+def test_at_most_two_checkpoints_are_queued_and_written_in_order(
     tmp_path: Path, slow_disk: threading.Event
 ) -> None:
     files, paths = WholeFileCheckpointIO(), [tmp_path / f"{step}.ckpt" for step in range(3)]
@@ -80,7 +80,9 @@ def test_two_copies_wait_at_most_and_files_come_in_order(
     files.teardown()
 
 
-def test_minutes_end_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_checkpoints_come_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved: list[dict[str, Any]] = []
 
     def read(self: WholeFileCheckpointIO, content: io.BytesIO, path: Path) -> None:
@@ -103,7 +105,7 @@ def test_minutes_end_between_two_steps(tmp_path: Path, monkeypatch: pytest.Monke
         (2, TrainingInterrupted(2), True),
     ],
 )
-def test_a_rank_that_fails_alone_waits_for_no_other(
+def test_a_failed_rank_does_not_save(
     monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception, saves: bool
 ) -> None:
     saved: list[Any] = []
@@ -122,7 +124,7 @@ def test_a_rank_that_fails_alone_waits_for_no_other(
     ],
 )
 @pytest.mark.parametrize(("world_size", "expected"), [(1, [*range(1, 51)]), (2, [20, 40])])
-def test_the_clock_is_looked_at_between_steps(
+def test_time_is_checked_between_steps(
     monkeypatch: pytest.MonkeyPatch,
     callback: Callback,
     base: type[Callback],
@@ -145,14 +147,14 @@ def test_the_clock_is_looked_at_between_steps(
     assert steps == expected
 
 
-def test_the_share_of_saving_is_in_the_log(tmp_path: Path) -> None:
+def test_share_of_saving_is_logged(tmp_path: Path) -> None:
     run = run_training(tmp_path, *stage("transformer"), callbacks=[SavingShare()])
     shares = [share for _, share in run.recorder.column("train/saving_share")]
     assert len(shares) == 8 and shares[:3] == [0, 0, 0]  # the first is saved after step 3
     assert all(0 < share < 1 for share in shares[3:])
 
 
-def test_no_process_waits_for_one_that_cannot_write(
+def test_no_process_waits_for_a_failed_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*args: Any) -> None:
@@ -166,6 +168,6 @@ def test_no_process_waits_for_one_that_cannot_write(
     assert "not yours" in files.failures[path]
 
 
-def test_processes_wait_long_for_the_first() -> None:
+def test_processes_wait_a_day_for_the_first() -> None:
     for strategy in (data_parallel(discriminator=False), strategies.ShardedStrategy()):
         assert strategy._timeout == timedelta(days=1)

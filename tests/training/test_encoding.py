@@ -111,7 +111,7 @@ def shards_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cells", "vqgan"])
-def test_images_and_conditions_of_the_same_view(pairs: Path, tmp_path: Path, kind: str) -> None:
+def test_images_and_conditions_share_a_view(pairs: Path, tmp_path: Path, kind: str) -> None:
     images = tokenizer()
     conditions = CELLS if kind == "cells" else tokenizer(1, image_channels=5)
     data = dataset(pairs)
@@ -132,7 +132,7 @@ def test_images_and_conditions_of_the_same_view(pairs: Path, tmp_path: Path, kin
     assert (views[:, 1] != views[:, 0]).any()  # crops and flips
 
 
-def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> None:
+def test_a_replacement_keeps_its_own_class(tmp_path: Path) -> None:
     for index, label in enumerate(("cat", "dog", "cow", "cow")):
         folder = tmp_path / "zoo" / label
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def test_a_stand_in_of_another_class_is_called_what_it_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("shards_of_four")
-def test_a_cache_says_whose_stand_ins_it_holds(
+def test_a_cache_names_replaced_images(
     pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One image cannot be read for a moment; after an interruption, another."""
@@ -186,7 +186,7 @@ def test_a_cache_says_whose_stand_ins_it_holds(
 
 @pytest.mark.usefixtures("shards_of_four")
 @pytest.mark.parametrize("batches", [0, 2, 5])
-def test_an_interrupted_encoding_goes_on(
+def test_an_interrupted_encoding_continues(
     pairs: Path, tmp_path: Path, batches: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """21 items in batches of 4: of 6 batches some are done before, and the rest after."""
@@ -211,7 +211,7 @@ def test_an_interrupted_encoding_goes_on(
     assert sizes == []
 
 
-def test_no_room_while_encoding(
+def test_full_disk_while_encoding(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """21 items in shards of 8, of which the second does not fit: the first one stays."""
@@ -235,7 +235,7 @@ def test_no_room_while_encoding(
     assert files(tmp_path / "cache") == files(tmp_path / "whole")
 
 
-def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> None:
+def test_a_cache_depends_on_tokenizers_images_and_views(pairs: Path, tmp_path: Path) -> None:
     made: set[Path] = set()
 
     def is_new(**changes: Any) -> bool:
@@ -264,7 +264,7 @@ def test_a_cache_is_tied_to_all_that_it_is_of(pairs: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("shards_of_four")
-def test_of_two_at_once_each_encodes_what_the_other_does_not(
+def test_two_processes_share_an_encoding(
     pairs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One is slow: it has its first batch only when the other has made the rest, and waits."""

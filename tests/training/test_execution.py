@@ -39,7 +39,7 @@ def choose(
     ("native", "capability", "expected"),
     [(True, (9, 0), "bf16-mixed"), (False, (7, 5), "16-mixed"), (False, (6, 1), "32-true")],
 )
-def test_gpus_by_what_they_have(
+def test_default_precision_of_gpus(
     monkeypatch: pytest.MonkeyPatch, native: bool, capability: tuple[int, int], expected: str
 ) -> None:
     monkeypatch.setattr(execution, "has_bf16", lambda device: native)
@@ -68,7 +68,7 @@ def timer(times: dict[Execution, float], tried: list[Execution]) -> Callable[...
     return seconds
 
 
-def test_what_is_timed_and_chosen(
+def test_the_fastest_candidate_is_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiled = Execution("bf16-mixed", False, True)
@@ -91,7 +91,7 @@ def test_what_is_timed_and_chosen(
     assert tried == [PLAIN, Execution("32-true", True, False)]
 
 
-def test_other_ways_are_tried_from_five_minutes_on(
+def test_candidates_are_timed_from_five_minutes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[Execution] = []
@@ -151,7 +151,7 @@ def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPa
     assert {"generator_loss", "discriminator_loss"} <= module._sums.keys()
 
 
-def test_frozen_networks_are_timed_where_the_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_networks_are_copied_for_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep copy shares them: on a GPU they would stay on the CPU."""
     monkeypatch.setattr(execution, "TIMED_SECONDS", 0.01)
     monkeypatch.setattr(execution, "EAGER_FROM", 0.0)
@@ -190,7 +190,7 @@ def test_a_failing_compiler_leaves_the_training_eager(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def compile_networks(self: Any) -> None:
-        raise RuntimeError("No working C++ compiler found\nand so on")
+        raise RuntimeError("No working C++ compiler actual\nand so on")
 
     module = vqgan_training(tiny_adversary())
     monkeypatch.setattr(type(module), "compile_networks", compile_networks)
@@ -198,4 +198,4 @@ def test_a_failing_compiler_leaves_the_training_eager(
     with caplog.at_level(logging.INFO, "taming"):
         assert execution.seconds_per_batch(module, BATCH, CPU, compiled) == float("inf")
     assert "one to four minutes" in caplog.messages[0]
-    assert "No working C++ compiler found" in caplog.text and "and so on" not in caplog.text
+    assert "No working C++ compiler actual" in caplog.text and "and so on" not in caplog.text

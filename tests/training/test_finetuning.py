@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import changed, weights
-from tiny_training import alone, backward, tiny_adversary, tiny_vqgan, vqgan_training
+from tiny_training import backward, tiny_adversary, tiny_vqgan, vqgan_training, without_trainer
 from torch.nn.utils import parameters_to_vector
 
 from taming.runtime.errors import UserError
@@ -23,7 +23,7 @@ def finetuned(saved: SavedModel, mode: Any, **changes: object) -> VQGAN:
 
 
 @pytest.mark.parametrize("mode", ["whole", "decoder"])
-def test_the_model_begins_as_the_saved_one(mode: str) -> None:
+def test_the_model_starts_as_the_saved_one(mode: str) -> None:
     first = tiny_vqgan()
     second = finetuned(first.to_saved(), mode)
     assert second.training
@@ -31,7 +31,7 @@ def test_the_model_begins_as_the_saved_one(mode: str) -> None:
     torch.testing.assert_close(second(images).reconstructions, first(images).reconstructions)
 
 
-def test_a_new_codebook_leaves_the_rest() -> None:
+def test_a_new_codebook_keeps_the_other_weights() -> None:
     first = tiny_vqgan()
     second = finetuned(first.to_saved(), "new_codebook")
     assert second.codebook_size == 5
@@ -61,7 +61,7 @@ def test_attention_stays_in_its_level_at_another_resolution() -> None:
 
 
 def test_only_the_decoder_learns() -> None:
-    module = alone(vqgan_training(trained="decoder"))
+    module = without_trainer(vqgan_training(trained="decoder"))
     optimizer = module.configure_optimizers()["optimizer"]
     images = torch.rand(4, 3, 16, 16)
     tokens = module.vqgan.encode(images)
@@ -73,7 +73,7 @@ def test_only_the_decoder_learns() -> None:
     assert torch.equal(module.vqgan.encode(images), tokens)
 
 
-def test_the_discriminator_goes_on_with_its_weights(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_discriminator_keeps_its_weights(caplog: pytest.LogCaptureFixture) -> None:
     module = vqgan_training(tiny_adversary())
     saved = module.to_saved(module.state_dict())
     fresh = tiny_adversary()
@@ -90,7 +90,7 @@ def test_the_discriminator_goes_on_with_its_weights(caplog: pytest.LogCaptureFix
     finetuned_adversary(saved, None)
 
 
-def test_how_a_quantizer_is_trained_is_the_new_settings() -> None:
+def test_training_settings_of_the_quantizer_are_the_new_ones() -> None:
     first = tiny_vqgan()
     quantizer = {**NEW, "commitment_weight": 0.5, "revive_after": 7, "cosine": True}
     second = finetuned(first.to_saved(), "whole", quantizer=quantizer)

@@ -33,7 +33,7 @@ HEALTHY = {
 }
 
 
-def test_usage_is_over_a_window_of_eight_latents_a_code() -> None:
+def test_usage_needs_eight_latents_per_code() -> None:
     module, resumed = vqgan_training(), vqgan_training()
     for _ in range(3):
         module.codebook_window.update(torch.tensor([15, 1, 0, 0, 0, 0, 0, 0]))
@@ -58,7 +58,7 @@ def test_usage_is_over_a_window_of_eight_latents_a_code() -> None:
         ({"adaptive_weight": 1e-5}, "of the reconstruction loss has almost vanished"),
     ],
 )
-def test_a_trouble_is_told_once_it_lasts(trouble: dict[str, float], words: str) -> None:
+def test_a_lasting_problem_gives_one_warning(trouble: dict[str, float], words: str) -> None:
     watch = HealthWatch(patience=2)
     assert watch.check(HEALTHY, "") == []
     assert watch.check(HEALTHY | trouble, "") == []
@@ -74,12 +74,12 @@ def test_a_trouble_is_told_once_it_lasts(trouble: dict[str, float], words: str) 
     assert len(watch.check(HEALTHY | trouble, "")) == 1  # it was away, and is back
 
 
-def test_a_discriminator_that_learns_alone_may_be_right() -> None:
-    alone = {name: v for name, v in HEALTHY.items() if name != "generator_loss"}
-    assert HealthWatch(patience=1).check(alone | {"discriminator_accuracy": 1.0}, "") == []
+def test_no_warning_before_the_generator_uses_the_discriminator() -> None:
+    metrics = {name: v for name, v in HEALTHY.items() if name != "generator_loss"}
+    assert HealthWatch(patience=1).check(metrics | {"discriminator_accuracy": 1.0}, "") == []
 
 
-def test_a_leap_of_the_gradient_is_told_at_once() -> None:
+def test_a_leap_of_the_gradient_gives_a_warning_at_once() -> None:
     watch = HealthWatch(max_gradient_leap=10)
     for norm in (1.0, 2.0, 3.0, 2.0, 25.0):  # fewer than five before: nothing is usual yet
         assert watch.check({"gradient_norm": norm}, "") == []
@@ -132,12 +132,12 @@ def test_nan_ends_the_run_and_leaves_the_last_good_checkpoint(
 # --- overfitting --------------------------------------------------------------------------------
 
 
-def test_overfitting_is_noticed_once_and_only_while_training_improves() -> None:
+def test_overfitting_gives_one_warning_and_only_while_training_improves() -> None:
     watch = OverfittingWatch(patience=2)
     losses = [(2.0, 3.0), (1.9, 2.5), (1.5, 2.6), (1.2, 2.8), (1.0, 2.9)]
-    said = [watch.check(step, *pair) for step, pair in enumerate(losses)]
-    assert [text is not None for text in said] == [False, False, False, True, False]
-    text = str(said[3])
+    warnings = [watch.check(step, *pair) for step, pair in enumerate(losses)]
+    assert [text is not None for text in warnings] == [False, False, False, True, False]
+    text = str(warnings[3])
     for part in ("since step 1", "2.5000 to 2.8000", "1.9000 to 1.2000", "best.ckpt keeps step 1"):
         assert part in text
     resumed = OverfittingWatch(patience=1)  # a run goes on with the patience it is given
@@ -190,7 +190,7 @@ def remarks(images: torch.Tensor, batch_size: int = 4, **changes: Any) -> list[s
     return unusual_data(data, VQGAN(**{**tiny_vqgan(codebook_size=200).config, **changes}))
 
 
-def test_unusual_data_is_remarked_upon() -> None:
+def test_notes_on_unusual_data() -> None:
     images = torch.rand(4, 3, 16, 16)
     assert remarks(images) == []
     (few,) = remarks(images, 5)
@@ -205,7 +205,7 @@ def test_unusual_data_is_remarked_upon() -> None:
     assert remarks(images, attention_resolutions=[32, 8]) == []
 
 
-def test_a_discriminator_that_is_never_heard_is_remarked_upon() -> None:
+def test_note_on_a_discriminator_that_never_matters() -> None:
     assert unusual_schedule(None, 8) == []
     assert unusual_schedule(tiny_adversary(start=5, warmup=2), 8) == []
     (remark,) = unusual_schedule(tiny_adversary(start=5, warmup=3), 8)

@@ -10,11 +10,11 @@ from PIL import Image
 from tiny_training import (
     Gradients,
     TinyData,
-    alone,
     backward,
     optimizer_config,
     run_training,
     tiny_adversary,
+    without_trainer,
 )
 
 from taming.runtime.errors import UserError
@@ -55,7 +55,7 @@ def halves() -> torch.Tensor:
     return maps
 
 
-def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None:
+def test_training_on_label_maps_and_its_metrics(tmp_path: Path) -> None:
     data = TinyData(6, images=halves())
     data.palette = COLORS
     changes = {"max_steps": 60, "val_check_interval": 60, "ema_decay": None}
@@ -77,19 +77,19 @@ def test_it_learns_label_maps_and_reports_what_fits_them(tmp_path: Path) -> None
 
 
 def test_a_grid_has_images_left_and_reconstructions_right() -> None:
-    module = alone(label_map_training())
+    module = without_trainer(label_map_training())
     module.trainer.datamodule = SimpleNamespace(palette=COLORS)
     maps = torch.eye(3)[:2, :, None, None].expand(-1, -1, 48, 48)  # all class 0, all class 1
     picture = ReconstructionGrids("").picture(module, 30 * maps.flip(0), {"images": maps})
-    shown = [picture.getpixel((20 + 50 * column, 20)) for column in range(4)]
+    colors = [picture.getpixel((20 + 50 * column, 20)) for column in range(4)]
     red, green, _ = map(tuple, COLORS)
-    assert shown == [red, green, green, red]
+    assert colors == [red, green, green, red]
     module.trainer.datamodule = SimpleNamespace()  # the user's own, without a palette
     assert ReconstructionGrids("").picture(module, maps, {"images": maps}).size == picture.size
 
 
 def test_its_gradient_is_that_of_the_cross_entropy() -> None:
-    module = alone(label_map_training(reconstruction_weight=2.0))
+    module = without_trainer(label_map_training(reconstruction_weight=2.0))
     images = halves()[:4]
     module.vqgan(images)  # its codebook is initialised by the first batch
     output = module.vqgan(images)
@@ -103,6 +103,6 @@ def test_its_gradient_is_that_of_the_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"perceptual": Gradients()}, {"adversary": tiny_adversary()}])
-def test_what_does_not_go_with_label_maps(changes: dict[str, Any]) -> None:
+def test_label_maps_refuse_other_losses(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="needs perceptual=none, adversary=none"):
         label_map_training(**changes)

@@ -40,7 +40,7 @@ def test_fast_dev_run_writes_nothing_and_breaks_nothing(
     assert after == before
 
 
-def test_a_profiler_writes_what_took_how_long(finished: Finished) -> None:
+def test_a_profiler_writes_durations(finished: Finished) -> None:
     text = (finished("vqgan").directory / "fit-profile.txt").read_text()
     for part in ("VQGANTraining.configure_gradient_clipping", "run_training_batch", "WarmEMA"):
         assert part in text
@@ -63,9 +63,7 @@ def test_limit_val_batches(tmp_path: Path, limit: int) -> None:
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_other_precisions_train_much_as_float32(
-    tmp_path: Path, finished: Finished, kind: str
-) -> None:
+def test_other_precisions_train_like_float32(tmp_path: Path, finished: Finished, kind: str) -> None:
     # Lightning itself allows float16 on GPUs alone
     scaler: Any = torch.amp.GradScaler("cpu", init_scale=2.0**32)
     plugins = [WholeFileCheckpointIO(), MixedPrecision("16-mixed", "cpu", scaler)]
@@ -83,7 +81,7 @@ def test_other_precisions_train_much_as_float32(
     assert half.result.metrics[name] == pytest.approx(expected, rel=0.15)
 
 
-def test_tests_on_the_cpu_run_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning warns of a GPU that is not used, and warnings fail tests."""
     monkeypatch.setattr(CUDAAccelerator, "is_available", lambda: True)
     L.Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
@@ -103,7 +101,7 @@ class Users(L.Callback):
         self.seen.append((trainer.global_step, reported - float(outputs["loss"])))
 
 
-def test_callbacks_of_a_users_own(tmp_path: Path) -> None:
+def test_custom_callbacks(tmp_path: Path) -> None:
     users = Users()
     # nothing gets better by so much: the second validation ends the training
     callbacks = [users, EarlyStopping("val/loss", min_delta=100.0, patience=1)]

@@ -20,7 +20,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_row_a_report_and_a_column_a_number(tmp_path: Path) -> None:
+def test_one_row_per_report_and_one_column_per_metric(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     file = MetricsFile(path)
     file.log_metrics({"train/loss": 1 / 3, "epoch": 0}, 1)
@@ -41,11 +41,11 @@ def test_a_resumed_run_repeats_no_row(tmp_path: Path) -> None:
     resumed = MetricsFile(path)
     for step in range(4, 7):
         resumed.log_metrics({"train/loss": 10.0 * step}, step)
-    found = [(row["step"], row["train/loss"]) for row in rows(path)]
-    assert found == [("1", "1"), ("2", "2"), ("3", "3"), ("4", "40"), ("5", "50"), ("6", "60")]
+    actual = [(row["step"], row["train/loss"]) for row in rows(path)]
+    assert actual == [("1", "1"), ("2", "2"), ("3", "3"), ("4", "40"), ("5", "50"), ("6", "60")]
 
 
-def test_a_full_disk_stops_no_training_and_costs_its_row_alone(
+def test_a_full_disk_only_loses_its_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "metrics.csv"
@@ -68,8 +68,8 @@ def test_a_full_disk_stops_no_training_and_costs_its_row_alone(
     file.log_metrics({"train/loss": 0.125, "new": 2.0}, 4)
     file.log_metrics({"train/loss": 0.125, "new": 3.0}, 5)
     assert ["No space left" in message for message in caplog.messages] == [True, True]
-    found = [(row["step"], row["val/psnr"], row["new"]) for row in rows(path)]
-    assert found == [("1", "20", ""), ("4", "", "2"), ("5", "", "3")]
+    actual = [(row["step"], row["val/psnr"], row["new"]) for row in rows(path)]
+    assert actual == [("1", "20", ""), ("4", "", "2"), ("5", "", "3")]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_full_disk_stops_no_training_and_costs_its_row_alone(
         (b"2,0.25,30\r\n" + bytes(200_000) + b"3,0.2,31\r\n\xff\xfe,1,1\r\n", "12"),
     ],
 )
-def test_a_damaged_file_is_gone_on_with(tmp_path: Path, damaged: bytes, steps: str) -> None:
+def test_a_damaged_file_is_continued(tmp_path: Path, damaged: bytes, steps: str) -> None:
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"step,train/loss,val/psnr\r\n1,0.5,\r\n" + damaged)
     MetricsFile(path).log_metrics({"train/loss": 0.125, "test/psnr": 40.0}, 8)
@@ -112,7 +112,7 @@ def test_wandb_is_offline_unless_requested_and_an_account_is_there(
     assert "wandb: no such host. This run is tracked offline" in caplog.text
 
 
-def test_a_resumed_run_is_the_same_one_in_wandb(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_id_in_wandb(tmp_path: Path) -> None:
     starts = [wandb_logger(tmp_path / name)._wandb_init for name in ("a", "a", "b")]
     ids = [start["id"] for start in starts]
     assert ids[0] == ids[1] != ids[2]
@@ -120,7 +120,7 @@ def test_a_resumed_run_is_the_same_one_in_wandb(tmp_path: Path) -> None:
     assert [start["name"] for start in starts] == ["a", "a", "b"]
 
 
-def test_in_a_sweep_the_run_is_the_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_uses_the_run_of_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "given")
     assert wandb_logger(tmp_path)._wandb_init["id"] == "given"
     monkeypatch.delenv("WANDB_RUN_ID")  # resumed by hand

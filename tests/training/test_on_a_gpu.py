@@ -9,7 +9,6 @@ import pytest
 import torch
 from tiny_training import (
     ByConvolution,
-    alone,
     backward,
     image_data,
     run_training,
@@ -18,6 +17,7 @@ from tiny_training import (
     token_data,
     transformer_training,
     vqgan_training,
+    without_trainer,
 )
 
 from taming.runtime.contexts import full_precision
@@ -40,11 +40,11 @@ def build(stage: int) -> tuple[Any, dict[str, torch.Tensor]]:
     """A module past the start of its discriminator, and a batch."""
     torch.manual_seed(0)
     if stage == 1:
-        module = alone(vqgan_training(tiny_adversary()), 4)
+        module = without_trainer(vqgan_training(tiny_adversary()), 4)
         batch = {"images": torch.rand(4, 3, 16, 16) * 2 - 1}
         module.vqgan(batch["images"])  # the codebook starts from latents drawn at random
         return module, batch
-    module = alone(transformer_training(), 4).eval()  # no dropout, which draws otherwise
+    module = without_trainer(transformer_training(), 4).eval()  # no dropout, which draws otherwise
     return module, {"indices": torch.randint(8, (4, 8, 8)), "labels": torch.arange(4) % 3}
 
 
@@ -112,7 +112,7 @@ def test_ways_to_compute_a_step_are_timed(
     assert "bf16-mixed, channels_last" in caplog.text and "; bf16-mixed " in caplog.text
 
 
-def test_a_checkpoint_is_of_the_moment_of_its_saving(tmp_path: Path) -> None:
+def test_later_steps_do_not_change_a_queued_checkpoint(tmp_path: Path) -> None:
     weight = torch.arange(6.0, device=DEVICE).view(2, 3).t()
     files = WholeFileCheckpointIO()
     files.save_checkpoint({"weight": weight}, tmp_path / "last.ckpt")

@@ -78,7 +78,7 @@ def test_steps_are_updates(finished: Finished, kind: str, settings: str, accumul
     assert updates == ({"": {8}, "discriminator_": {6}} if kind == "vqgan" else {"": {8}})
 
 
-def test_validation_numbers_are_of_the_whole_set_and_the_average_model(finished: Finished) -> None:
+def test_validation_uses_the_whole_set_and_the_averaged_model(finished: Finished) -> None:
     run = finished("vqgan")
     images = run.data.val_dataset.tensors["images"]  # 7, in batches of 3, 3 and 1
     with torch.no_grad():
@@ -95,8 +95,8 @@ def test_validation_numbers_are_of_the_whole_set_and_the_average_model(finished:
         "val/codebook_usage": (counts > 0).double().mean().item(),
         "val/codebook_perplexity": torch.exp(-(p * p.log()).sum()).item(),
     }
-    found = {name: run.result.metrics[name] for name in expected}
-    assert found == pytest.approx(expected, rel=1e-5)
+    actual = {name: run.result.metrics[name] for name in expected}
+    assert actual == pytest.approx(expected, rel=1e-5)
     assert (run.directory / "grids" / "reconstructions_0000008.png").stat().st_size > 0
 
 
@@ -241,7 +241,7 @@ def run_until(directory: Path, kind: str, end: str, **changes: Any) -> int:
         ("transformer", "killed", "plain", {}),
     ],
 )
-def test_a_resumed_run_is_the_run_that_did_not_end(
+def test_a_resumed_run_equals_the_uninterrupted_run(
     tmp_path: Path,
     finished: Finished,
     kind: str,
@@ -249,33 +249,35 @@ def test_a_resumed_run_is_the_run_that_did_not_end(
     settings: str,
     changes: dict[str, Any],
 ) -> None:
-    whole, parts = finished(kind, settings), tmp_path / "parts"
+    uninterrupted, parts = finished(kind, settings), tmp_path / "parts"
     changes = {**SETTINGS[settings], **changes}
     accumulate = changes.get("accumulate_grad_batches", 1)
-    done = run_until(parts, kind, end, **changes)
+    first_steps = run_until(parts, kind, end, **changes)
     module, data = stage(kind)
     torch.rand(7)  # whatever was drawn before, the run goes on with its own random numbers
     assert check_resume(parts, "vqgan" if kind == "vqgan" else "generator")[0] == last(parts)
-    assert step_of(last(parts)) == done
+    assert step_of(last(parts)) == first_steps
     result = run_training(parts, module, data, resume=True, **changes).result
     assert (result.step, result.interrupted) == (8, False)
-    rest = (MAX_STEPS - done) * accumulate
-    assert data.trained_on(rest) == whole.data.trained_on(8 * accumulate)[-rest * 4 :]
+    rest = (MAX_STEPS - first_steps) * accumulate
+    assert data.trained_on(rest) == uninterrupted.data.trained_on(8 * accumulate)[-rest * 4 :]
 
-    saved = [content(last(directory)) for directory in (whole.directory, parts)]
+    saved = [content(last(directory)) for directory in (uninterrupted.directory, parts)]
     for one in saved:
         del one["loops"], one["callbacks"]
     (leaves, structure), (other_leaves, other_structure) = map(tree_flatten, saved)
     assert structure == other_structure
     for one, other in zip(leaves, other_leaves, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-    prints = [load_saved_model(run / "model").fingerprint() for run in (whole.directory, parts)]
+    prints = [
+        load_saved_model(run / "model").fingerprint() for run in (uninterrupted.directory, parts)
+    ]
     assert prints[0] == prints[1]
-    assert read_rows(whole.directory / "metrics.csv") == read_rows(parts / "metrics.csv")
+    assert read_rows(uninterrupted.directory / "metrics.csv") == read_rows(parts / "metrics.csv")
     assert torch.get_float32_matmul_precision() == "highest"  # as ever on a CPU
 
 
-def test_the_result_says_which_step_its_metrics_are_of(tmp_path: Path) -> None:
+def test_the_result_has_the_step_of_its_metrics(tmp_path: Path) -> None:
     module, data = stage("vqgan")
     first = run_training(tmp_path, module, data, interrupt_at=5).result
     assert (first.exported_step, first.metrics_step) == (5, 3)  # validated every third step
@@ -313,12 +315,12 @@ def test_settings_of_the_optimizer_can_be_changed_on_resume(
     rates = run.recorder.column("train/learning_rate")
     assert rates == [(s + 1, pytest.approx(3e-3 * other.factor(s, 10))) for s in (8, 9)]
     groups = content(last(tmp_path))["optimizer_states"][0]["param_groups"]
-    found = [(g["weight_decay"], g["betas"], bool(g["fused"])) for g in groups]
-    assert found == [(0.3, (0.5, 0.8), False), (0.0, (0.5, 0.8), False)] * (len(groups) // 2)
+    actual = [(g["weight_decay"], g["betas"], bool(g["fused"])) for g in groups]
+    assert actual == [(0.3, (0.5, 0.8), False), (0.0, (0.5, 0.8), False)] * (len(groups) // 2)
     assert len(groups) == (4 if kind == "vqgan" else 2)
 
 
-def test_what_cannot_be_restored_costs_the_run_nothing(tmp_path: Path, finished: Finished) -> None:
+def test_a_failed_restore_changes_nothing(tmp_path: Path, finished: Finished) -> None:
     shutil.copytree(finished("transformer").directory, tmp_path, dirs_exist_ok=True)
     other, data = stage("transformer")
     other.transformer.head = torch.nn.Linear(3, 3)
@@ -333,11 +335,11 @@ class SavedModels(L.Callback):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.found: list[tuple[str, int]] = []
+        self.actual: list[tuple[str, int]] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         fingerprint = load_saved_model(self.directory / "model").fingerprint()
-        self.found.append((fingerprint, finished_steps(self.directory)))
+        self.actual.append((fingerprint, finished_steps(self.directory)))
 
 
 def test_the_earlier_model_stays_until_the_new_one_is_written(
@@ -348,7 +350,7 @@ def test_the_earlier_model_stays_until_the_new_one_is_written(
     (tmp_path / "model.unfinished").mkdir()  # of a killed process
     models = SavedModels(tmp_path)
     run_training(tmp_path, *stage("transformer"), resume=True, max_steps=10, callbacks=[models])
-    assert models.found == [(earlier, 8)] * 2
+    assert models.actual == [(earlier, 8)] * 2
     assert load_saved_model(tmp_path / "model").fingerprint() != earlier
     assert finished_steps(tmp_path) == 10
     assert not list(tmp_path.glob("model.*"))
@@ -375,8 +377,8 @@ def test_ctrl_c_twice_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     tmp_path: Path, finished: Finished, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = finished("transformer").directory
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    source = finished("transformer").directory
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     before, best = (last(tmp_path).with_name(name) for name in ("last-1.ckpt", "best.ckpt"))
     assert saved_checkpoints(tmp_path) == [last(tmp_path), before, best]
     damage(last(tmp_path))
@@ -387,12 +389,12 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     run_training(tmp_path, *stage("transformer"), resume=True)
     assert [step_of(path) for path in (last(tmp_path), before)] == [8, 6]
     assert last(tmp_path).with_name("last.ckpt.damaged").is_file()
-    prints = [load_saved_model(run / "model").fingerprint() for run in (whole, tmp_path)]
+    prints = [load_saved_model(run / "model").fingerprint() for run in (source, tmp_path)]
     assert prints[0] == prints[1]
 
     damage(last(tmp_path))
     damage(before)
-    shutil.copy(last(whole), best)
+    shutil.copy(last(source), best)
     result = run_training(tmp_path, *stage("transformer"), resume=True).result
     assert result.exported_step == 8  # no step was left, and the damaged ones are not exported
     assert saved_checkpoints(tmp_path) == [best]
@@ -411,17 +413,17 @@ def damage(path: Path) -> None:
         file.write(bytes([byte[0] ^ 255]))
 
 
-def test_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_number_of_checkpoints(tmp_path: Path) -> None:
     files = WholeFileCheckpointIO(keep=3)
     for step in range(5):
         for name in ("last", "best"):
             files.save_checkpoint({"step": step}, tmp_path / f"{name}.ckpt")
     files.teardown()
-    found = {path.name: content(path)["step"] for path in tmp_path.iterdir()}
-    assert found == {"last.ckpt": 4, "last-1.ckpt": 3, "last-2.ckpt": 2, "best.ckpt": 4}
+    actual = {path.name: content(path)["step"] for path in tmp_path.iterdir()}
+    assert actual == {"last.ckpt": 4, "last-1.ckpt": 3, "last-2.ckpt": 2, "best.ckpt": 4}
 
 
-def test_what_cannot_be_resumed(tmp_path: Path, finished: Finished) -> None:
+def test_runs_that_cannot_be_resumed(tmp_path: Path, finished: Finished) -> None:
     with pytest.raises(MissingPathError, match=r"nothing to resume: .*last\.ckpt does not exist"):
         check_resume(tmp_path, "generator")
     shutil.copytree(finished("transformer").directory, tmp_path, dirs_exist_ok=True)

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_training import Run, alone, backward, run_training, token_data, transformer_training
+from tiny_training import (
+    Run,
+    backward,
+    run_training,
+    token_data,
+    transformer_training,
+    without_trainer,
+)
 from torch._dynamo.testing import CompileCounter
 
 from taming.conditioning import ClassLabel, ImageCondition
@@ -70,7 +77,7 @@ def test_the_gap_is_to_the_training_loss_since_the_last_report(tmp_path: Path) -
     assert reported == pytest.approx({at: sum(since[at]) / 3 for at in (3, 6)}, abs=1e-5)
 
 
-def test_a_transformer_learns_what_repeats(tmp_path: Path) -> None:
+def test_a_transformer_learns_constant_tokens(tmp_path: Path) -> None:
     data = token_data()
     for items in (data.train_dataset, data.val_dataset):
         items.tensors["indices"] = torch.full((len(items), 8, 8), 3)
@@ -82,7 +89,7 @@ def test_a_transformer_learns_what_repeats(tmp_path: Path) -> None:
 
 
 def test_pkeep_replaces_inputs_and_never_targets() -> None:
-    module = alone(transformer_training(ClassLabel(3), pkeep=0.75)).eval()
+    module = without_trainer(transformer_training(ClassLabel(3), pkeep=0.75)).eval()
     tokens = torch.full((200, 64), 3)
     seen: list[torch.Tensor] = []
     losses = module._token_losses
@@ -100,7 +107,7 @@ def test_pkeep_replaces_inputs_and_never_targets() -> None:
 
 
 @pytest.mark.parametrize("as_context", [False, True])
-def test_conditions_that_are_images(tmp_path: Path, as_context: bool) -> None:
+def test_image_conditions(tmp_path: Path, as_context: bool) -> None:
     condition = ImageCondition(4, (8, 8), as_context=as_context)
     module = transformer_training(condition, positions="sinusoidal_2d")
     data = token_data()
@@ -133,7 +140,7 @@ def test_switches_of_speed_and_memory_change_no_gradient(
     gradients = []
     for on in (False, True):
         torch.manual_seed(0)
-        module = alone(transformer_training(**{switch: on}))
+        module = without_trainer(transformer_training(**{switch: on}))
         module.train(switch != "compile")  # compiled code draws dropout differently
         for _ in range(2):
             backward(module, batch)

@@ -15,7 +15,6 @@ import torch
 from tiny_training import (
     STAGES,
     TinyData,
-    alone,
     backward,
     image_data,
     optimizer_config,
@@ -25,6 +24,7 @@ from tiny_training import (
     token_data,
     transformer_training,
     vqgan_training,
+    without_trainer,
 )
 from torch import distributed as dist
 from torch import multiprocessing
@@ -187,10 +187,10 @@ def test_two_processes_train_as_one(
     recorder = run_training(tmp_path / "alone", *exact(kind, 4), max_steps=5).recorder
     rows, _ = ranks[0][kind]
     assert [step for step, _ in rows] == [step for step, _ in recorder.rows]
-    for (_, found), (_, expected) in zip(rows, recorder.rows, strict=True):
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    for (_, actual), (_, expected) in zip(rows, recorder.rows, strict=True):
+        assert actual == pytest.approx(expected, rel=1e-3, abs=1e-5)
         losses = {key for key in expected if key.endswith("loss")}
-        assert {key: found[key] for key in losses} == pytest.approx(
+        assert {key: actual[key] for key in losses} == pytest.approx(
             {key: expected[key] for key in losses}, rel=1e-6, abs=1e-6
         )
     same_weights(tmp_path / "alone", folder / kind)
@@ -223,19 +223,19 @@ def test_weights_are_split_among_processes_and_put_together(
     content = bytearray((damaged / shards[2]).read_bytes())
     content[-1] ^= 1
     (damaged / shards[2]).write_bytes(content)
-    with pytest.raises(UserError, match=r"last\.ckpt cannot be read .* damaged"):
+    with pytest.raises(UserError, match=r"last\.ckpt cannot be read.*damaged"):
         GPT.load_saved(damaged)
-    alone = run_training(tmp_path / "alone", *exact("transformer", 4), max_steps=6, **SPLIT)
+    single = run_training(tmp_path / "alone", *exact("transformer", 4), max_steps=6, **SPLIT)
     after = run_training(
         folder / "fsdp", *exact("transformer", 4), max_steps=6, resume=True, **SPLIT
     )
     assert "resumes with 1 instead of 2 processes" in caplog.text
     assert (folder / "fsdp" / "checkpoints" / "last.ckpt").is_file()
-    expected, found = (run.recorder.column("train/loss") for run in (alone, after))
-    for column in (ranks[0]["fsdp"], found):
+    expected, actual = (run.recorder.column("train/loss") for run in (single, after))
+    for column in (ranks[0]["fsdp"], actual):
         steps = {step for step, _ in column}
         assert column == [(s, pytest.approx(x, abs=1e-6)) for s, x in expected if s in steps]
-    assert [step for step, _ in [*ranks[0]["fsdp"], *found]] == [3, 4, 5, 6]
+    assert [step for step, _ in [*ranks[0]["fsdp"], *actual]] == [3, 4, 5, 6]
     same_weights(tmp_path / "alone", folder / "fsdp")
 
 
@@ -253,9 +253,9 @@ REPORT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
-def test_the_exchanges_of_a_step(both: tuple[Path, list[dict[str, Any]]], kind: str) -> None:
+def test_collectives_of_a_step(both: tuple[Path, list[dict[str, Any]]], kind: str) -> None:
     for rank in both[1]:
-        found, *end = rank[f"{kind}_counted"]
+        actual, *end = rank[f"{kind}_counted"]
         assert end == [40, 143]  # a signal to one process ends all after the same step
         for step in range(5, 40):  # the discriminator starts at 2, the generator hears it at 3
             expected = Counter({"bucket 0": 1}) + Counter(USUAL[kind])
@@ -265,7 +265,7 @@ def test_the_exchanges_of_a_step(both: tuple[Path, list[dict[str, Any]]], kind: 
                 expected += Counter(broadcast=1)  # latents for codes that nobody uses
             if (step + 1) % 30 == 0:
                 expected += REPORT[kind]
-            assert found[step] == expected, step
+            assert actual[step] == expected, step
 
 
 @pytest.mark.slow
@@ -288,7 +288,9 @@ def test_every_weight_gets_a_gradient_that_other_ranks_wait_for(
 ) -> None:
     """Plain data-parallel training waits for all of them, and AdamW counts them."""
     levels = {"levels": [4, 4]} if quantizer == "finite_scalar" else {}
-    module = alone(vqgan_training(tiny_adversary("group"), tiny_vqgan(quantizer, **levels)), step)
+    module = without_trainer(
+        vqgan_training(tiny_adversary("group"), tiny_vqgan(quantizer, **levels)), step
+    )
     monkeypatch.setattr("taming.training.vqgan.num_ranks", lambda: 2)
     backward(module, {"images": image_data().train_dataset.tensors["images"][:2]})
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}

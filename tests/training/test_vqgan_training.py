@@ -5,11 +5,11 @@ import pytest
 import torch
 from tiny_training import (
     Gradients,
-    alone,
     backward,
     tiny_adversary,
     tiny_vqgan,
     vqgan_training,
+    without_trainer,
 )
 from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import get_total_norm
@@ -62,25 +62,27 @@ def plain_gradients(module: VQGANTraining, images: torch.Tensor) -> Tensors:
 def test_the_gradients_are_those_of_the_papers_loss(adversary: Any, step: int) -> None:
     discriminator = tiny_adversary(**adversary) if adversary is not None else None
     weights = {"reconstruction_weight": 2.0, "perceptual_weight": 0.5}
-    module = alone(vqgan_training(discriminator, **weights), step)
+    module = without_trainer(vqgan_training(discriminator, **weights), step)
     module.vqgan(batch()["images"])  # its codebook is initialised by the first batch
     expected = plain_gradients(module, batch()["images"])
     losses = backward(module, batch())
-    found = gradients(module.vqgan)
-    assert found.keys() == expected.keys()
+    actual = gradients(module.vqgan)
+    assert actual.keys() == expected.keys()
     # of a bias before a normalisation all terms cancel: what is left is rounding of their size
     terms = max(gradient.abs().max().item() for gradient in expected.values())
     rounding = 8 * torch.finfo(torch.float32).eps * terms
     for name, gradient in expected.items():
         largest = gradient.abs().max().item()
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=rounding + 1e-5 * largest)
+        torch.testing.assert_close(
+            actual[name], gradient, rtol=1e-4, atol=rounding + 1e-5 * largest
+        )
     listens = adversary is not None and step >= 3
     assert ("generator_loss" in losses) is listens
     assert ("adaptive_weight" in losses) is (listens and adversary["adaptive"])
 
 
 def test_the_discriminator_learns_its_own_loss_and_nothing_else() -> None:
-    module = alone(vqgan_training(tiny_adversary(start=0, warmup=0)), 5)
+    module = without_trainer(vqgan_training(tiny_adversary(start=0, warmup=0)), 5)
     adversary = module.adversary
     discriminator_loss = adversary.discriminator_loss
     before = {n: b.clone() for n, b in adversary.named_buffers()}
@@ -92,52 +94,52 @@ def test_the_discriminator_learns_its_own_loss_and_nothing_else() -> None:
 
     adversary.discriminator_loss = watched
     assert "generator_loss" in backward(module, batch())
-    found = gradients(adversary.discriminator)
+    actual = gradients(adversary.discriminator)
     adversary.zero_grad()
     with torch.no_grad():
         reconstructions = module.vqgan(batch()["images"]).reconstructions
     discriminator_loss(batch()["images"], reconstructions)["discriminator_loss"].backward()
     for name, gradient in gradients(adversary.discriminator).items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-7)
 
 
 def test_the_discriminators_loss_does_not_reach_the_generator() -> None:
-    found = []
+    actual = []
     for adversary in (tiny_adversary(start=0, warmup=100), None):
         torch.manual_seed(1)
-        module = alone(vqgan_training())
+        module = without_trainer(vqgan_training())
         module.adversary = adversary
         backward(module, batch())
         assert adversary is None or gradients(adversary)
-        found.append(gradients(module.vqgan))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[1])
+        actual.append(gradients(module.vqgan))
+    assert all(torch.equal(actual[0][name], actual[1][name]) for name in actual[1])
 
 
 def test_the_discriminator_learns_nothing_before_its_start() -> None:
-    module = alone(vqgan_training(tiny_adversary(start=2)), 1)
+    module = without_trainer(vqgan_training(tiny_adversary(start=2)), 1)
     assert "discriminator_loss" not in backward(module, batch())
     assert gradients(module.adversary) == {}
-    assert "discriminator_loss" in backward(alone(module, 2), batch())
+    assert "discriminator_loss" in backward(without_trainer(module, 2), batch())
 
 
 def test_two_half_batches_have_the_gradient_of_the_whole() -> None:
-    found = []
+    actual = []
     for parts in ([slice(0, 4)], [slice(0, 2), slice(2, 4)]):
         torch.manual_seed(0)
-        module = alone(vqgan_training(tiny_adversary(adaptive=False)), 5)
+        module = without_trainer(vqgan_training(tiny_adversary(adaptive=False)), 5)
         module.vqgan.quantizer.started.fill_(True)  # the codes stay where they are
         module.adversary.discriminator.eval()  # no batch statistics
         for part in parts:
             backward(module, {"images": batch()["images"][part]}, 1 / len(parts))
-        found.append(gradients(module))
-    assert any(name.startswith("adversary") for name in found[0])
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-7)
+        actual.append(gradients(module))
+    assert any(name.startswith("adversary") for name in actual[0])
+    for name, gradient in actual[0].items():
+        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("limit", [0.5, 100.0, None])
-def test_each_network_is_clipped_to_the_norm_by_itself(limit: float | None) -> None:
-    module = alone(vqgan_training(tiny_adversary()), 4)
+def test_each_network_is_clipped_separately(limit: float | None) -> None:
+    module = without_trainer(vqgan_training(tiny_adversary()), 4)
     networks = {"": module.vqgan, "discriminator_": module.adversary.discriminator}
     for norm, network in zip((5.0, 7.0), networks.values(), strict=True):
         for parameter in network.parameters():
@@ -172,19 +174,19 @@ def test_switches_of_speed_and_memory_change_no_gradient(
     def run(switches: list[str]) -> tuple[Tensors, Tensors, set[str]]:
         torch.manual_seed(0)
         settings = dict.fromkeys(switches, True)
-        module = alone(vqgan_training(tiny_adversary(), **settings), 4)
+        module = without_trainer(vqgan_training(tiny_adversary(), **settings), 4)
         names = set(module.state_dict())  # checkpoints do not depend on the switches
         module.vqgan(batch()["images"])
         return backward(module, batch()), gradients(module), names
 
-    (losses, expected, names), (other_losses, found, other_names) = run([]), run(switches)
-    assert other_names == names and found.keys() == expected.keys()
+    (losses, expected, names), (other_losses, actual, other_names) = run([]), run(switches)
+    assert other_names == names and actual.keys() == expected.keys()
     # sums in another order round by an error relative to a tensor's largest element; gradients that
     # are zero in theory, such as a bias's before a normalisation, are rounding error of the others
     floor = 1e-6 * max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
         allowed = 1e-4 * float(gradient.abs().max()) + floor
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=allowed)
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=allowed)
     for name, value in losses.items():
         torch.testing.assert_close(other_losses[name], value, rtol=1e-4, atol=1e-6)
 
@@ -197,11 +199,11 @@ def test_each_network_is_compiled_whole_and_once(
 ) -> None:
     counter = CompileCounter()  # stands for the compiler
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
-    module = alone(vqgan_training(tiny_adversary(norm), compile=True))
+    module = without_trainer(vqgan_training(tiny_adversary(norm), compile=True))
     module.setup("fit")
     frames = []
     for step in (0, 1, 2, 3, 4, 5):  # the discriminator starts at 2, the generator listens from 3
-        backward(alone(module, step), batch())
+        backward(without_trainer(module, step), batch())
         frames.append(counter.frame_count)
     with torch.inference_mode():
         module.eval().validation_step(batch(3), 0)
@@ -227,34 +229,36 @@ def test_checkpointing_keeps_fewer_activations() -> None:
 
 
 def test_the_adaptive_weight_is_computed_every_few_steps_and_bounded() -> None:
-    module = alone(vqgan_training(tiny_adversary(adaptive_every=2)))
+    module = without_trainer(vqgan_training(tiny_adversary(adaptive_every=2)))
     weights = []
     for step in range(3, 7):  # the generator listens from step 3 on
-        weights.append(backward(alone(module, step), batch(seed=step))["adaptive_weight"].item())
+        weights.append(
+            backward(without_trainer(module, step), batch(seed=step))["adaptive_weight"].item()
+        )
         module.vqgan.last_layer.data *= 1.1
     assert weights[0] == weights[1] != weights[2] == weights[3]
     assert float(module.state_dict()["adaptive_weight"]) == weights[-1]
     module.adversary.adaptive_max = 1e-3
-    bounded = backward(alone(module, 7), batch())["adaptive_weight"]
+    bounded = backward(without_trainer(module, 7), batch())["adaptive_weight"]
     assert bounded.item() == pytest.approx(1e-3)
 
 
 def test_bf16_is_close_to_float32() -> None:
     def run(enabled: bool) -> tuple[Tensors, Tensors]:
         torch.manual_seed(0)
-        module = alone(vqgan_training(tiny_adversary()), 4)
+        module = without_trainer(vqgan_training(tiny_adversary()), 4)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             losses = backward(module, batch(16))
         return losses, gradients(module)
 
-    (losses, expected), (bf16_losses, found) = run(False), run(True)
+    (losses, expected), (bf16_losses, actual) = run(False), run(True)
     for name, value in losses.items():
         assert bf16_losses[name].dtype == torch.float32, name
         torch.testing.assert_close(bf16_losses[name], value, rtol=0.1, atol=0.02, msg=name)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     # some latents are rounded to another code, so gradients agree less the deeper they come from
     for name, least in (("decoder.conv_out.weight", 0.99), ("encoder.conv_in.weight", 0.8)):
-        pair = [gradient[f"vqgan.{name}"].flatten() for gradient in (found, expected)]
+        pair = [gradient[f"vqgan.{name}"].flatten() for gradient in (actual, expected)]
         assert torch.cosine_similarity(*pair, dim=0) > least, name
 
 
@@ -273,7 +277,7 @@ class Convolutions(TorchDispatchMode):
 
 def test_under_autocast_every_convolution_of_a_step_is_in_bf16() -> None:
     """Those of the discriminator and of the adaptive weight too."""
-    module = alone(vqgan_training(tiny_adversary()), 4)
+    module = without_trainer(vqgan_training(tiny_adversary()), 4)
     with Convolutions() as watch, torch.autocast("cpu", torch.bfloat16):
         assert "adaptive_weight" in backward(module, batch())
     assert len(watch.dtypes) > 100 and set(watch.dtypes) == {torch.bfloat16}
@@ -294,7 +298,7 @@ class Half(Gradients):
 def scaled_gradients(module: VQGANTraining, scale: float | None) -> Tensors:
     """The gradients with a gradient scaler, divided by its scale again."""
     scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-    backward(alone(module, 4, scaler), batch())
+    backward(without_trainer(module, 4, scaler), batch())
     return {name: gradient / (scale or 1.0) for name, gradient in gradients(module).items()}
 
 
@@ -311,36 +315,36 @@ def test_a_scaler_changes_no_gradient() -> None:
 
 
 def test_small_gradients_survive_float16_with_a_scaler() -> None:
-    found = []
+    actual = []
     for weight, scale in ((1.0, None), (1e-6, None), (1e-6, 2.0**20)):
         torch.manual_seed(0)
         module = vqgan_training(reconstruction_weight=0.0, perceptual_weight=weight)
         module.perceptual = Half()
         last = scaled_gradients(module, scale)["vqgan.decoder.conv_out.weight"]
-        found.append(last.flatten() / weight)
-    right, without, scaled = found
+        actual.append(last.flatten() / weight)
+    right, without, scaled = actual
     assert (scaled - right).norm() < 0.01 * right.norm()
     assert (without - right).norm() > 0.3 * right.norm()
 
 
 def test_a_quantizer_without_losses_trains() -> None:
-    module = alone(vqgan_training(vqgan=tiny_vqgan("finite_scalar", levels=[5, 4, 3])))
+    module = without_trainer(vqgan_training(vqgan=tiny_vqgan("finite_scalar", levels=[5, 4, 3])))
     backward(module, batch())
-    found = gradients(module.vqgan.encoder)
-    assert all(gradient.isfinite().all() for gradient in found.values())
-    assert any(gradient.abs().sum() > 0 for gradient in found.values())
+    actual = gradients(module.vqgan.encoder)
+    assert all(gradient.isfinite().all() for gradient in actual.values())
+    assert any(gradient.abs().sum() > 0 for gradient in actual.values())
 
 
-def test_the_quantizer_hears_of_the_step() -> None:
+def test_the_quantizer_gets_the_step() -> None:
     schedule = {"temperature_end": 0.5, "temperature_steps": 4, "temperature_schedule": "linear"}
     module = vqgan_training(vqgan=tiny_vqgan("gumbel", **schedule))
     for step, temperature in ((0, 1.0), (2, 0.75), (9, 0.5)):  # of a resumed run just as well
-        assert backward(alone(module, step), batch())["kl_loss"] > 0
+        assert backward(without_trainer(module, step), batch())["kl_loss"] > 0
         assert module.vqgan.quantizer.temperature.item() == pytest.approx(temperature)
 
 
-def test_an_averaged_codebook_is_not_given_to_the_optimizer() -> None:
-    module = alone(vqgan_training(vqgan=tiny_vqgan(ema_decay=0.9, init="kmeans")))
+def test_the_optimizer_leaves_out_an_averaged_codebook() -> None:
+    module = without_trainer(vqgan_training(vqgan=tiny_vqgan(ema_decay=0.9, init="kmeans")))
     backward(module, batch())
     optimizer = module.configure_optimizers()["optimizer"]
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}

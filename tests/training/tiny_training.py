@@ -198,7 +198,7 @@ def stage(kind: str, **changes: Any) -> tuple[Any, TinyData]:
 # --- single steps -------------------------------------------------------------------------------
 
 
-def alone(module: Any, step: int = 0, scaler: Any = None) -> Any:
+def without_trainer(module: Any, step: int = 0, scaler: Any = None) -> Any:
     """The module as after `step` steps of a training, without a trainer."""
     module.trainer = SimpleNamespace(
         global_step=step,
