@@ -157,7 +157,7 @@ def build_step(
     module.to(settings["device"]).train()
     configured = module.configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
-    optimizer.register_step_pre_hook(lambda *_: module.configure_gradient_clipping(optimizer))
+    optimizer.register_step_pre_hook(lambda *_: module.on_before_optimizer_step(optimizer))
     optimizer.register_step_post_hook(lambda *_: schedule.step())
     return training_step(settings, lambda: module.training_step(batch, 0)["loss"], optimizer)
 
