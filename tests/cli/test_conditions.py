@@ -73,10 +73,10 @@ def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
         "data.channels=5", "data.val_fraction=0.25", "logger=csv", "run_dir=run",
     ))  # fmt: skip
     rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
-    found = {name: value for row in rows for name, value in row.items() if value}
-    assert 0 <= float(found["val/mean_iou"]) <= float(found["val/pixel_accuracy"]) <= 1
-    assert float(found["val/pixel_loss"]) == float(found["val/reconstruction_loss"])
-    assert not {"val/psnr", "val/ssim", "val/perceptual_loss"} & found.keys()
+    values = {name: value for row in rows for name, value in row.items() if value}
+    assert 0 <= float(values["val/mean_iou"]) <= float(values["val/pixel_accuracy"]) <= 1
+    assert float(values["val/pixel_loss"]) == float(values["val/reconstruction_loss"])
+    assert not {"val/psnr", "val/ssim", "val/perceptual_loss"} & values.keys()
     model = taming.VQGAN.from_pretrained(tmp_path / "run")
     assert model.label_maps
     assert model.resolution == (16, 32)
@@ -85,7 +85,7 @@ def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("overrides", "message"),
     [
         ([], "must be given: data.channels"),
         (["data.channels=5", "data.source.subfolder=image"], "not a label map"),
@@ -97,8 +97,8 @@ def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
         (["data=image_folder", "data.channels=3"], "data=label_maps go together"),
     ],
 )
-def test_label_maps_that_do_not_fit(run: Run, more: list[str], message: str) -> None:
-    fails(run("train_vqgan", *MAPS, *more, "run_dir=run"), message)
+def test_label_maps_that_do_not_fit(run: Run, overrides: list[str], message: str) -> None:
+    fails(run("train_vqgan", *MAPS, *overrides, "run_dir=run"), message)
 
 
 @pytest.mark.parametrize("of_maps", [True, False])

@@ -71,15 +71,17 @@ def test_experiment_runs_a_step(
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_experiment_at_full_size(experiment: str) -> None:
-    given = {
+    overrides = {
         "comparison": ["+recipe=ours", "perceptual.weights=x"],
         "label_map": ["data.channels=12"],
     }
-    config = composed(primary(experiment), f"experiment={experiment}", *given.get(experiment, []))
-    written = OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml")
-    for key, _ in leaves(OmegaConf.to_container(written), lists=False):
+    config = composed(
+        primary(experiment), f"experiment={experiment}", *overrides.get(experiment, [])
+    )
+    experiment_config = OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml")
+    for key, _ in leaves(OmegaConf.to_container(experiment_config), lists=False):
         if not key.startswith("defaults") and key != "metrics.frechet.features.weights":
-            assert OmegaConf.select(config, key) == OmegaConf.select(written, key), key
+            assert OmegaConf.select(config, key) == OmegaConf.select(experiment_config, key), key
     if primary(experiment) == "train_transformer":
         return
     with torch.device("meta"):
@@ -186,8 +188,8 @@ SIZES = {
 @pytest.mark.parametrize("option", [name for name in options("model") if name != "vqgan"])
 def test_size_presets(option: str) -> None:
     codes, ids, context, positions, expected = SIZES[option]
-    chosen = [] if positions is None else [f"model.positions={positions}"]
-    model = composed("train_transformer", "data.path=x", f"model={option}", *chosen).model
+    overrides = [] if positions is None else [f"model.positions={positions}"]
+    model = composed("train_transformer", "data.path=x", f"model={option}", *overrides).model
     shape = {"codebook_size": codes, "num_prefix_ids": ids, "context_length": context}
     with torch.device("meta"):
         gpt = GPT(build(model, **shape, grid_size=[16, 16]))

@@ -119,8 +119,8 @@ def test_full_disk_while_encoding(
     overrides = (f"vqgan={vqgan_run}", *folder_overrides, *TINY_TRANSFORMER, "run_dir=stage_2")
     outcome = run("train_transformer", *overrides)
     fails(outcome, "token cache", "No space left", "tokens.cache_dir")
-    left = [path.suffix for path in (tmp_path / "outputs" / "tokens").iterdir()]
-    assert left in ([], [".lock"])
+    suffixes = [path.suffix for path in (tmp_path / "outputs" / "tokens").iterdir()]
+    assert suffixes in ([], [".lock"])
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     # nothing was begun: the same command works once there is room

@@ -71,7 +71,7 @@ def test_a_generator_of_classes(
     arguments = (f"checkpoint={transformer_run}", "data.val_path=my_val",
                  f"frechet.weights={squeezenet}", "frechet.resolution=32")  # fmt: skip
     outcome = evaluate(*arguments)
-    found = good(outcome)
+    metrics = good(outcome)
 
     # the likelihood is worked out anew, image by image
     generator = taming.ImageGenerator.from_pretrained(transformer_run)
@@ -82,34 +82,34 @@ def test_a_generator_of_classes(
             logits = generator.logits(tokens, torch.tensor([label]))
             nats.append(F.cross_entropy(logits[0].double(), tokens[0]).item())
     mean = sum(nats) / len(nats)
-    assert found["likelihood"]["nats_per_token"] == pytest.approx(mean, rel=1e-6)
-    assert found["likelihood"]["bits_per_token"] == pytest.approx(mean / math.log(2), rel=1e-6)
-    assert found["likelihood"]["num_tokens"] == len(nats) * generator.num_tokens == 4 * 4
-    assert "likelihood_without_condition" not in found  # it has not learned to do without
+    assert metrics["likelihood"]["nats_per_token"] == pytest.approx(mean, rel=1e-6)
+    assert metrics["likelihood"]["bits_per_token"] == pytest.approx(mean / math.log(2), rel=1e-6)
+    assert metrics["likelihood"]["num_tokens"] == len(nats) * generator.num_tokens == 4 * 4
+    assert "likelihood_without_condition" not in metrics  # it has not learned to do without
 
-    assert found["validation_images"]["num_images"] == 4
-    assert found["training_images"]["num_images"] == 6
-    assert found["training_images"]["frechet_distance"] > 0
-    (samples,) = found["samples"]
+    assert metrics["validation_images"]["num_images"] == 4
+    assert metrics["training_images"]["num_images"] == 6
+    assert metrics["training_images"]["frechet_distance"] > 0
+    (samples,) = metrics["samples"]
     assert [row["num_images"] for row in samples["by_class"]] == [3, 3]
     shares = [row["agreement"] for row in samples["by_class"]]
     assert samples["agreement"] == pytest.approx(sum(shares) / 2)
     assert samples["frechet_distance"] > 0
-    assert found["sampling"]["temperature"] == 1.0
-    assert found["checkpoint"] == str(transformer_run)
-    assert found["data"]["resolution"] == 16
-    assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
-    contract = found["contract"]
-    assert contract["features"] == found["frechet_features"]
+    assert metrics["sampling"]["temperature"] == 1.0
+    assert metrics["checkpoint"] == str(transformer_run)
+    assert metrics["data"]["resolution"] == 16
+    assert metrics["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
+    contract = metrics["contract"]
+    assert contract["features"] == metrics["frechet_features"]
     assert contract["features_digest"] == hashlib.sha256(squeezenet.read_bytes()).hexdigest()
     assert contract["num_reference"] == 4 and contract["num_samples"] == 6
     assert contract["classifier_training"]["num_steps"] == 2
     assert contract["subject"] == str(transformer_run)
     assert contract["resolution"] == [16, 16] and contract["crop"] == "center"
-    assert found["likelihood"]["bits_per_token_uniform"] == 4  # of 16 codes
-    assert 0 <= found["likelihood"]["bits_per_token_frequencies"] <= 4
+    assert metrics["likelihood"]["bits_per_token_uniform"] == 4  # of 16 codes
+    assert 0 <= metrics["likelihood"]["bits_per_token_frequencies"] <= 4
     assert 0 <= samples["classification_accuracy"] <= 1
-    assert any("Caution: 4 images" in note for note in found["notes"])
+    assert any("Caution: 4 images" in note for note in metrics["notes"])
 
     # what the classifier says of samples is what it says of those that `sample` draws
     classifier = ImageClassifier.from_pretrained("out/classifier")
@@ -128,7 +128,7 @@ def test_a_generator_of_classes(
     assert again["contract"] == contract  # features of real images now come from the cache
     assert len(list(Path("outputs/features").iterdir())) == 2
     for name in ("frechet_distance", "kernel_distance"):
-        assert again["training_images"][name] == pytest.approx(found["training_images"][name])
+        assert again["training_images"][name] == pytest.approx(metrics["training_images"][name])
     assert again["samples"][0]["agreement"] == samples["agreement"]
     assert again["samples"][0]["frechet_distance"] == pytest.approx(
         samples["frechet_distance"], rel=1e-3
@@ -139,13 +139,13 @@ def test_without_classes_and_at_another_size_than_the_tokenizers(
     evaluate: Run, run: Run, vqgan_run: Path
 ) -> None:
     untrained(vqgan_run, Unconditional(), grid_size=(2, 3))
-    found = good(evaluate("checkpoint=generator", "max_images=2"))
-    assert found["resolution"] == [16, 24]
-    assert found["likelihood"]["num_tokens"] == 2 * 6
-    assert found["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
-    assert found["contract"]["features"] is None and found["contract"]["num_reference"] == 2
-    assert any("has no classes" in note for note in found["notes"])
-    assert any("frechet.weights" in note for note in found["notes"])
+    metrics = good(evaluate("checkpoint=generator", "max_images=2"))
+    assert metrics["resolution"] == [16, 24]
+    assert metrics["likelihood"]["num_tokens"] == 2 * 6
+    assert metrics["samples"] == [{"guidance_scale": 1.0, "num_images": 6}]
+    assert metrics["contract"]["features"] is None and metrics["contract"]["num_reference"] == 2
+    assert any("has no classes" in note for note in metrics["notes"])
+    assert any("frechet.weights" in note for note in metrics["notes"])
     assert not Path("out/classifier").exists()
     assert Path("out/grid.png").is_file()
     assert "data.resolution" not in run("sample", "checkpoint=generator", "num_images=2").out
@@ -153,12 +153,12 @@ def test_without_classes_and_at_another_size_than_the_tokenizers(
 
 def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
     generator = untrained(vqgan_run, ClassLabel(2, 0.3, ("cats", "dogs")))
-    found = good(
+    metrics = good(
         evaluate("checkpoint=generator", "guidance_scales=[1.0,4.0]", "guidance_schedule=linear")
     )
-    assert [row["guidance_scale"] for row in found["samples"]] == [1.0, 4.0]
-    assert found["sampling"]["guidance"]["schedule"] == "linear"
-    with_class, without = (found[name] for name in ("likelihood", "likelihood_without_condition"))
+    assert [row["guidance_scale"] for row in metrics["samples"]] == [1.0, 4.0]
+    assert metrics["sampling"]["guidance"]["schedule"] == "linear"
+    with_class, without = (metrics[name] for name in ("likelihood", "likelihood_without_condition"))
     assert with_class["num_tokens"] == without["num_tokens"]
     assert with_class["nats_per_token"] != without["nats_per_token"]
     # a grid each, of the same seeds: only the guidance is another
@@ -167,11 +167,11 @@ def test_several_guidance_scales(evaluate: Run, vqgan_run: Path) -> None:
     guided = generator.sample(6, labels, options=options)
     named = ImageClassifier.from_pretrained("out/classifier")(guided).argmax(1)
     agreement = (named == labels).double().mean().item()
-    assert found["samples"][1]["agreement"] == pytest.approx(agreement)
+    assert metrics["samples"][1]["agreement"] == pytest.approx(agreement)
     grids = {path.name for path in Path("out").glob("grid*.png")}
     assert grids == {"grid_guidance_1.png", "grid_guidance_4.png"}
-    found = good(evaluate("checkpoint=generator", "guidance_scale=4.0"))  # one scale, one grid
-    assert [row["guidance_scale"] for row in found["samples"]] == [4.0]
+    metrics = good(evaluate("checkpoint=generator", "guidance_scale=4.0"))  # one scale, one grid
+    assert [row["guidance_scale"] for row in metrics["samples"]] == [4.0]
     assert [path.name for path in Path("out").glob("grid*.png")] == ["grid.png"]
 
 
@@ -179,13 +179,13 @@ def test_scales_that_share_a_compiled_step_are_counted_together(
     evaluate: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untrained(vqgan_run, ClassLabel(2, 0.3, ("cats", "dogs")))
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(asked.append(sizes)))
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(speed, "compiles", lambda *sizes: bool(calls.append(sizes)))
     scales = "guidance_scales=[2.0,1.0,4.0]"
-    found = good(evaluate("checkpoint=generator", scales, "batch_size=3"))
+    metrics = good(evaluate("checkpoint=generator", scales, "batch_size=3"))
     two, one = ("cpu", 6, 2 * 2 * 4), ("cpu", 3, 2 * 4)  # two batches of four tokens for each scale
-    assert asked == [two, one, two]
-    assert found["sampling"]["compile"] == [False, False, False]
+    assert calls == [two, one, two]
+    assert metrics["sampling"]["compile"] == [False, False, False]
 
 
 def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, squeezenet: Path) -> None:
@@ -202,16 +202,16 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, squeezenet:
     paired = ("data=paired", "data.path=pairs", "data.val_path=val_pairs", "data.num_classes=3",
               "data.label_map.unlabelled=null")  # fmt: skip
     outcome = run(*arguments, *paired)
-    found = good(outcome)
+    metrics = good(outcome)
     conditions = one_hot(torch.stack(maps), 3)
     files = sorted((tmp_path / "pairs" / "image").iterdir())
     tokens = to_tokens(generator.tokenizer.encode(torch.cat([as_image(file) for file in files])))
     logits = generator.logits(tokens, conditions)
     nats = F.cross_entropy(logits.double().flatten(0, 1), tokens.flatten()).item()
-    assert found["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-6)
-    assert found["samples"][0]["num_images"] == 6  # of eight conditions
-    assert found["samples"][0]["frechet_distance"] > 0
-    assert "agreement" not in found["samples"][0]
+    assert metrics["likelihood"]["nats_per_token"] == pytest.approx(nats, rel=1e-6)
+    assert metrics["samples"][0]["num_images"] == 6  # of eight conditions
+    assert metrics["samples"][0]["frechet_distance"] > 0
+    assert "agreement" not in metrics["samples"][0]
     next_step = (
         "checkpoint=generator conditions.path=val_pairs conditions.subfolder=label num_images=16"
     )
@@ -220,11 +220,11 @@ def test_condition_images(run: Run, vqgan_run: Path, tmp_path: Path, squeezenet:
 
 def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     outcome = evaluate(f"checkpoint={vqgan_run}")
-    found = good(outcome)
+    numbers = good(outcome)
     metrics = json.loads((vqgan_run / "result.json").read_text())["metrics"]
     for name in ("psnr", "ssim", "codebook_usage", "codebook_perplexity"):
-        assert found["reconstructions"][name] == pytest.approx(metrics[f"val/{name}"], rel=1e-4)
-    assert "samples" not in found
+        assert numbers["reconstructions"][name] == pytest.approx(metrics[f"val/{name}"], rel=1e-4)
+    assert "samples" not in numbers
     assert not Path("out/grid.png").exists()
     assert "reconstruct" in outcome.out
     assert "held out other" not in outcome.err
@@ -238,25 +238,25 @@ def test_lpips_and_a_judge_that_is_the_network_of_the_training(
     monkeypatch.setattr("taming.losses.LPIPSLoss", UntrainedLPIPS)
     config = OmegaConf.load(vqgan_run / "config.yaml")
     judges = (f"frechet.weights={squeezenet}", "frechet.resolution=32")
-    found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
-    assert found["contract"]["lpips"] == "vgg"
+    metrics = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
+    assert metrics["contract"]["lpips"] == "vgg"
     outcome = evaluate(f"checkpoint={vqgan_run}", "lpips=alex")
     fails(outcome, "LPIPS needs images of 31 pixels or more")
-    low, high = found["reconstructions"]["lpips_interval"]
-    assert 0 < low < found["reconstructions"]["lpips"] < high
-    assert "please the network" not in " ".join(found["notes"])
+    low, high = metrics["reconstructions"]["lpips_interval"]
+    assert 0 < low < metrics["reconstructions"]["lpips"] < high
+    assert "please the network" not in " ".join(metrics["notes"])
     OmegaConf.update(config, "perceptual", {"backbone": "squeezenet1_1"})
     OmegaConf.save(config, vqgan_run / "config.yaml")
     for place in ("", "/model", "/checkpoints/last.ckpt"):
-        found = good(evaluate(f"checkpoint={vqgan_run}{place}", "max_images=3", *judges))
-        assert "was trained to please the network that judges here, squeeze" in found["notes"][0]
+        metrics = good(evaluate(f"checkpoint={vqgan_run}{place}", "max_images=3", *judges))
+        assert "was trained to please the network that judges here, squeeze" in metrics["notes"][0]
     OmegaConf.update(config, "perceptual", {"backbone": "vgg"})
     OmegaConf.save(config, vqgan_run / "config.yaml")
-    found = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
-    assert "the network that judges here, vgg: its numbers are" in found["notes"][0]
+    metrics = good(evaluate(f"checkpoint={vqgan_run}", "lpips=vgg", "max_images=3", *judges))
+    assert "the network that judges here, vgg: its numbers are" in metrics["notes"][0]
     shutil.copytree(vqgan_run / "model", "alone")
-    found = good(evaluate("checkpoint=alone", "max_images=3", *judges))
-    assert "not known whether the tokenizer was trained to please" in found["notes"][0]
+    metrics = good(evaluate("checkpoint=alone", "max_images=3", *judges))
+    assert "not known whether the tokenizer was trained to please" in metrics["notes"][0]
 
 
 def test_samples_of_another_program_are_measured_as_the_generators_own(
@@ -268,20 +268,20 @@ def test_samples_of_another_program_are_measured_as_the_generators_own(
     assert run("sample", "checkpoint=generator", "num_images=6", "classes=[0,0,0,1,1,1]",
                "output_dir=drawn").status == 0  # fmt: skip
     again = (*judged, "classifier=out/classifier")
-    found = good(evaluate("samples=drawn/samples.npz", *again))
-    (own_row,), (row,) = own["samples"], found["samples"]
+    metrics = good(evaluate("samples=drawn/samples.npz", *again))
+    (own_row,), (row,) = own["samples"], metrics["samples"]
     for name in ("agreement", "frechet_distance", "kernel_distance", "classification_accuracy",
                  "training_distance", "close_to_training"):  # fmt: skip
         assert row[name] == pytest.approx(own_row[name], rel=1e-4, abs=1e-6), name
-    assert "likelihood" not in found and "reconstructions" not in found
-    assert found["contract"]["digest"] == own["contract"]["digest"]
+    assert "likelihood" not in metrics and "reconstructions" not in metrics
+    assert metrics["contract"]["digest"] == own["contract"]["digest"]
     # the same pixels as files: the same digest, but no classes that the files would say
     pixels = np.load("drawn/samples.npz")["arr_0"]
     Path("files").mkdir()
     for number, picture in enumerate(pixels):
         Image.fromarray(picture).save(f"files/{number}.png")
     files = good(evaluate("samples=files", *again))
-    assert files["contract"]["subject_digest"] == found["contract"]["subject_digest"]
+    assert files["contract"]["subject_digest"] == metrics["contract"]["subject_digest"]
     assert files["samples"][0]["frechet_distance"] == pytest.approx(row["frechet_distance"])
     assert "agreement" not in files["samples"][0]
     # other sizes are resized to that of the data
@@ -324,8 +324,8 @@ def test_evaluations_of_different_protocols_are_not_in_one_table(
     evaluate: Run, run: Run, vqgan_run: Path, tmp_path: Path
 ) -> None:
     for name, count in (("a", 4), ("b", 4), ("c", 2)):
-        chosen = (f"checkpoint={vqgan_run}", f"max_images={count}", f"output_dir=all/{name}")
-        assert evaluate(*chosen).status == 0
+        overrides = (f"checkpoint={vqgan_run}", f"max_images={count}", f"output_dir=all/{name}")
+        assert evaluate(*overrides).status == 0
     outcome = run("compare", "runs=all")
     assert outcome.status == 0, outcome.err
     text = Path("all/table.md").read_text()

@@ -40,10 +40,10 @@ def data(*overrides: str) -> DictConfig:
 
 def test_data_are_named_by_what_is_not_default() -> None:
     assert data_settings(data("data.path=x")) == ["data.path=x"]
-    chosen = data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "seed=4")
-    found = data_settings(chosen)
-    assert "'data.path=\"x y\"'" in found and "data.val_path=z" in found
-    assert not any(name.split("=")[0] in ("data", "data.resolution", "seed") for name in found)
+    config = data("experiment=flowers64", 'data.path="x y"', "data.val_path=z", "seed=4")
+    overrides = data_settings(config)
+    assert "'data.path=\"x y\"'" in overrides and "data.val_path=z" in overrides
+    assert not any(name.split("=")[0] in ("data", "data.resolution", "seed") for name in overrides)
     assert data_settings(data("data=digits")) == ["data=digits"]
     assert data_settings(data("data=cifar10", "data.root=d")) == ["data=cifar10", "data.root=d"]
 
@@ -74,8 +74,8 @@ def test_data_of_a_run_are_named_with_a_size_of_their_own(tmp_path: Path) -> Non
     of_tokenizer = (32, 32)
     assert data_of_run(str(tmp_path), of_tokenizer) == ["data.path=MY_IMAGES"]
     for size, named in ((32, []), ([32, 32], []), (64, ["data.resolution=64"])):
-        chosen = data("data=cifar10", f"data.resolution={size}")
-        plain = OmegaConf.to_container(chosen, resolve=True)
+        config = data("data=cifar10", f"data.resolution={size}")
+        plain = OmegaConf.to_container(config, resolve=True)
         OmegaConf.save(OmegaConf.create({"data": plain}), tmp_path / "config.yaml")
         assert data_of_run(str(tmp_path), of_tokenizer) == ["data=cifar10", *named]
 

@@ -26,7 +26,7 @@ class OutOfMemory(L.Callback):
 @pytest.fixture
 def train(run: Run, folder_overrides: tuple[str, ...]) -> Callable[..., Outcome]:
     settings = (*folder_overrides, *TINY_VQGAN, "perceptual=none", "run_dir=run")
-    return lambda *more: run("train_vqgan", *settings, *more)
+    return lambda *overrides: run("train_vqgan", *settings, *overrides)
 
 
 def test_a_full_gpu_is_told_with_the_settings_that_take_less(train: Callable[..., Outcome]) -> None:

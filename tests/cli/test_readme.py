@@ -60,7 +60,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
     (tmp_path / "my_numbers").mkdir()
     for number in range(8):
         np.save(tmp_path / "my_numbers" / f"{number}.npy", np.full((32, 32, 4), 257 * number))
-    seen = set()
+    finished_commands = set()
     for command in commands():
         python, script, *arguments = shlex.split(command)
         assert python == "python", command
@@ -82,7 +82,7 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
             tiny = TINY_VQGAN if name == "train_vqgan" else TINY_TRANSFORMER
             if "experiment=flowers64" in arguments:  # its quantizer has levels
                 tiny = tuple(a for a in tiny if "codebook_size" not in a)
-            arguments += [*tiny, "data.val_fraction=0.25", f"run_dir=runs/{len(seen)}"]
+            arguments += [*tiny, "data.val_fraction=0.25", f"run_dir=runs/{len(finished_commands)}"]
             arguments += [a for a in shlex.split(command) if a.startswith("run_dir=")]
             if name == "train_vqgan":
                 # 32 pixels: SqueezeNet, which the features loss uses, needs 17
@@ -91,8 +91,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
                     arguments += ["perceptual.pretrained=false"]  # no download in a test
         outcome = run(name, *arguments)
         assert outcome.status == 0, f"{command}\n{outcome.err}"
-        seen.add(command)
-    assert len(seen) >= 10
+        finished_commands.add(command)
+    assert len(finished_commands) >= 10
     assert (tmp_path / "outputs" / "my_samples" / "samples.png").is_file()
 
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

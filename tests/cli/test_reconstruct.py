@@ -53,14 +53,14 @@ def test_a_folder_of_many_sizes(reconstruct: Run, vqgan_path: Path, tmp_path: Pa
     whole = write_picture(tmp_path / "whole.jpg", 16, 24).read_bytes()
     (tmp_path / "in" / "dogs" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     out = reconstruct(vqgan_path, "input=in", "write_images=true")
-    found = numbers()
-    assert found["num_images"] == 3
-    assert found["resolution"] is None
-    assert found["num_cropped"] == 1
-    assert [name for name, _ in found["broken"]] == ["dogs/bad.jpg", "dogs/cut.jpg"]
-    assert found["num_latents"] == (16 * 24 + 16 * 24 + 32 * 12) // 16
-    assert 0 < found["psnr"] < 20  # an untrained model of noise
-    assert 0 < found["codebook_usage"] <= 1
+    metrics = numbers()
+    assert metrics["num_images"] == 3
+    assert metrics["resolution"] is None
+    assert metrics["num_cropped"] == 1
+    assert [name for name, _ in metrics["broken"]] == ["dogs/bad.jpg", "dogs/cut.jpg"]
+    assert metrics["num_latents"] == (16 * 24 + 16 * 24 + 32 * 12) // 16
+    assert 0 < metrics["psnr"] < 20  # an untrained model of noise
+    assert 0 < metrics["codebook_usage"] <= 1
     for part in ("PSNR", "SSIM", "dogs/bad.jpg", "1 images center-cropped", "2 broken files"):
         assert part in out, out
 
@@ -86,8 +86,8 @@ def test_numbers_are_those_of_the_images_however_they_are_read(
         for path in sorted((tmp_path / "in").iterdir()):
             archive.write(path, path.name)
     results = []
-    for more in (("input=in", "batch_size=2"), ("input=in.zip", "num_workers=1")):
-        reconstruct(vqgan_path, "resolution=[16,12]", *more)
+    for overrides in (("input=in", "batch_size=2"), ("input=in.zip", "num_workers=1")):
+        reconstruct(vqgan_path, "resolution=[16,12]", *overrides)
         results.append(numbers())
     for name in ("psnr", "ssim", "codebook_usage", "codebook_perplexity"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-5), name
@@ -103,10 +103,10 @@ def test_one_large_grey_image_in_tiles(reconstruct: Run, tmp_path: Path) -> None
     write_picture(tmp_path / "photo.png", 40, 60)
     settings = ("tile=16", "overlap=4", "write_images=true", "side_by_side=false")
     out = reconstruct(grey, "input=photo.png", *settings)
-    found = numbers()
-    assert (found["num_images"], found["resolution"]) == (1, [40, 60])
-    assert (found["tile"], found["overlap"]) == (16, 4)
-    assert found["num_latents"] == 3 * 5 * 16  # codes of all tiles
+    metrics = numbers()
+    assert (metrics["num_images"], metrics["resolution"]) == (1, [40, 60])
+    assert (metrics["tile"], metrics["overlap"]) == (16, 4)
+    assert metrics["num_latents"] == 3 * 5 * 16  # codes of all tiles
     with Image.open("out/images/photo.png") as single:
         assert single.size == (60, 40)
     with Image.open("out/reconstructions.png") as grid:
@@ -121,9 +121,9 @@ def test_frechet_distance_names_its_network(
         write_picture(tmp_path / "in" / f"{name}.png", 16, 16, seed=name)
     settings = (f"frechet.weights={squeezenet}", "frechet.resolution=32")
     out = reconstruct(vqgan_path, "input=in", *settings)
-    found = numbers()
-    assert found["frechet_distance"] > 0
-    assert found["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
+    metrics = numbers()
+    assert metrics["frechet_distance"] > 0
+    assert metrics["frechet_features"] == "squeezenet1_1, last stage, images at 32×32"
     assert "not FID" in out
     assert "3 images are no more than the network's 512 features" in out
 
@@ -147,9 +147,9 @@ def test_names_that_collide_or_leave_the_folder(
             archive.writestr(ZipInfo(name), (tmp_path / "a.png").read_bytes())
     arguments = ("input=in.zip", "write_images=true")
     reconstruct(vqgan_path, *arguments)
-    found = {path.relative_to("out").as_posix() for path in Path("out").rglob("*.png")}
+    paths = {path.relative_to("out").as_posix() for path in Path("out").rglob("*.png")}
     images = {"images/x/1.png.png", "images/x/1.jpg.png", "images/top.png"}
-    assert found == {*images, "reconstructions.png"}
+    assert paths == {*images, "reconstructions.png"}
     assert not list(tmp_path.rglob("up*"))
     outcome = run("reconstruct", f"checkpoint={vqgan_path}", "output_dir=out", *arguments)
     fails(outcome, "out/images exists already")

@@ -19,10 +19,10 @@ METRICS = "step,train/loss,val/loss,val/gap\n2,2.0,,\n4,1.5,1.75,0.25\n"
 
 @pytest.fixture
 def vqgan(images: Path, folder_overrides: tuple[str, ...]) -> Path:
-    return written("vqgan", "train_vqgan", *folder_overrides, *TINY_VQGAN)
+    return write_run("vqgan", "train_vqgan", *folder_overrides, *TINY_VQGAN)
 
 
-def written(name: str, command: str, *overrides: str) -> Path:
+def write_run(name: str, command: str, *overrides: str) -> Path:
     """A run directory as a training leaves it, with a model that nobody trained."""
     config = composed(command, *overrides, f"run_dir={name}")
     write_config(config)
@@ -60,8 +60,8 @@ def test_a_comparison_of_generators_one_without_its_data(
     run: Run, vqgan: Path, folder_overrides: tuple[str, ...]
 ) -> None:
     settings = ("vqgan=vqgan", *folder_overrides, *TINY_TRANSFORMER, "data.channels=3")
-    written("a", "train_transformer", *settings)
-    lost = written("b", "train_transformer", *settings, "seed=3")
+    write_run("a", "train_transformer", *settings)
+    lost = write_run("b", "train_transformer", *settings, "seed=3")
     config = lost / "config.yaml"
     config.write_text(config.read_text().replace("my_images", "lost"))
     outcome = succeeds(run("report", "runs=[a,b]", "output=both.html"))

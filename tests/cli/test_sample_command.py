@@ -44,10 +44,10 @@ def samples(run: Run, *overrides: str) -> tuple[np.ndarray, str]:
 def test_every_setting_reaches_the_generator(
     run: Run, of_classes: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
 
     def sample(self: ImageGenerator, count: int, condition: Any, **named: Any) -> torch.Tensor:
-        heard.update(named, condition=condition.tolist())
+        calls.update(named, condition=condition.tolist())
         return torch.zeros(count, 3, 8, 6)
 
     monkeypatch.setattr(ImageGenerator, "sample", sample)
@@ -64,11 +64,11 @@ def test_every_setting_reaches_the_generator(
     )  # fmt: skip
     fields = {name for name in vars(options) if name not in ("guidance",)}
     assert all(getattr(options, name) != getattr(SamplingOptions(), name) for name in fields)
-    assert heard == {
+    assert calls == {
         "options": options, "first_image": 0, "progress": True, "condition": [0, 1, 0],
     }  # fmt: skip
     samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
-    assert (heard["options"].grid_size, heard["condition"]) == ((4, 4), [1])
+    assert (calls["options"].grid_size, calls["condition"]) == ((4, 4), [1])
 
 
 @pytest.mark.parametrize(
@@ -111,18 +111,18 @@ def test_dtype_of_transformer_and_decoder(
     expected: torch.dtype,
 ) -> None:
     monkeypatch.setattr(speed, "multiplies_faster_in_bf16", lambda: amx)
-    seen = []
+    shapes = []
     original = ImageGenerator.sample
 
     def watched(self: ImageGenerator, *args: Any, **named: Any) -> torch.Tensor:
         tokenizer = self.require_tokenizer()
         assert tokenizer.pre_quantizer.weight.dtype == torch.float32  # codes are found as ever
-        seen.append((self.transformer.head.weight.dtype, tokenizer.last_layer.dtype))
+        shapes.append((self.transformer.head.weight.dtype, tokenizer.last_layer.dtype))
         return original(self, *args, **named)
 
     monkeypatch.setattr(ImageGenerator, "sample", watched)
     assert samples(run, "checkpoint=of_classes", f"dtype={dtype}")[0].shape[0] == 16
-    assert seen == [(expected, expected)]
+    assert shapes == [(expected, expected)]
 
 
 def test_conditions_and_images_to_complete(
@@ -132,7 +132,7 @@ def test_conditions_and_images_to_complete(
     maps[:, 0, 0] = 9
     write_images(tmp_path / "scenes" / "image", 2, side=4)
     write_maps(tmp_path / "scenes" / "label", maps)
-    drawn, out = samples(
+    arrays, out = samples(
         run, "checkpoint=of_maps", "num_images=3", "conditions.path=scenes",
         "conditions.subfolder=label", "conditions.unlabelled=9", "conditions.unlabelled_class=1",
         "complete.path=scenes", "complete.subfolder=image", "complete.keep_rows=1",
@@ -143,7 +143,7 @@ def test_conditions_and_images_to_complete(
     pixels = torch.from_numpy(np.stack([np.asarray(Image.open(file)) for file in files]))
     images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
     expected = of_maps.complete(images, 1, conditions, seed=0)
-    assert np.array_equal(drawn, to_uint8(expected))
+    assert np.array_equal(arrays, to_uint8(expected))
     assert (
         "checkpoint=of_maps conditions.path=scenes conditions.subfolder=label "
         "conditions.unlabelled=9 conditions.unlabelled_class=1 seed=1"
@@ -173,11 +173,11 @@ def test_rejection_by_a_classifier_of_ours_and_one_in_the_current_directory(
     ours.save_pretrained("evaluation/classifier")
     fixed = ("checkpoint=of_classes", "num_images=4", "rejection.candidates=3", "guidance_power=2")
     labels, options = torch.tensor([0, 1, 0, 1]), SamplingOptions(seed=0)
-    for given in ("{_target_: my_module.MyClassifier}", "evaluation/classifier"):
-        drawn, out = samples(run, *fixed, f"rejection.classifier={given}")
-        classifier = ours if "my_module" not in given else sys.modules["my_module"].MyClassifier()
+    for setting in ("{_target_: my_module.MyClassifier}", "evaluation/classifier"):
+        arrays, out = samples(run, *fixed, f"rejection.classifier={setting}")
+        classifier = ours if "my_module" not in setting else sys.modules["my_module"].MyClassifier()
         best = sample_best(of_classes, classifier, 4, labels, 3, options=options)
-        assert np.array_equal(drawn, to_uint8(best.images))
+        assert np.array_equal(arrays, to_uint8(best.images))
         assert f"{best.probabilities.mean():.0%} for their class" in out
     assert "note: guidance_schedule, guidance_power" in out
     assert "wrote out/samples.npz" in out

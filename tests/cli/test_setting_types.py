@@ -59,14 +59,16 @@ WRONG: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_all_wrong_settings_are_named_at_once(run: Run, name: str) -> None:
-    others = {"train_vqgan": STAGE_1, "train_transformer": STAGE_2}
-    given = others.get(name, ("checkpoint=.", "output_dir=out"))
-    outcome = run(name, *given, *WRONG[name])
+    training_overrides = {"train_vqgan": STAGE_1, "train_transformer": STAGE_2}
+    overrides = training_overrides.get(name, ("checkpoint=.", "output_dir=out"))
+    outcome = run(name, *overrides, *WRONG[name])
     fails_before_writing(outcome)
     for override, should_be in WRONG[name].items():
         start = f"{override.partition('=')[0]} should be "
-        (told,) = (part for part in re.split(r"\. |error: ", outcome.err) if part.startswith(start))
-        assert should_be in told
+        (sentence,) = (
+            part for part in re.split(r"\. |error: ", outcome.err) if part.startswith(start)
+        )
+        assert should_be in sentence
 
 
 class Target:

@@ -144,16 +144,16 @@ def test_values_that_are_not_right(call: Run, override: str, message: str) -> No
 
 
 def test_the_directory_is_where_the_user_says(call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+    calls: list[str] = []
 
     def main(config: DictConfig) -> None:
-        seen.append(config.run_dir)
+        calls.append(config.run_dir)
         Path(config.run_dir, "file").write_text("")
 
     monkeypatch.setenv("HOME", str(Path.cwd() / "home"))
     for run_dir, expected in (("a/b", "a/b"), ("~/c", "home/c"), (str(Path.cwd() / "d"), "d")):
         assert call("train_vqgan", "data.path=x", f"run_dir='{run_dir}'", main=main).status == 0
-        assert seen[-1] == expected
+        assert calls[-1] == expected
         assert Path(expected, "file").exists()
 
 
@@ -185,11 +185,11 @@ def test_interrupted(call: Run) -> None:
 
 
 def test_a_choice_that_is_given_wins(call: Run) -> None:
-    chosen = []
+    calls = []
     for overrides in (["size=tiny"], ["size=tiny", "trainer=gpu"], ["trainer=gpu", "size=tiny"]):
-        call("train_vqgan", "data.path=x", *overrides, main=lambda c: chosen.append(c.trainer))
-    assert [trainer.accelerator for trainer in chosen] == ["cpu", "gpu", "gpu"]
-    assert {trainer.max_steps for trainer in chosen} == {200}
+        call("train_vqgan", "data.path=x", *overrides, main=lambda c: calls.append(c.trainer))
+    assert [trainer.accelerator for trainer in calls] == ["cpu", "gpu", "gpu"]
+    assert {trainer.max_steps for trainer in calls} == {200}
 
 
 INTERRUPTED = """

@@ -14,14 +14,14 @@ from taming import studio
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be served, and how."""
-    found: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
 
     def build(*models: Any) -> None:
-        found["models"] = models
+        calls["models"] = models
 
     monkeypatch.setattr(studio, "build_studio", build)
-    monkeypatch.setattr(studio, "serve", lambda page, **settings: found.update(settings))
-    return found
+    monkeypatch.setattr(studio, "serve", lambda page, **settings: calls.update(settings))
+    return calls
 
 
 def test_a_run_is_shown_and_watched_on_this_machine(

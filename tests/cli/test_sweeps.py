@@ -59,12 +59,12 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
 def test_optuna_looks_for_the_best_setting(run: Run, images: Path, tmp_path: Path) -> None:
     trials = ("+sweep=optuna", "hydra.sweeper.n_trials=2")
     succeeds(run("train_vqgan", *trials, f"data.path={images}", *TINY))
-    found = OmegaConf.load(tmp_path / "sweep" / "optimization_results.yaml")
+    best = OmegaConf.load(tmp_path / "sweep" / "optimization_results.yaml")
     results = [json.loads(p.read_text()) for p in (tmp_path / "sweep").glob("*/result.json")]
     assert len(results) == 2
     losses = [result["metrics"]["val/reconstruction_loss"] for result in results]
-    assert found.best_value == pytest.approx(min(losses))
-    assert 1e-4 <= found.best_params["training.optimizer.learning_rate"] <= 2e-3
+    assert best.best_value == pytest.approx(min(losses))
+    assert 1e-4 <= best.best_params["training.optimizer.learning_rate"] <= 2e-3
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("submitit"), reason="submitit is not installed")
@@ -77,8 +77,13 @@ def test_a_cluster_is_asked_for_what_the_file_says() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_differ_in_nothing_but_the_recipe(recipe: str) -> None:
-    given = ("experiment=comparison", f"+recipe={recipe}", "data.path=x", "perceptual.weights=y")
-    config = composed("train_vqgan", *given)
+    overrides = (
+        "experiment=comparison",
+        f"+recipe={recipe}",
+        "data.path=x",
+        "perceptual.weights=y",
+    )
+    config = composed("train_vqgan", *overrides)
     vqgan = build(config.model)
     assert (vqgan.codebook_size, vqgan.grid_size) == (1024, (8, 8))
     assert build(config.adversary).start == 0.25

@@ -24,8 +24,8 @@ def test_wheel_carries_configs_and_commands(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     scripts = next((tmp_path / "site").glob("*.dist-info")) / "entry_points.txt"
     names = ("train-vqgan", "train-transformer", "sample", "import-checkpoint", "reconstruct")
-    others = ("evaluate", "encode-dataset", "compare", "demo", "report", "share", "studio")
-    for name in names + others:
+    more_names = ("evaluate", "encode-dataset", "compare", "demo", "report", "share", "studio")
+    for name in names + more_names:
         module = f"taming.cli.{name.replace('-', '_')}"
         assert f"taming-{name} = {module}:main" in scripts.read_text()
     check = (

@@ -115,13 +115,13 @@ def signalled(name: str) -> tuple[str, str]:
 
 
 def test_an_interrupted_run_goes_on(run: Run, folder_overrides: tuple[str, ...]) -> None:
-    more = ("run_dir=run", "trainer.max_steps=100", *signalled("SIGINT"))
-    first = run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *more)
+    overrides = ("run_dir=run", "trainer.max_steps=100", *signalled("SIGINT"))
+    first = run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *overrides)
     assert first.status == 130, first.err
     assert "train_vqgan.py resume=run" in first.out.splitlines()[-1]
     assert json.loads(Path("run", "result.json").read_text())["step"] == 3
     taming.VQGAN.from_pretrained("run")
-    second = run("train_vqgan", "resume=run", "trainer.max_steps=5", *more[2:])
+    second = run("train_vqgan", "resume=run", "trainer.max_steps=5", *overrides[2:])
     assert "5 steps done" in succeeds(second).out
 
 
@@ -165,8 +165,8 @@ def test_resume_keeps_what_the_run_was_begun_with(
     (tmp_path / "run" / "config_composed.yaml").write_text("seed: 1\n")
     settings = ("adversary.start=0.5", "trainer.val_check_interval=1", "run_dir=run")
     succeeds(run("train_vqgan", *folder_overrides, *TINY_VQGAN, "perceptual=none", *settings))
-    more = ("trainer=auto", "logger=none", "trainer.max_steps=6")
-    succeeds(run("train_vqgan", "resume=run", *more))
+    overrides = ("trainer=auto", "logger=none", "trainer.max_steps=6")
+    succeeds(run("train_vqgan", "resume=run", *overrides))
     rows = read_rows(Path("run", "metrics.csv"))
     steps = {int(row["step"]) for row in rows if row["val/psnr"]}
     assert steps == {1, 2, 3, 4, 5, 6}  # val_check_interval is still 1

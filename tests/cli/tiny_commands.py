@@ -131,8 +131,10 @@ def write_compvis_checkpoint(folder: Path) -> VQGAN:
     vqgan = tiny_vqgan(resolution=16, attention_resolutions=[8])
     names = {**autoencoder_names(vqgan, LAYOUT), "quantizer.codebook": "quantize.embedding.weight"}
     weights = {}
-    for ours, theirs in names.items():
-        parts = [theirs] if isinstance(theirs, str) else theirs  # fused here, separate there
+    for ours, foreign_names in names.items():
+        parts = (
+            [foreign_names] if isinstance(foreign_names, str) else foreign_names
+        )  # fused here, separate there
         weights |= zip(parts, vqgan.state_dict()[ours].chunk(len(parts)), strict=True)
     weights["loss.perceptual_loss.lin0.model.1.weight"] = torch.zeros(1)
     checkpoint = {"state_dict": weights, "callbacks": {Path: Path("x")}, "epoch": 3}

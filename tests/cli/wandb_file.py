@@ -14,9 +14,9 @@ FULL, FIRST, LAST = 1, 2, 4
 def chunks(content: bytes) -> Iterator[bytes]:
     place, parts = 7, b""  # after the file's own header
     while place + 7 <= len(content):
-        left = BLOCK - place % BLOCK
-        if left < 7:
-            place += left
+        space = BLOCK - place % BLOCK
+        if space < 7:
+            place += space
             continue
         _, length, kind = struct.unpack_from("<IHB", content, place)
         data = content[place + 7 : place + 7 + length]
@@ -30,13 +30,13 @@ def records(file: Path) -> list[Any]:
     """All records, once the last one is there: wandb's own process writes them."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found: list[Any] = []
+    entries: list[Any] = []
     for _ in range(600):
-        found = [Record.FromString(chunk) for chunk in chunks(file.read_bytes())]
-        if found and found[-1].WhichOneof("record_type") == "exit":
+        entries = [Record.FromString(chunk) for chunk in chunks(file.read_bytes())]
+        if entries and entries[-1].WhichOneof("record_type") == "exit":
             break
         time.sleep(0.1)
-    return found
+    return entries
 
 
 def artifacts(file: Path) -> list[tuple[str, str, str]]:
@@ -60,9 +60,9 @@ def run_id(file: Path) -> str:
 
 def column(file: Path, name: str) -> list[Any]:
     """Values of a logged number."""
-    found = []
+    values = []
     for record in records(file):
         items = {"".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
         if name in items:
-            found.append(json.loads(items[name]))
-    return found
+            values.append(json.loads(items[name]))
+    return values

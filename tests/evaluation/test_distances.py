@@ -78,8 +78,8 @@ def test_distance_of_known_normal_distributions() -> None:
     rotation = torch.linalg.qr(random)[0]
     covariances = [rotation @ torch.diag(x.double()) @ rotation.T for x in (first, second)]
     zero = torch.zeros(3, dtype=torch.float64)
-    found = frechet_distance(zero, zero + 2, *covariances)
-    assert found.item() == pytest.approx(3 * 4 + 1 + 0 + 4, rel=1e-12)
+    actual = frechet_distance(zero, zero + 2, *covariances)
+    assert actual.item() == pytest.approx(3 * 4 + 1 + 0 + 4, rel=1e-12)
 
 
 def test_distance_of_fewer_images_than_features() -> None:
@@ -87,13 +87,13 @@ def test_distance_of_fewer_images_than_features() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(5, 64, generator=generator).double() for _ in range(2))
     covariances = [torch.cov(x.T) for x in (first, second)]
-    found = frechet_distance(first.mean(0), second.mean(0), *covariances)
+    actual = frechet_distance(first.mean(0), second.mean(0), *covariances)
     # Tr (Σ₁Σ₂)^½ is the nuclear norm of X₁X₂ᵀ / (n − 1)
     centred = [x - x.mean(0) for x in (first, second)]
     root = np.linalg.norm((centred[0] @ centred[1].T).numpy(), "nuc") / 4
     means = (first.mean(0) - second.mean(0)).square().sum()
     expected = means + covariances[0].trace() + covariances[1].trace() - 2 * root
-    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert actual.item() == pytest.approx(expected.item(), rel=1e-10)
     same = frechet_distance(first.mean(0), first.mean(0), covariances[0], covariances[0])
     assert same.item() == pytest.approx(0, abs=1e-10)
 

@@ -27,20 +27,20 @@ def images(height: int, width: int | None = None) -> Tensor:
     return torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0)) / 127.5 - 1
 
 
-def save(network: nn.Module, path: Path, **more: Tensor) -> Path:
-    torch.save({**network.state_dict(), **more}, path)
+def save(network: nn.Module, path: Path, **tensors: Tensor) -> Path:
+    torch.save({**network.state_dict(), **tensors}, path)
     return path
 
 
 def check(features: FeatureNetwork, expected: Tensor, batch: Tensor) -> None:
     """The features are as expected, also under autocast, and the network has no parameters."""
-    found = features(batch)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert features.num_features == found.shape[1]
+    actual = features(batch)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert features.num_features == actual.shape[1]
     assert list(features.parameters()) == []
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(features(batch), found)
-    assert found.dtype == torch.float32
+        assert torch.equal(features(batch), actual)
+    assert actual.dtype == torch.float32
     assert len(features.digest) == 64
 
 

@@ -138,8 +138,8 @@ def test_lpips_is_the_packages_mean_over_images(loss: LPIPSLoss) -> None:
 def test_label_maps_by_hand() -> None:
     metric = LabelMapMetrics(4)
     truth = torch.tensor([[[0, 0, 0, 1, 1, 2]]])
-    found = torch.tensor([[[0, 0, 1, 1, 1, 1]]])
-    metric.update(9 * one_hot(found, 4) - 30, one_hot(truth, 4))
+    maps = torch.tensor([[[0, 0, 1, 1, 1, 1]]])
+    metric.update(9 * one_hot(maps, 4) - 30, one_hot(truth, 4))
     numbers = computed(metric)
     assert numbers["pixel_accuracy"] == pytest.approx(4 / 6)
     # class 0: 2 of 3, class 1: 2 of 4, class 2: 0 of 1; class 3 occurs nowhere and does not count

@@ -49,8 +49,8 @@ def test_guided_decoding_is_its_equation_without_a_cache(name: str) -> None:
     with_condition, without = model.logits(tokens, labels), model.logits(tokens)
     scales = torch.linspace(1.0, 3.0, model.num_tokens)[:, None]
     guided = without + scales * (with_condition - without)
-    kept = guided.topk(4).indices  # top-k is of the guided logits
-    assert (kept == tokens[..., None]).any(-1).all()
+    top_tokens = guided.topk(4).indices  # top-k is of the guided logits
+    assert (top_tokens == tokens[..., None]).any(-1).all()
     greedy = model.sample_tokens(3, labels, greedy=True, guidance_scale=2.0)
     with_condition, without = model.logits(greedy, labels), model.logits(greedy)
     assert torch.equal((without + 2 * (with_condition - without)).argmax(-1), greedy)

@@ -55,10 +55,10 @@ def test_the_batch_makes_no_difference() -> None:
 @pytest.mark.parametrize("num_given", [0, 4])
 def test_rows_are_the_tokens_of_one_call(settings: dict[str, Any], num_given: int) -> None:
     model, options = make(), sampling(seed=1, **settings)
-    given = torch.arange(3 * num_given).view(3, num_given) % 8
-    whole = model.sample_tokens(3, LABELS[:3], given_tokens=given, options=options)
+    given_tokens = torch.arange(3 * num_given).view(3, num_given) % 8
+    whole = model.sample_tokens(3, LABELS[:3], given_tokens=given_tokens, options=options)
     height, width = options.grid_size or model.grid_size
-    rows = [r.clone() for r in model.sample_rows(3, LABELS[:3], given, options=options)]
+    rows = [r.clone() for r in model.sample_rows(3, LABELS[:3], given_tokens, options=options)]
     first = max(1, num_given // width)  # whole given rows come first
     assert [part.shape[1] for part in rows] == [width * row for row in range(first, height + 1)]
     assert all(torch.equal(part, whole[:, : part.shape[1]]) for part in rows)
@@ -85,15 +85,15 @@ def test_without_a_seed_pytorch_global_state_decides() -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_cudnn_attention_is_off_while_decoding_and_then_as_before(enabled: bool) -> None:
     model = tiny(CLASS)
-    seen = []
+    states = []
     model.transformer.norm.register_forward_hook(
-        lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        lambda *_: states.append(torch.backends.cuda.cudnn_sdp_enabled())
     )
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
         model.sample_tokens(2, seed=0)
-        assert len(seen) == model.num_tokens and not any(seen)
+        assert len(states) == model.num_tokens and not any(states)
         nn.init.constant_(model.transformer.head.weight, math.nan)
         with pytest.raises(UserError, match="NaN"):
             model.sample_tokens(2, seed=0)
@@ -169,8 +169,8 @@ def test_sampling_is_in_evaluation_mode_and_leaves_the_mode_alone() -> None:
 
 def test_images_show_the_grid_row_by_row_and_are_clamped() -> None:
     model = make(tokenizer=GreyTokenizer())
-    given = torch.tensor([[0, 2, 3, 4, 5, 7]])
-    images = model.sample(1, LABELS[:1], given_tokens=given)
+    given_tokens = torch.tensor([[0, 2, 3, 4, 5, 7]])
+    images = model.sample(1, LABELS[:1], given_tokens=given_tokens)
     assert images.shape == (1, 3, 4, 6) and not images.requires_grad
     assert images[0, 0, ::2, ::2].tolist() == [[-1.0, -1.0, -0.5], [0.0, 0.5, 1.0]]
     images = model.sample(5, LABELS[:5], options=sampling(seed=3, batch_size=2))
@@ -271,8 +271,8 @@ def test_directories_without_a_generator(tmp_path: Path) -> None:
 
 def test_progress_bar_counts_new_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     options = sampling(batch_size=3)
-    given = torch.zeros(4, 2, dtype=torch.int64)
-    make().sample_tokens(4, LABELS[:4], given_tokens=given, progress=True, options=options)
+    given_tokens = torch.zeros(4, 2, dtype=torch.int64)
+    make().sample_tokens(4, LABELS[:4], given_tokens=given_tokens, progress=True, options=options)
     assert "16.0/16.0" in capsys.readouterr().err
     make().sample_tokens(4, LABELS[:4])
     assert capsys.readouterr().err == ""

@@ -32,22 +32,22 @@ def test_attention_weights_are_those_the_model_uses() -> None:
     """The values of one layer, weighted by its map, are what the model's attention returns."""
     model = tiny(Unconditional(), num_layers=1)
     layer = model.transformer.blocks[0].attention
-    seen = {}
+    tensors = {}
     fused = layer.attention
 
     def spy(query, key, value, *args, **kwargs):
-        seen["values"], seen["heads"] = value, fused(query, key, value, *args, **kwargs)
-        return seen["heads"]
+        tensors["values"], tensors["heads"] = value, fused(query, key, value, *args, **kwargs)
+        return tensors["heads"]
 
     tokens = random_tokens(1)
     layer.attention = spy
     model.logits(tokens)
     maps = attention_maps(model, tokens)
     assert layer.attention is spy  # as before
-    values = seen["values"]  # (1 heads 1+11 d): the prefix and all but the last token
+    values = tensors["values"]  # (1 heads 1+11 d): the prefix and all but the last token
     weights = maps[:, 0, :, :, :11]  # (1 heads 12 11)
     prefix = 1 - weights.sum(-1, keepdim=True)
-    torch.testing.assert_close(torch.cat([prefix, weights], -1) @ values, seen["heads"])
+    torch.testing.assert_close(torch.cat([prefix, weights], -1) @ values, tensors["heads"])
 
 
 def test_surprise_is_in_bits() -> None:

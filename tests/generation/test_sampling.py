@@ -63,7 +63,7 @@ def as_images(photos: Path, numbers: list[int]) -> Tensor:
     return pixels.float() / 127.5 - 1
 
 
-def written(output_dir: Path) -> dict[str, np.ndarray]:
+def read_samples(output_dir: Path) -> dict[str, np.ndarray]:
     with np.load(output_dir / "samples.npz") as arrays:
         return dict(arrays)
 
@@ -79,7 +79,7 @@ def sampled(model: ImageGenerator, path: Path, **settings: Any) -> str:
 def draw(model: ImageGenerator, path: Path, classifier: Any = None, **settings: Any) -> np.ndarray:
     """The samples of a run in `path/out`."""
     sampled(model, path, classifier=classifier, **settings)
-    return written(path / "out")["arr_0"]
+    return read_samples(path / "out")["arr_0"]
 
 
 def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
@@ -91,7 +91,7 @@ def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
     conditions = one_hot_of(maps, [0, 1, 2, 0, 1])
     expected = to_uint8(model.sample(5, conditions, seed=3))
     assert len(np.unique(expected.reshape(5, -1), axis=0)) == 5
-    arrays = written(tmp_path / "out")
+    arrays = read_samples(tmp_path / "out")
     assert list(arrays) == ["arr_0"]
     assert np.array_equal(arrays["arr_0"], expected)
     names = sorted(path.name for path in (tmp_path / "out" / "images").iterdir())
@@ -111,24 +111,28 @@ def test_label_maps_are_read_as_in_training(maps: Path, tmp_path: Path) -> None:
     """Pixels of 0 were unlabelled, and of class 2; an explicit setting says otherwise."""
     model = of_label_maps(unlabelled=0, unlabelled_class=2)
     classes = torch.from_numpy(in_turn(maps, [0, 1, 2])[:, :, 1:4])
-    for given, zeros_are in (({}, 2), ({"unlabelled": None}, 0), ({"unlabelled_class": 1}, 1)):
-        drawn = draw(model, tmp_path, conditions=InputImages(maps, **given))
+    for label_settings, zeros_are in (
+        ({}, 2),
+        ({"unlabelled": None}, 0),
+        ({"unlabelled_class": 1}, 1),
+    ):
+        samples = draw(model, tmp_path, conditions=InputImages(maps, **label_settings))
         merged = one_hot(classes.where(classes != 0, zeros_are), 3)
-        assert np.array_equal(drawn, to_uint8(model.sample(3, merged, seed=0)))
+        assert np.array_equal(samples, to_uint8(model.sample(3, merged, seed=0)))
 
 
 def test_conditions_of_larger_images_are_larger(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 3, (4, 9), dtype=np.uint8)
     Image.fromarray(values).save(tmp_path / "map.png")
     model = of_label_maps()
-    drawn = draw(
+    samples = draw(
         model, tmp_path, conditions=InputImages(tmp_path / "map.png"), grid_size=[4, 9], stride=1
     )
     condition = one_hot(torch.from_numpy(values), 3)[None]
     options = SamplingOptions(seed=0, grid_size=(4, 9), stride=1)
     expected = model.sample(1, condition, options=options)
-    assert drawn.shape == (1, 8, 18, 3)
-    assert np.array_equal(drawn, to_uint8(expected))
+    assert samples.shape == (1, 8, 18, 3)
+    assert np.array_equal(samples, to_uint8(expected))
 
 
 def test_pictures_from_an_archive_and_a_colour_model_of_them(photos: Path, tmp_path: Path) -> None:
@@ -137,9 +141,9 @@ def test_pictures_from_an_archive_and_a_colour_model_of_them(photos: Path, tmp_p
             archive.write(file, f"depth/{file.name}")
         archive.writestr("image/a.png", b"not looked at")
     model = generator(ImageCondition(8, GRID), GRID, vqgan(seed=5))
-    given = InputImages(tmp_path / "pairs.zip", subfolder="depth")
+    conditions = InputImages(tmp_path / "pairs.zip", subfolder="depth")
     expected = model.sample(2, as_images(photos, [0, 1]), seed=0)
-    assert np.array_equal(draw(model, tmp_path, conditions=given), to_uint8(expected))
+    assert np.array_equal(draw(model, tmp_path, conditions=conditions), to_uint8(expected))
 
 
 def test_guidance_without_conditions_and_with(maps: Path, tmp_path: Path) -> None:
@@ -159,7 +163,7 @@ def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
     sampled(model, tmp_path, complete=complete, num_images=3, batch_size=2)
     images = as_images(photos, [0, 1, 0])
     expected = to_uint8(model.complete(images, 1, seed=0))  # one of two rows: half
-    samples = written(tmp_path / "out")["arr_0"]
+    samples = read_samples(tmp_path / "out")["arr_0"]
     assert np.array_equal(samples, expected)
     grid = np.asarray(Image.open(tmp_path / "out" / "samples.png"))
     assert np.array_equal(grid[2:50:12, 2:74:12], to_uint8(images)[0])
@@ -173,7 +177,7 @@ def test_fewer_images_than_files_are_spread_evenly_over_the_folders(tmp_path: Pa
     model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
     complete = ImagesToComplete(tmp_path / "all")
     completed = draw(model, tmp_path, complete=complete, num_images=3)
-    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 0, 1]
+    assert read_samples(tmp_path / "out")["arr_1"].tolist() == [0, 0, 1]
     images = [
         as_images(tmp_path / "all" / "cats", [0, 3]),
         as_images(tmp_path / "all" / "dogs", [0]),
@@ -186,14 +190,14 @@ def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
     Image.open(photos / "0.png").resize((12, 8)).save(tmp_path / "large.png")
     model = generator(Unconditional())
     complete = ImagesToComplete(tmp_path / "large.png", keep_rows=3)
-    drawn = draw(model, tmp_path, complete=complete, grid_size=[4, 6])
+    samples = draw(model, tmp_path, complete=complete, grid_size=[4, 6])
     pixels = torch.from_numpy(np.array(Image.open(tmp_path / "large.png"))).permute(2, 0, 1)
     expected = model.complete(pixels[None].float() / 127.5 - 1, 3, seed=0)
-    assert np.array_equal(drawn, to_uint8(expected))
+    assert np.array_equal(samples, to_uint8(expected))
 
 
 @pytest.mark.parametrize(
-    ("place", "given", "labels"),
+    ("place", "path", "labels"),
     [
         ("photos", "photos", [0, 1, 0]),  # in no class's folder: all classes in turn
         ("dogs", "dogs", [1, 1, 1]),
@@ -203,21 +207,21 @@ def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
     ],
 )
 def test_images_to_complete_are_of_their_folders_classes(
-    place: str, given: str, labels: list[int], photos: Path, tmp_path: Path
+    place: str, path: str, labels: list[int], photos: Path, tmp_path: Path
 ) -> None:
     model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     photos.rename(tmp_path / place)
-    complete = ImagesToComplete(tmp_path / given)
+    complete = ImagesToComplete(tmp_path / path)
     notes = sampled(model, tmp_path, complete=complete, num_images=3)
-    assert written(tmp_path / "out")["arr_1"].tolist() == labels
+    assert read_samples(tmp_path / "out")["arr_1"].tolist() == labels
     assert ("in turn" in notes) is (place == "photos")
 
 
 def test_no_class_is_asked_for_where_nothing_says_which(photos: Path, tmp_path: Path) -> None:
     model = generator(ClassLabel(2, 0.1, class_names=["cats", "dogs"]))
     notes = sampled(model, tmp_path, complete=ImagesToComplete(photos))
-    arrays = written(tmp_path / "out")
+    arrays = read_samples(tmp_path / "out")
     expected = model.complete(as_images(photos, [0, 1]), 1, seed=0)
     assert np.array_equal(arrays["arr_0"], to_uint8(expected))
     assert list(arrays) == ["arr_0"]
@@ -227,16 +231,16 @@ def test_no_class_is_asked_for_where_nothing_says_which(photos: Path, tmp_path: 
 @pytest.mark.parametrize("none", ["none", ["none"]])
 def test_no_class_by_its_word_unless_that_is_a_class(none: Any, tmp_path: Path) -> None:
     model = generator(ClassLabel(4, 0.1))
-    drawn = draw(model, tmp_path, classes=none, num_images=5, write_images=True)
-    assert np.array_equal(drawn, to_uint8(model.sample(5, seed=0)))
-    assert list(written(tmp_path / "out")) == ["arr_0"]
+    samples = draw(model, tmp_path, classes=none, num_images=5, write_images=True)
+    assert np.array_equal(samples, to_uint8(model.sample(5, seed=0)))
+    assert list(read_samples(tmp_path / "out")) == ["arr_0"]
     named = generator(ClassLabel(2, 0.1, class_names=["some", "none"]))
     (tmp_path / "named").mkdir()
-    drawn = draw(named, tmp_path / "named", classes=none, num_images=5)
+    samples = draw(named, tmp_path / "named", classes=none, num_images=5)
     assert np.array_equal(
-        drawn, to_uint8(named.sample(5, torch.ones(5, dtype=torch.int64), seed=0))
+        samples, to_uint8(named.sample(5, torch.ones(5, dtype=torch.int64), seed=0))
     )
-    assert written(tmp_path / "named" / "out")["arr_1"].tolist() == [1] * 5
+    assert read_samples(tmp_path / "named" / "out")["arr_1"].tolist() == [1] * 5
 
 
 def test_each_image_to_complete_is_of_its_own_folders_class(photos: Path, tmp_path: Path) -> None:
@@ -246,12 +250,12 @@ def test_each_image_to_complete_is_of_its_own_folders_class(photos: Path, tmp_pa
         (photos / f"{number}.png").rename(tmp_path / "all" / name / f"{number}.png")
     complete = ImagesToComplete(tmp_path / "all")
     completed = draw(model, tmp_path, complete=complete, num_images=3)
-    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 0]  # cats/1.png is the first
+    assert read_samples(tmp_path / "out")["arr_1"].tolist() == [0, 1, 0]  # cats/1.png is the first
     images = torch.cat([as_images(tmp_path / "all" / c, [0]) for c in ("cats", "dogs", "cats")])
     expected = model.complete(images, 1, torch.tensor([0, 1, 0]), seed=0)
     assert np.array_equal(completed, to_uint8(expected))
     draw(model, tmp_path, complete=complete, classes=["dogs"])
-    assert written(tmp_path / "out")["arr_1"].tolist() == [1, 1]
+    assert read_samples(tmp_path / "out")["arr_1"].tolist() == [1, 1]
     (tmp_path / "all" / "dogs").rename(tmp_path / "all" / "wolves")
     with pytest.raises(UserError, match=r"1 of 2 images .* such as wolves/0\.png.*`classes`"):
         draw(model, tmp_path, complete=complete)
@@ -263,23 +267,23 @@ def test_conditions_and_images_to_complete_that_belong_to_others(
     """One photo is missing, and all that follow would go with the map before their own."""
     for number in (1, 0):
         (photos / f"{number}.png").rename(photos / f"00{2 * number}.png")
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "conditions": InputImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
     }  # fmt: skip
     with pytest.raises(UserError, match=r"no partner .* remove 001\.$"):
-        draw(of_label_maps(), tmp_path, **given)
-    assert len(draw(of_label_maps(), tmp_path, **given, num_images=1)) == 1
-    given["conditions"] = InputImages(maps / "002.png")  # one for all
-    assert len(draw(of_label_maps(), tmp_path, **given)) == 2
+        draw(of_label_maps(), tmp_path, **inputs)
+    assert len(draw(of_label_maps(), tmp_path, **inputs, num_images=1)) == 1
+    inputs["conditions"] = InputImages(maps / "002.png")  # one for all
+    assert len(draw(of_label_maps(), tmp_path, **inputs)) == 2
 
 
 def test_a_broken_image_is_left_out(maps: Path, tmp_path: Path) -> None:
     (maps / "001.png").write_bytes((maps / "001.png").read_bytes()[:45])
     model = of_label_maps()
-    drawn = draw(model, tmp_path, conditions=InputImages(maps))
+    samples = draw(model, tmp_path, conditions=InputImages(maps))
     (maps / "001.png").unlink()
     expected = model.sample(2, one_hot_of(maps, [0, 1]), seed=0)
-    assert np.array_equal(drawn, to_uint8(expected))
+    assert np.array_equal(samples, to_uint8(expected))
 
 
 def test_the_partner_of_a_broken_image_is_left_out(
@@ -289,12 +293,12 @@ def test_the_partner_of_a_broken_image_is_left_out(
         (photos / f"{number}.png").rename(photos / f"00{2 * number}.png")
     (photos / "001.png").write_bytes((photos / "000.png").read_bytes()[:60])
     model = of_label_maps()
-    given = {"conditions": InputImages(maps), "complete": ImagesToComplete(photos)}
-    drawn = draw(model, tmp_path, **given)
+    inputs = {"conditions": InputImages(maps), "complete": ImagesToComplete(photos)}
+    samples = draw(model, tmp_path, **inputs)
     assert "left out, because the partner is broken or missing: 001" in caplog.text
     (photos / "001.png").unlink()
     expected = model.complete(as_images(photos, [0, 1]), 1, one_hot_of(maps, [0, 2]), seed=0)
-    assert np.array_equal(drawn, to_uint8(expected))
+    assert np.array_equal(samples, to_uint8(expected))
 
 
 def test_no_images_are_left_that_are_not_of_the_samples(tmp_path: Path) -> None:
@@ -311,15 +315,15 @@ def test_label_maps_are_completed_and_written_in_their_colours(tmp_path: Path) -
     Image.fromarray(values).save(tmp_path / "map.png")
     model = generator(Unconditional(), tokenizer=vqgan(image_channels=5))
     complete = ImagesToComplete(tmp_path / "map.png", unlabelled=9, unlabelled_class=2)
-    drawn = draw(model, tmp_path, complete=complete)
+    samples = draw(model, tmp_path, complete=complete)
     values[0, 0] = 2
     logits = model.complete(one_hot(torch.from_numpy(values), 5)[None], 1, seed=0)
-    assert np.array_equal(drawn, as_palette(None, 5)[logits.argmax(1).numpy()])
+    assert np.array_equal(samples, as_palette(None, 5)[logits.argmax(1).numpy()])
     # three classes look like red, green and blue, and are not
     three = generator(Unconditional(), tokenizer=vqgan(label_maps=True))
-    drawn = draw(three, tmp_path, num_images=2)
+    samples = draw(three, tmp_path, num_images=2)
     logits = three.sample(2, seed=0)
-    assert np.array_equal(drawn, as_palette(None, 3)[logits.argmax(1).numpy()])
+    assert np.array_equal(samples, as_palette(None, 3)[logits.argmax(1).numpy()])
 
 
 def brightness(images: Tensor) -> Tensor:
@@ -336,10 +340,10 @@ def thirds(images: Tensor) -> Tensor:
 def test_completions_are_chosen_among_too(photos: Path, tmp_path: Path) -> None:
     model = generator(ClassLabel(2, class_names=["dark", "bright"]))
     assert model.tokenizer is not None
-    given = model.tokenizer.encode(as_images(photos, [0, 1])).flatten(1)[:, :3]
+    given_tokens = model.tokenizer.encode(as_images(photos, [0, 1])).flatten(1)[:, :3]
     options = SamplingOptions(seed=0)
     labels = torch.tensor([0, 1])
-    best = sample_best(model, brightness, 2, labels, 4, options=options, given_tokens=given)
+    best = sample_best(model, brightness, 2, labels, 4, options=options, given_tokens=given_tokens)
     completed = draw(model, tmp_path, brightness, complete=ImagesToComplete(photos), candidates=4)
     assert np.array_equal(completed, to_uint8(best.images))
 
@@ -359,11 +363,11 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
         "complete": ImagesToComplete(photos), "num_images": 5, "batch_size": 3,
         "candidates": 1 if classifier is None else 2,
     }  # fmt: skip
-    drawn = draw(model, tmp_path, classifier, **settings)
+    samples = draw(model, tmp_path, classifier, **settings)
     compiled = draw(model, tmp_path, classifier, **settings, compile=True)
     assert len(compiled) == 5
-    assert np.array_equal(compiled, drawn)
-    assert written(tmp_path / "out")["arr_1"].tolist() == [0, 1, 2, 0, 1]
+    assert np.array_equal(compiled, samples)
+    assert read_samples(tmp_path / "out")["arr_1"].tolist() == [0, 1, 2, 0, 1]
     assert counter.frame_count == 1
 
 

@@ -33,7 +33,7 @@ def test_every_token_is_drawn_once_in_order_after_all_earlier_ones_in_its_window
 ) -> None:
     (height, width), num_tokens = window, grid[0] * grid[1]
     numbers = to_indices(torch.arange(num_tokens)[None], grid)[0]
-    drawn: list[int] = []
+    order: list[int] = []
     runs = plan_windows(grid, window, stride, step=step)
     for before, after in itertools.pairwise(runs):  # runs are as long as possible
         next_of_run = (before.row, before.column, before.start + before.count)
@@ -44,9 +44,9 @@ def test_every_token_is_drawn_once_in_order_after_all_earlier_ones_in_its_window
         assert run.start >= 0 and run.count >= 1 and run.start + run.count <= height * width
         view = numbers[None, run.row : run.row + height, run.column : run.column + width]
         in_window = to_tokens(view)[0].tolist()
-        assert set(in_window[: run.start]) <= set(drawn)
-        drawn += in_window[run.start : run.start + run.count]
-    assert drawn == list(range(num_tokens))
+        assert set(in_window[: run.start]) <= set(order)
+        order += in_window[run.start : run.start + run.count]
+    assert order == list(range(num_tokens))
     if step != (1, 1):  # away from the borders, at most half a step off the row without a step
         rows = [(run.row, run.start // width) for run in runs if 0 < run.row < grid[0] - height]
         last = dict(rows)  # of each window

@@ -97,9 +97,9 @@ def test_a_label_map_file_is_opened_in_its_colours(map_client: Client, tmp_path:
 def test_looking_into_a_picture_and_changing_a_code(class_studio: str, tmp_path: Path) -> None:
     client = Client(class_studio, verbose=False)  # a session of its own: it has an image
     file = write_picture(tmp_path / "a.png")
-    shown, codes, surprise, about = client.predict(handle_file(file), 1, api_name="/look")
+    picture, codes, surprise, about = client.predict(handle_file(file), 1, api_name="/look")
     assert "4 × 4 codes" in about and "bits" in about
-    assert pixels(shown).shape == pixels(codes).shape == pixels(surprise).shape
+    assert pixels(picture).shape == pixels(codes).shape == pixels(surprise).shape
     *_, text, alone, attention, gallery = client.predict(5, 0, api_name="/show_code")
     assert "Position 5 (row 1, column 1)" in text
     assert pixels(attention).shape[0] > 96
@@ -109,7 +109,7 @@ def test_looking_into_a_picture_and_changing_a_code(class_studio: str, tmp_path:
     assert pixels(alone).shape[0] >= 96
     other = int(gallery[-1]["caption"].split(":")[0])
     changed, *_ = client.predict(5, other, *SETTINGS, api_name="/change")
-    assert not np.array_equal(pixels(changed), pixels(shown))
+    assert not np.array_equal(pixels(changed), pixels(picture))
     *_, text, _, _, _ = client.predict(5, 1, api_name="/show_code")
     assert f"**code {other}**" in text
 
@@ -118,8 +118,8 @@ def test_a_tokenizer_alone_can_be_looked_into(tokenizer_studio: str, tmp_path: P
     client = Client(tokenizer_studio, verbose=False, auth=("studio", PASSWORD))
     names = client.view_api(return_format="dict")["named_endpoints"]  # type: ignore[index,call-overload]
     assert "/look" in names and "/generate" not in names
-    shown, *_ = client.predict(handle_file(write_picture(tmp_path / "a.png")), api_name="/look")
-    assert pixels(shown).shape[0] >= 384
+    picture, *_ = client.predict(handle_file(write_picture(tmp_path / "a.png")), api_name="/look")
+    assert pixels(picture).shape[0] >= 384
     *_, text, alone = client.predict(3, 0, api_name="/show_code")
     assert "Position 3" in text and pixels(alone).any()
 
@@ -136,8 +136,8 @@ def test_each_model_is_given_a_condition_picture_by_its_own_codes(
 ) -> None:
     file = write_picture(tmp_path / "a.png")
     client = Client(picture_studio, verbose=False)
-    drawn = client.predict(*SETTINGS, canvas(file), api_name="/compare")
-    for seed, grid in zip((1, 2), drawn, strict=True):
+    pictures = client.predict(*SETTINGS, canvas(file), api_name="/compare")
+    for seed, grid in zip((1, 2), pictures, strict=True):
         generator = picture_model(seed).generator
         assert generator is not None
         condition = to_images(Image.open(file), generator.require_condition_tokenizer(), (4, 4))
@@ -261,10 +261,10 @@ def test_other_mistakes_get_a_sentence(
 
 
 def test_one_job_at_a_time_even_after_a_cancelled_one() -> None:
-    begun, may_end, order = threading.Event(), threading.Event(), []
+    started, may_end, order = threading.Event(), threading.Event(), []
 
     def slow() -> Iterator[int]:
-        begun.set()
+        started.set()
         may_end.wait(10)
         order.append("slow")
         yield 1
@@ -272,7 +272,7 @@ def test_one_job_at_a_time_even_after_a_cancelled_one() -> None:
     first = threading.Thread(target=lambda: next(events._guarded(slow)()))
     second = threading.Thread(target=events._guarded(lambda: order.append("second")))
     first.start()
-    assert begun.wait(10)
+    assert started.wait(10)
     second.start()
     may_end.set()
     for thread in (first, second):
