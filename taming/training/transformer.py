@@ -146,7 +146,7 @@ def find_condition_tokenizer(
     required: bool,
     saved_model: SavedModel | None = None,
 ) -> Tokenizer | None:
-    """Returns the tokenizer of the condition images; None if there are none.
+    """Returns the tokenizer of the condition images; None without them.
 
     Args:
         images: the training data, which need not be set up.
