@@ -90,7 +90,7 @@ def test_a_reference_of_llamagen_end_to_end(run: Run, shared: Path, tmp_path: Pa
     assert torch.equal(tokens, expected["greedy_tokens_cfg2"])
     assert generator.sample(1, expected["labels"][:1]).shape == (1, 3, 16, 16)
     outcome = call(run, **gpt, config="GPT-B", output="other")
-    fails(outcome, "c2i.pt was not imported", "is (128, 64) instead of (16384, 768)")
+    fails(outcome, "c2i.pt was not imported", "is (11, 64) instead of (1001, 768)")
     fails(call(run, **gpt, config=config, output="other", tokenizer="none"), "none does not exist")
     assert not (tmp_path / "other").exists()
 
