@@ -72,9 +72,9 @@ def test_broken_files_are_dropped_and_named(tmp_path: Path) -> None:
 
 
 def test_images_that_are_too_small(tmp_path: Path) -> None:
-    for height, min_side, left in ((3, 8, 0), (11, 11, 8)):
+    for height, min_side, num_rows in ((3, 8, 0), (11, 11, 8)):
         write(tmp_path / "a.png", height, 40)
-        message = rf"a\.png, {height}×40 .* leaves {left}×40 .* {min_side} pixels"
+        message = rf"a\.png, {height}×40 .* leaves {num_rows}×40 .* {min_side} pixels"
         with pytest.raises(UserError, match=message):
             inspected(tmp_path, min_side=min_side)
     enlarged = inspected(tmp_path, min_side=11, resolution=12)

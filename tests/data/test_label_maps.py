@@ -88,13 +88,13 @@ def test_one_hot() -> None:
 
 
 def test_resizing_picks_pixels() -> None:
-    def shown(image: Image.Image, **settings: Any) -> torch.Tensor:
+    def read_map(image: Image.Image, **settings: Any) -> torch.Tensor:
         image = Image.frombytes("P", image.size, image.tobytes())
         return torch.from_numpy(np.array(ImageTransform(**settings)(image)))
 
     image = grey(*[[0] * 10 + [9] * 10] * 20)  # an antialiased edge would give 1 to 8
     for frame in ({"resize": "shorter_side", "crop": "center"}, {"resize": "stretch"}):
-        row = shown(image, **{"crop": "none", **frame}, resolution=7)[3].tolist()
+        row = read_map(image, **{"crop": "none", **frame}, resolution=7)[3].tolist()
         assert row in ([0] * 3 + [9] * 4, [0] * 4 + [9] * 3)
 
 

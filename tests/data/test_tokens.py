@@ -43,7 +43,7 @@ def write_all(writer: TokenWriter) -> int:
     return sum(map(len, claimed))
 
 
-def made(directory: Path, description: CacheDescription = PAIRED) -> TokenDataset:
+def write_cache(directory: Path, description: CacheDescription = PAIRED) -> TokenDataset:
     writer = TokenWriter(directory, description)
     assert write_all(writer) == 12 and writer.finish()
     return TokenDataset(directory, description)
@@ -60,7 +60,7 @@ def test_the_smallest_type_that_holds_every_index(codebook_size: int, dtype: str
 
 
 def test_batches(tmp_path: Path) -> None:
-    tokens = made(tmp_path / "a")
+    tokens = write_cache(tmp_path / "a")
     assert len(tokens) == 4
     batch = tokens[[2, 0]]
     assert batch.keys() == {"indices", "condition_indices", "labels"}
@@ -78,12 +78,12 @@ def test_batches(tmp_path: Path) -> None:
         assert batch["condition_indices"].shape == (3, 1, 2)
     (batch,) = data.val_dataloader()
     assert batch["labels"].tolist() == [102, 100, 101, 103]
-    assert made(tmp_path / "b", PLAIN)[[0]].keys() == {"indices"}
+    assert write_cache(tmp_path / "b", PLAIN)[[0]].keys() == {"indices"}
 
 
 @pytest.mark.parametrize("start", [0, DRAWS_IN_BLOCK - 7])
 def test_all_arrays_of_an_item_have_the_same_view(tmp_path: Path, start: int) -> None:
-    tokens = made(tmp_path / "a")
+    tokens = write_cache(tmp_path / "a")
     batch = tokens[[(1, draw) for draw in range(start, start + 20)]]
     views = batch["condition_indices"][:, 0, 0]
     assert set(views.tolist()) == {1, 5, 9}
@@ -94,7 +94,7 @@ def test_all_arrays_of_an_item_have_the_same_view(tmp_path: Path, start: int) ->
 
 
 def test_a_damaged_cache(tmp_path: Path) -> None:
-    made(tmp_path / "a")
+    write_cache(tmp_path / "a")
     for changes in ({"data": "e"}, {"indices": TokenGrid("other", (2, 3), 1000)}):
         with pytest.raises(UserError, match=r"damaged \(its content does not match"):
             TokenDataset(tmp_path / "a", dataclasses.replace(PAIRED, **changes))
@@ -108,7 +108,7 @@ def test_a_damaged_cache(tmp_path: Path) -> None:
 
 def test_a_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taming.data.tokens.BLOCK", 50)  # bytes, of 144
-    made(tmp_path / "a")
+    write_cache(tmp_path / "a")
     file = tmp_path / "a" / "indices.npy"
     whole = file.read_bytes()
     for place in range(len(whole) - 144, len(whole)):
@@ -172,7 +172,7 @@ def test_writing_resumes_after_the_complete_shards(tmp_path: Path) -> None:
     for keys in writer.claim(8):
         writer.write(codes(keys), ["a.png", "b.png"])
     assert writer.finish()
-    tokens, whole = TokenDataset(tmp_path / "a", PAIRED), made(tmp_path / "whole")
+    tokens, whole = TokenDataset(tmp_path / "a", PAIRED), write_cache(tmp_path / "whole")
     assert (tokens.replaced_names, whole.replaced_names) == (["a.png", "b.png"], [])
     assert files(tmp_path / "a").keys() == files(tmp_path / "whole").keys()
     for name, array in tokens.arrays.items():
@@ -188,7 +188,7 @@ def test_writers_share_the_work(tmp_path: Path) -> None:
     one.write(codes(keys))
     assert (one.done, shards(tmp_path / "a")) == (12, ["0.npz", "4.npz", "8.npz"])
     assert other.finish() and one.finish()
-    made(tmp_path / "whole")
+    write_cache(tmp_path / "whole")
     assert files(tmp_path / "a") == files(tmp_path / "whole")
     assert not [*one.claim(4)] and not [*TokenWriter(tmp_path / "a", PAIRED).claim(4)]
 
@@ -198,7 +198,7 @@ def test_writers_share_the_work(tmp_path: Path) -> None:
 def test_a_damaged_shard_is_written_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made(tmp_path / "whole")
+    write_cache(tmp_path / "whole")
     writer = TokenWriter(tmp_path / "a", PAIRED)
     write_all(writer)
     shard = tmp_path / "a.unfinished" / "4.npz"

@@ -80,10 +80,12 @@ def test_a_graph_draws_every_batch_and_window(name: str, device: str) -> None:
     settings: dict[str, Any] = {"temperature": 0.9, "top_k": 6, "top_p": 0.95}
     if not name.startswith("unconditional"):
         settings |= {"guidance_scale": 1.5, "guidance_interval": (0.2, 0.7)}
-    given = torch.ones(3, 5, dtype=torch.int64)
+    given_tokens = torch.ones(3, 5, dtype=torch.int64)
     assert draws_alike(model, condition(name), seed=1, **settings)
     used = model._sampler.compiled
-    assert draws_alike(model, condition(name, seed=2), seed=2, given_tokens=given, **settings)
+    assert draws_alike(
+        model, condition(name, seed=2), seed=2, given_tokens=given_tokens, **settings
+    )
     large = condition(name, seed=3, scale=2)
     assert draws_alike(model, large, seed=3, grid_size=(6, 8), **settings)
     num_kinds = 2 if "guidance_scale" in settings else 1  # steps of both halves, and of one
@@ -106,11 +108,11 @@ def test_an_image_longer_than_a_span_has_several_graphs(
 def test_a_graph_is_of_the_weights_it_was_captured_with(device: str) -> None:
     model = build("class").to(device)
     assert draws_alike(model, torch.arange(3), seed=1)
-    used, drawn = model._sampler.compiled, draw(model, torch.arange(3), seed=1)
+    used, tokens = model._sampler.compiled, draw(model, torch.arange(3), seed=1)
     for parameter in model.transformer.blocks.parameters():  # not those of the head
         parameter.data = parameter + torch.randn_like(parameter)
     assert draws_alike(model, torch.arange(3), seed=1)
-    assert not torch.equal(draw(model, torch.arange(3), seed=1), drawn)
+    assert not torch.equal(draw(model, torch.arange(3), seed=1), tokens)
     assert model._sampler.compiled is not used
 
 
@@ -128,8 +130,8 @@ def test_bf16(name: str) -> None:
     model.transformer.float()
     with full_precision():
         logits = model.logits(greedy, labels)
-    taken = logits.gather(-1, greedy[..., None]).squeeze(-1)
-    assert (logits.amax(-1) - taken).max() < 0.05 * logits.std()
+    greedy_logits = logits.gather(-1, greedy[..., None]).squeeze(-1)
+    assert (logits.amax(-1) - greedy_logits).max() < 0.05 * logits.std()
 
 
 @pytest.mark.compile
@@ -171,10 +173,12 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
     model: ImageGenerator, counter: CompileCounter
 ) -> None:
     model.conditioning = CLASS
-    given = torch.arange(5)[:, None]
+    given_tokens = torch.arange(5)[:, None]
     settings: dict[str, Any] = {"seed": 1, "guidance_scale": 2.0, "batch_size": 3}
     for _ in range(2):
-        assert draws_alike(model, torch.arange(5) % 3, count=5, given_tokens=given, **settings)
+        assert draws_alike(
+            model, torch.arange(5) % 3, count=5, given_tokens=given_tokens, **settings
+        )
     assert counter.frame_count == 1
 
 
@@ -191,16 +195,16 @@ def test_any_number_of_settings_after_one_another(
 
 def test_steps_fit_their_own_kind_of_batch_alone(model: ImageGenerator) -> None:
     one, two = (Prompt(torch.zeros(batch_size, 1, dtype=torch.int64)) for batch_size in (1, 2))
-    transformer, drawn = model.transformer, TokenChoice(random_numbers(0, range(2), 12))
-    made = CompiledDecoder(transformer, drawn, two, 12)
-    assert made.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), two, 12)
-    assert not made.fits(transformer, TokenChoice(drawn.uniforms, top_k=2), two, 12)
-    assert not made.fits(transformer, drawn, two, 11)
+    transformer, choice = model.transformer, TokenChoice(random_numbers(0, range(2), 12))
+    decoder = CompiledDecoder(transformer, choice, two, 12)
+    assert decoder.fits(transformer, TokenChoice(random_numbers(1, range(2), 12)), two, 12)
+    assert not decoder.fits(transformer, TokenChoice(choice.uniforms, top_k=2), two, 12)
+    assert not decoder.fits(transformer, choice, two, 11)
     for mode in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode()):
         with mode:
-            assert not made.fits(transformer, drawn, two, 12)
+            assert not decoder.fits(transformer, choice, two, 12)
     greedy = CompiledDecoder(transformer, TokenChoice(), two, 12)
     assert greedy.fits(transformer, TokenChoice(), two, 12)
     assert not greedy.fits(transformer, TokenChoice(), one, 12)  # no random numbers tell
     transformer.bfloat16()
-    assert not made.fits(transformer, drawn, two, 12)
+    assert not decoder.fits(transformer, choice, two, 12)

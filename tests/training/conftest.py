@@ -15,13 +15,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     @cache
     def run(kind: str, settings: str = "plain") -> Run:
         directory = tmp_path_factory.mktemp("finished") / kind
-        more: dict[str, Any] = {}
+        settings_of_kind: dict[str, Any] = {}
         if settings == "plain":
-            more["profiler"] = SimpleProfiler(dirpath=directory, filename="profile")
-            more["loggers"] = [
+            settings_of_kind["profiler"] = SimpleProfiler(dirpath=directory, filename="profile")
+            settings_of_kind["loggers"] = [
                 TensorBoardLogger(directory, "board", ""),
                 CSVLogger(directory, "csv", ""),
             ]
-        return run_training(directory, *stage(kind), **SETTINGS[settings], **more)
+        return run_training(directory, *stage(kind), **SETTINGS[settings], **settings_of_kind)
 
     return run

@@ -131,16 +131,16 @@ def test_actnorm_is_initialised_by_real_and_fake_images() -> None:
 
 def test_real_and_fake_images_are_augmented() -> None:
     module = tiny_adversary("batch", augmentation=["cutout"])
-    seen: list[torch.Tensor] = []
-    module.discriminator.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    batches: list[torch.Tensor] = []
+    module.discriminator.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
     ones = torch.ones(4, 3, 16, 16)
     module.discriminator_loss(ones, ones)
     module.generator_loss(ones)
-    assert len(seen) == 3
-    for augmented in seen:
+    assert len(batches) == 3
+    for augmented in batches:
         share = (augmented == 0).float().mean((1, 2, 3))
         assert ((share >= 1 / 16) & (share <= 1 / 4)).all()
-    assert not torch.equal(seen[0], seen[1])  # each has random numbers of its own
+    assert not torch.equal(batches[0], batches[1])  # each has random numbers of its own
 
 
 def test_the_generators_gradient_flows_through_the_augmentation() -> None:

@@ -109,7 +109,9 @@ def test_a_failed_rank_does_not_save(
     monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception, saves: bool
 ) -> None:
     saved: list[Any] = []
-    monkeypatch.setattr(ModelCheckpoint, "on_exception", lambda self, *given: saved.append(given))
+    monkeypatch.setattr(
+        ModelCheckpoint, "on_exception", lambda self, *arguments: saved.append(arguments)
+    )
     trainer: Any = SimpleNamespace(world_size=world_size)
     module: Any = None
     LastCheckpoint(save_on_exception=True).on_exception(trainer, module, error)

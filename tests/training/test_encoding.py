@@ -236,15 +236,15 @@ def test_full_disk_while_encoding(
 
 
 def test_a_cache_depends_on_tokenizers_images_and_views(pairs: Path, tmp_path: Path) -> None:
-    made: set[Path] = set()
+    directories: set[Path] = set()
 
     def is_new(**changes: Any) -> bool:
         settings = {"images": tokenizer(), "conditions": CELLS, "num_views": 2, **changes}
         data = settings.pop("data", None) or dataset(pairs)
         encoded(data, tmp_path / "cache", **settings)
-        before = len(made)
-        made.update(caches(tmp_path / "cache"))
-        return len(made) > before
+        before = len(directories)
+        directories.update(caches(tmp_path / "cache"))
+        return len(directories) > before
 
     assert is_new()
     assert not is_new()

@@ -91,14 +91,14 @@ class Users(L.Callback):
     """A callback of a user's own."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, float]] = []
+        self.batches: list[tuple[int, float]] = []
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *args: Any
     ) -> None:
         assert set(outputs) == {"loss"}
         reported = float(trainer.callback_metrics["train/loss"])
-        self.seen.append((trainer.global_step, reported - float(outputs["loss"])))
+        self.batches.append((trainer.global_step, reported - float(outputs["loss"])))
 
 
 def test_custom_callbacks(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_custom_callbacks(tmp_path: Path) -> None:
     callbacks = [users, EarlyStopping("val/loss", min_delta=100.0, patience=1)]
     run = run_training(tmp_path, *stage("transformer"), callbacks=callbacks, val_check_interval=2)
     assert (run.result.step, run.result.exported_step, run.result.interrupted) == (4, 4, False)
-    assert users.seen == [(step, 0.0) for step in range(1, 5)]
+    assert users.batches == [(step, 0.0) for step in range(1, 5)]
     load_saved_model(tmp_path / "model")
 
 

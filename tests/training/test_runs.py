@@ -179,9 +179,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_exports_no_other(
             assert not Path("run/model").exists()  # of an older step
     assert module.global_step == 4  # it trained on, and said so
     assert "Training continues" in caplog.text
-    written = {path.stem: step_of(path) for path in Path("run/checkpoints").iterdir()}
+    saved_steps = {path.stem: step_of(path) for path in Path("run/checkpoints").iterdir()}
     earlier = {} if steps[1] == 1 else {"last-1": 3}
-    assert written == {"best": steps[0], "last": steps[1], **earlier}
+    assert saved_steps == {"best": steps[0], "last": steps[1], **earlier}
 
 
 # --- resuming and ending ------------------------------------------------------------------------
@@ -281,10 +281,10 @@ def test_the_result_has_the_step_of_its_metrics(tmp_path: Path) -> None:
     module, data = stage("vqgan")
     first = run_training(tmp_path, module, data, interrupt_at=5).result
     assert (first.exported_step, first.metrics_step) == (5, 3)  # validated every third step
-    written = json.loads((tmp_path / "result.json").read_text())
-    assert written == asdict(first)
-    assert written["precision"] == "32-true"
-    assert set(written["versions"]) >= {"taming", "python", "torch", "lightning"}
+    result_json = json.loads((tmp_path / "result.json").read_text())
+    assert result_json == asdict(first)
+    assert result_json["precision"] == "32-true"
+    assert set(result_json["versions"]) >= {"taming", "python", "torch", "lightning"}
     assert content(last(tmp_path))["val_step"] == 3
     clock = content(last(tmp_path))["callbacks"]["Timer"]
     clock["time_elapsed"]["train"] = 1000.0
@@ -361,17 +361,17 @@ def test_lightning_still_has_the_method_that_is_switched_off() -> None:
 
 
 def test_ctrl_c_twice_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
+    signals: list[int] = []
     handlers: list[object] = []
     monkeypatch.setattr(signal, "signal", lambda *handler: handlers.append(handler))
-    monkeypatch.setattr(signal, "raise_signal", sent.append)
+    monkeypatch.setattr(signal, "raise_signal", signals.append)
     end = EndAfterStep()
     end._request(signal.SIGTERM, None)
     end._request(signal.SIGTERM, None)  # schedulers and launchers send it to the same process
     end._request(signal.SIGINT, None)
-    assert (sent, end.requested) == ([], signal.SIGINT)
+    assert (signals, end.requested) == ([], signal.SIGINT)
     end._request(signal.SIGINT, None)
-    assert (sent, handlers) == ([signal.SIGINT], [(signal.SIGINT, signal.SIG_DFL)])
+    assert (signals, handlers) == ([signal.SIGINT], [(signal.SIGINT, signal.SIG_DFL)])
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(

@@ -60,11 +60,11 @@ def test_the_gap_is_to_the_training_loss_since_the_last_report(tmp_path: Path) -
     losses: list[float] = []
     remember = module.remember
 
-    def kept(metrics: Any) -> None:
+    def keep_metrics(metrics: Any) -> None:
         losses.extend(value.item() for name, value in metrics.items() if name == "loss")
         remember(metrics)
 
-    module.remember = kept  # type: ignore[method-assign]
+    module.remember = keep_metrics  # type: ignore[method-assign]
     changes = {"max_steps": 7, "val_check_interval": 3, "log_every_n_steps": 3}
     recorder = run_training(tmp_path, module, token_data(), **changes).recorder
     since = {3: losses[:3], 6: losses[3:6], 7: losses[6:]}  # at a report: that report's
@@ -91,17 +91,17 @@ def test_a_transformer_learns_constant_tokens(tmp_path: Path) -> None:
 def test_pkeep_replaces_inputs_and_never_targets() -> None:
     module = without_trainer(transformer_training(ClassLabel(3), pkeep=0.75)).eval()
     tokens = torch.full((200, 64), 3)
-    seen: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     losses = module._token_losses
-    module._token_losses = lambda *args, **kwargs: seen.append(args[1]) or losses(*args, **kwargs)
+    module._token_losses = lambda *args, **kwargs: inputs.append(args[1]) or losses(*args, **kwargs)
     labels = torch.zeros(200, dtype=torch.int64)
     loss = backward(module, {"indices": tokens.unflatten(1, (8, 8)), "labels": labels})["loss"]
-    changed = (seen[0] != tokens).float().mean().item()
+    changed = (inputs[0] != tokens).float().mean().item()
     assert changed == pytest.approx(0.25 * 7 / 8, abs=0.01)  # one in eight is what it was
-    assert len(seen[0].unique()) == 8
+    assert len(inputs[0].unique()) == 8
     with torch.no_grad():  # all targets are 3: the loss is that of predicting 3
         prompt = module.conditioning.prompt(labels, 200)
-        logits = module.transformer.token_logits(prompt.prefix, seen[0])
+        logits = module.transformer.token_logits(prompt.prefix, inputs[0])
         expected = -logits.log_softmax(-1)[..., 3].mean()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
