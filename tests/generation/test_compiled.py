@@ -105,7 +105,7 @@ def test_an_image_longer_than_a_span_has_several_graphs(
     assert device == "cuda" or replays(model) == [2 * n for n in (3, 4, 4)]
 
 
-def test_a_graph_is_of_the_weights_it_was_captured_with(device: str) -> None:
+def test_new_weights_need_a_new_graph(device: str) -> None:
     model = build("class").to(device)
     assert draws_alike(model, torch.arange(3), seed=1)
     used, tokens = model._sampler.compiled, draw(model, torch.arange(3), seed=1)
@@ -147,7 +147,7 @@ def test_compiled_steps_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.compile
-def test_one_compilation_is_enough_for_all_spans_and_two_with_unguided_tokens(
+def test_all_spans_share_one_compilation_and_unguided_tokens_add_one(
     counter: CompileCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "SPAN", 2)
@@ -161,7 +161,7 @@ def test_one_compilation_is_enough_for_all_spans_and_two_with_unguided_tokens(
 
 @pytest.mark.compile
 @pytest.mark.parametrize("count", [1, 3])
-def test_one_compilation_is_enough_for_all_windows(
+def test_all_windows_share_one_compilation(
     model: ImageGenerator, counter: CompileCounter, count: int
 ) -> None:
     assert draws_alike(model, torch.arange(count), count=count, seed=1, grid_size=(5, 6))
@@ -169,7 +169,7 @@ def test_one_compilation_is_enough_for_all_windows(
 
 
 @pytest.mark.compile
-def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
+def test_a_smaller_last_batch_needs_no_second_compilation(
     model: ImageGenerator, counter: CompileCounter
 ) -> None:
     model.conditioning = CLASS
@@ -183,9 +183,7 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
 
 
 @pytest.mark.compile
-def test_any_number_of_settings_after_one_another(
-    model: ImageGenerator, counter: CompileCounter
-) -> None:
+def test_any_number_of_settings_in_sequence(model: ImageGenerator, counter: CompileCounter) -> None:
     """More than PyTorch allows of one function."""
     with torch._dynamo.config.patch(recompile_limit=1):
         for number in range(2):
@@ -193,7 +191,7 @@ def test_any_number_of_settings_after_one_another(
     assert counter.frame_count == 2
 
 
-def test_steps_fit_their_own_kind_of_batch_alone(model: ImageGenerator) -> None:
+def test_a_decoder_fits_only_its_own_kind_of_batch(model: ImageGenerator) -> None:
     one, two = (Prompt(torch.zeros(batch_size, 1, dtype=torch.int64)) for batch_size in (1, 2))
     transformer, choice = model.transformer, TokenChoice(random_numbers(0, range(2), 12))
     decoder = CompiledDecoder(transformer, choice, two, 12)

@@ -1,4 +1,4 @@
-"""Rejection sampling with a classifier whose every number is known: brightness."""
+"""Rejection sampling with a classifier of known numbers: brightness."""
 
 from typing import Any
 
@@ -41,8 +41,8 @@ def best_of(
     )  # fmt: skip
 
 
-def requested(images: Tensor, labels: Tensor) -> Tensor:
-    """How probable the requested class is, worked out apart."""
+def requested_probability(images: Tensor, labels: Tensor) -> Tensor:
+    """The probability of the requested class, computed independently."""
     return torch.sigmoid(images.mean((1, 2, 3)) * (2 * labels - 1))
 
 
@@ -53,7 +53,7 @@ def test_the_most_probable_of_all_candidates_is_kept() -> None:
         [model.sample(7, LABELS, seed=3, first_image=c * 2**32) for c in range(5)]
     )  # (candidates n c H W)
     assert len(candidates[:, 0].unique(dim=0)) == 5  # each has a random stream of its own
-    probabilities = torch.stack([requested(images, LABELS) for images in candidates])
+    probabilities = torch.stack([requested_probability(images, LABELS) for images in candidates])
     greatest, numbers = probabilities.max(0)
     torch.testing.assert_close(best.probabilities, greatest)
     assert torch.equal(best.images, candidates[numbers, torch.arange(7)])
@@ -82,7 +82,7 @@ def test_more_candidates_only_add() -> None:
     assert torch.equal(nine.images[same], three.images[same])
 
 
-def test_of_equals_the_first_is_kept_and_settings_are_passed_on() -> None:
+def test_the_first_of_equal_candidates_wins_and_settings_pass_on() -> None:
     model = make()
     flat = best_of(model, 4, classifier=lambda images: torch.zeros(len(images), 2))
     assert torch.equal(flat.images, model.sample(7, LABELS, seed=3))
@@ -105,6 +105,6 @@ def test_a_classifier_in_training_mode_is_used_in_evaluation_mode() -> None:
         ({"classifier": lambda images: torch.zeros(2, 3)}, r"\(2, 3\) for 7 images.* 2 classes"),
     ],
 )
-def test_what_cannot_be_done_is_said(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         best_of(**{"model": make(), "num_candidates": 2, **arguments})

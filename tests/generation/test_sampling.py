@@ -1,4 +1,4 @@
-"""Sampling to disk, held to what the generator itself draws."""
+"""Sampling to disk, compared with what the generator draws."""
 
 import zipfile
 from dataclasses import fields
@@ -68,7 +68,7 @@ def read_samples(output_dir: Path) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-def sampled(model: ImageGenerator, path: Path, **settings: Any) -> str:
+def notes_of(model: ImageGenerator, path: Path, **settings: Any) -> str:
     """A run in `path/out`, with seed 0; its notes."""
     names = [field.name for field in fields(SamplingOptions) if field.name in settings]
     options = SamplingOptions(**{"seed": 0, **{name: settings.pop(name) for name in names}})
@@ -78,16 +78,16 @@ def sampled(model: ImageGenerator, path: Path, **settings: Any) -> str:
 
 def draw(model: ImageGenerator, path: Path, classifier: Any = None, **settings: Any) -> np.ndarray:
     """The samples of a run in `path/out`."""
-    sampled(model, path, classifier=classifier, **settings)
+    notes_of(model, path, classifier=classifier, **settings)
     return read_samples(path / "out")["arr_0"]
 
 
-def test_label_maps_are_taken_in_turn_and_shown_beside_their_samples(
+def test_samples_take_label_maps_in_turn_and_appear_next_to_them(
     maps: Path, tmp_path: Path
 ) -> None:
     model = of_label_maps()
     settings = {"batch_size": 2, "seed": 3, "write_images": True}
-    sampled(model, tmp_path, num_images=5, conditions=InputImages(maps), **settings)
+    notes_of(model, tmp_path, num_images=5, conditions=InputImages(maps), **settings)
     conditions = one_hot_of(maps, [0, 1, 2, 0, 1])
     expected = to_uint8(model.sample(5, conditions, seed=3))
     assert len(np.unique(expected.reshape(5, -1), axis=0)) == 5
@@ -160,7 +160,7 @@ def test_guidance_without_conditions_and_with(maps: Path, tmp_path: Path) -> Non
 def test_completion_keeps_the_first_rows(photos: Path, tmp_path: Path) -> None:
     model = generator(Unconditional())
     complete = ImagesToComplete(photos)
-    sampled(model, tmp_path, complete=complete, num_images=3, batch_size=2)
+    notes_of(model, tmp_path, complete=complete, num_images=3, batch_size=2)
     images = as_images(photos, [0, 1, 0])
     expected = to_uint8(model.complete(images, 1, seed=0))  # one of two rows: half
     samples = read_samples(tmp_path / "out")["arr_0"]
@@ -206,21 +206,21 @@ def test_completion_of_larger_images(photos: Path, tmp_path: Path) -> None:
         ("dogs/all/cats", "dogs", [0, 0, 0]),  # said of all, and then of these
     ],
 )
-def test_images_to_complete_are_of_their_folders_classes(
+def test_images_to_complete_have_the_class_of_their_folder(
     place: str, path: str, labels: list[int], photos: Path, tmp_path: Path
 ) -> None:
     model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     photos.rename(tmp_path / place)
     complete = ImagesToComplete(tmp_path / path)
-    notes = sampled(model, tmp_path, complete=complete, num_images=3)
+    notes = notes_of(model, tmp_path, complete=complete, num_images=3)
     assert read_samples(tmp_path / "out")["arr_1"].tolist() == labels
     assert ("in turn" in notes) is (place == "photos")
 
 
-def test_no_class_is_asked_for_where_nothing_says_which(photos: Path, tmp_path: Path) -> None:
+def test_without_class_folders_no_class_is_requested(photos: Path, tmp_path: Path) -> None:
     model = generator(ClassLabel(2, 0.1, class_names=["cats", "dogs"]))
-    notes = sampled(model, tmp_path, complete=ImagesToComplete(photos))
+    notes = notes_of(model, tmp_path, complete=ImagesToComplete(photos))
     arrays = read_samples(tmp_path / "out")
     expected = model.complete(as_images(photos, [0, 1]), 1, seed=0)
     assert np.array_equal(arrays["arr_0"], to_uint8(expected))
@@ -229,7 +229,7 @@ def test_no_class_is_asked_for_where_nothing_says_which(photos: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("none", ["none", ["none"]])
-def test_no_class_by_its_word_unless_that_is_a_class(none: Any, tmp_path: Path) -> None:
+def test_none_requests_no_class_unless_it_is_a_class(none: Any, tmp_path: Path) -> None:
     model = generator(ClassLabel(4, 0.1))
     samples = draw(model, tmp_path, classes=none, num_images=5, write_images=True)
     assert np.array_equal(samples, to_uint8(model.sample(5, seed=0)))
@@ -243,7 +243,7 @@ def test_no_class_by_its_word_unless_that_is_a_class(none: Any, tmp_path: Path) 
     assert read_samples(tmp_path / "named" / "out")["arr_1"].tolist() == [1] * 5
 
 
-def test_each_image_to_complete_is_of_its_own_folders_class(photos: Path, tmp_path: Path) -> None:
+def test_each_image_has_the_class_of_its_own_folder(photos: Path, tmp_path: Path) -> None:
     model = generator(ClassLabel(2, class_names=["cats", "dogs"]))
     for number, name in enumerate(["dogs", "cats"]):  # the other way round than their labels
         (tmp_path / "all" / name).mkdir(parents=True)
@@ -261,7 +261,7 @@ def test_each_image_to_complete_is_of_its_own_folders_class(photos: Path, tmp_pa
         draw(model, tmp_path, complete=complete)
 
 
-def test_conditions_and_images_to_complete_that_belong_to_others(
+def test_conditions_and_images_to_complete_must_be_pairs(
     maps: Path, photos: Path, tmp_path: Path
 ) -> None:
     """One photo is missing, and all that follow would go with the map before their own."""
@@ -301,7 +301,7 @@ def test_the_partner_of_a_broken_image_is_left_out(
     assert np.array_equal(samples, to_uint8(expected))
 
 
-def test_no_images_are_left_that_are_not_of_the_samples(tmp_path: Path) -> None:
+def test_older_images_in_the_output_directory_are_an_error(tmp_path: Path) -> None:
     model = generator(Unconditional())
     draw(model, tmp_path, num_images=2, write_images=True)
     for write_images in (True, False):
@@ -337,7 +337,7 @@ def thirds(images: Tensor) -> Tensor:
     return torch.cat([brightness(images), images.mean((1, 2, 3))[:, None]], 1)
 
 
-def test_completions_are_chosen_among_too(photos: Path, tmp_path: Path) -> None:
+def test_a_classifier_selects_among_completions(photos: Path, tmp_path: Path) -> None:
     model = generator(ClassLabel(2, class_names=["dark", "bright"]))
     assert model.tokenizer is not None
     given_tokens = model.tokenizer.encode(as_images(photos, [0, 1])).flatten(1)[:, :3]
@@ -350,7 +350,7 @@ def test_completions_are_chosen_among_too(photos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("classifier", [None, thirds])
-def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
+def test_a_smaller_last_batch_needs_no_second_compilation(
     classifier: Any,
     photos: Path,
     tmp_path: Path,
@@ -388,7 +388,7 @@ def test_one_compilation_is_enough_for_a_last_batch_that_is_smaller(
         ("classes", {"classes": []}, "`classes` is empty"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_any_work(
+def test_wrong_inputs_are_refused_before_any_work(
     kind: str,
     settings: dict[str, Any],
     message: str,
@@ -406,6 +406,6 @@ def test_what_cannot_be_done_is_said_before_any_work(
         "classes": generator(ClassLabel(2)),
     }[kind]
     with pytest.raises(UserError, match=message) as caught:
-        sampled(model, tmp_path, **settings)
+        notes_of(model, tmp_path, **settings)
     assert isinstance(caught.value, MissingPathError) is ("nowhere" in message)
     assert not (tmp_path / "out").exists()

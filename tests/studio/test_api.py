@@ -1,4 +1,4 @@
-"""The studio as programs use it, through Gradio's client, and what it says to bad input."""
+"""The studio through Gradio's client, and its errors for bad input."""
 
 import struct
 import threading
@@ -131,7 +131,7 @@ def test_two_models_draw_with_one_seed(client: Client) -> None:
     assert not np.array_equal(pixels(first), pixels(second))
 
 
-def test_each_model_is_given_a_condition_picture_by_its_own_codes(
+def test_each_model_encodes_the_condition_picture_itself(
     picture_studio: str, tmp_path: Path
 ) -> None:
     file = write_picture(tmp_path / "a.png")
@@ -168,7 +168,7 @@ def test_the_end_of_a_training_is_seen(tmp_path: Path) -> None:
 
 
 def broken(folder: Path) -> Iterator[tuple[str, Path, str]]:
-    """Bad pictures: what each is called, the file, and a part of what is said."""
+    """Bad pictures: name, file, and a part of the error."""
     good = write_picture(folder / "good.png").read_bytes()
 
     def write(name: str, content: bytes) -> Path:
@@ -194,16 +194,16 @@ def broken(folder: Path) -> Iterator[tuple[str, Path, str]]:
     yield "large", folder / "large.png", "9000×8000 pixels"
 
 
-def test_bad_uploads_get_a_sentence(client: Client, tmp_path: Path) -> None:
+def test_bad_uploads_give_a_one_line_error(client: Client, tmp_path: Path) -> None:
     for name, file, part in broken(tmp_path):
         for call in (
             lambda file=file: client.predict(handle_file(file), 1, api_name="/look"),
             lambda file=file: client.predict(canvas(file), 2, *SETTINGS, -1, api_name="/complete"),
         ):
-            assert part in sentence(call), name
+            assert part in error_of(call), name
 
 
-def sentence(call: Callable[[], Any]) -> str:
+def error_of(call: Callable[[], Any]) -> str:
     with pytest.raises(AppError) as raised:
         call()
     text = str(raised.value)
@@ -229,35 +229,37 @@ def sentence(call: Callable[[], Any]) -> str:
         (6, None, "class is empty"),
     ],
 )
-def test_bad_settings_get_a_sentence(client: Client, position: int, value: Any, part: str) -> None:
+def test_bad_settings_give_a_one_line_error(
+    client: Client, position: int, value: Any, part: str
+) -> None:
     settings: list[Any] = [*SETTINGS, 0]
     settings[position] = value
-    assert part in sentence(lambda: client.predict(*settings, api_name="/generate"))
+    assert part in error_of(lambda: client.predict(*settings, api_name="/generate"))
 
 
-def test_other_mistakes_get_a_sentence(
+def test_other_mistakes_give_a_one_line_error(
     class_studio: str, map_client: Client, tmp_path: Path
 ) -> None:
     client = Client(class_studio, verbose=False)
     guided = (2, 1.0, 0, 1.0, 3.0, 7)
-    assert "no image to look into" in sentence(lambda: client.predict(0, 0, api_name="/show_code"))
-    assert "picture is empty" in sentence(lambda: client.predict(None, 1, api_name="/look"))
-    assert "guidance" in sentence(lambda: client.predict(*guided, -2, api_name="/generate"))
+    assert "no image to look into" in error_of(lambda: client.predict(0, 0, api_name="/show_code"))
+    assert "picture is empty" in error_of(lambda: client.predict(None, 1, api_name="/look"))
+    assert "guidance" in error_of(lambda: client.predict(*guided, -2, api_name="/generate"))
     client.predict(handle_file(write_picture(tmp_path / "a.png")), 1, api_name="/look")
-    assert "position is 99 and must be 0 to 15" in sentence(
+    assert "position is 99 and must be 0 to 15" in error_of(
         lambda: client.predict(99, 0, api_name="/show_code")
     )
     change = (5, 99, *SETTINGS)
-    assert "new code is 99 and must be 0 to 15" in sentence(
+    assert "new code is 99 and must be 0 to 15" in error_of(
         lambda: client.predict(*change, api_name="/change")
     )
     picture = handle_file(write_picture(tmp_path / "photo.png"))
-    assert "not a label map" in sentence(
+    assert "not a label map" in error_of(
         lambda: map_client.predict(picture, api_name="/open_label_map")
     )
     Image.fromarray(np.full((8, 8), 9, np.uint8)).save(tmp_path / "nine.png")
     nine = handle_file(tmp_path / "nine.png")
-    assert "3 classes" in sentence(lambda: map_client.predict(nine, api_name="/open_label_map"))
+    assert "3 classes" in error_of(lambda: map_client.predict(nine, api_name="/open_label_map"))
 
 
 def test_one_job_at_a_time_even_after_a_cancelled_one() -> None:

@@ -1,6 +1,6 @@
 """The studio in headless Chromium: what a user clicks, uploads, paints and reads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,10 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 WAIT = 60_000  # milliseconds, on a busy machine
 
-Open = Callable[[str], Any]
-
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page that must not ask anything of another machine."""
+    """A page that must not contact other machines."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(WAIT)
     elsewhere: list[str] = []
@@ -165,24 +163,21 @@ def test_both_models_and_a_training_are_shown(page: Any, class_studio: str) -> N
     panel.get_by_text("samples_0000100").wait_for()
 
 
-def test_a_bad_upload_is_a_sentence_in_the_page(
-    page: Any, class_studio: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no picture at all", "this file cannot be read"),
+        (bytes(21 * 2**20), "maximum allowed size"),
+    ],
+)
+def test_a_bad_upload_gives_an_error_in_the_page(
+    page: Any, class_studio: str, tmp_path: Path, content: bytes, message: str
 ) -> None:
     page.goto(class_studio)
     panel = tab(page, "Look")
-    (tmp_path / "text.png").write_text("no picture at all")
-    panel.locator("input[type=file]").first.set_input_files(tmp_path / "text.png")
-    says(page, "this file cannot be read")
-
-
-def test_a_file_that_is_too_large_is_a_sentence_in_the_page(
-    page: Any, class_studio: str, tmp_path: Path
-) -> None:
-    page.goto(class_studio)
-    panel = tab(page, "Look")
-    (tmp_path / "large.png").write_bytes(bytes(21 * 2**20))
-    panel.locator("input[type=file]").first.set_input_files(tmp_path / "large.png")
-    says(page, "maximum allowed size")
+    (tmp_path / "bad.png").write_bytes(content)
+    panel.locator("input[type=file]").first.set_input_files(tmp_path / "bad.png")
+    says(page, message)
 
 
 def test_cancel_ends_a_drawing(page: Any, slow_studio: str) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of uploads, and the pictures of codes."""
+"""Uploads become tensors, and codes become pictures."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_rows_are_the_images_of_one_call() -> None:
     assert {step.pixels.shape for step in steps} == {(2, 16, 16, 3)}
 
 
-def test_of_two_drawings_the_shorter_one_stays_shown() -> None:
+def test_the_shorter_of_two_drawings_stays_visible() -> None:
     first, second = (
         [Drawing(torch.zeros(1, n), np.zeros((1, 4, 4, 3), np.uint8)) for n in range(count)]
         for count in (1, 3)
