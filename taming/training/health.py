@@ -4,7 +4,6 @@ import logging
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import lightning as L
@@ -49,7 +48,6 @@ class _Watch(L.Callback):
         self.__dict__.update(state_dict)
 
 
-@dataclass(eq=False)
 class HealthWatch(_Watch):
     """Warns when stage 1 goes wrong, and says what to change.
 
@@ -68,15 +66,24 @@ class HealthWatch(_Watch):
 
     STATE = ("num_warnings", "in_a_row", "norms")
 
-    min_codebook_usage: Annotated[float, Ge(0), Le(1)] = 0.5
-    max_discriminator_accuracy: Annotated[float, Ge(0), Le(1)] = 0.95
-    min_adaptive_weight: float = 1e-3
-    max_adaptive_weight: float = 5e3
-    max_gradient_leap: Annotated[float, Gt(1)] = 30.0
-    patience: Annotated[int, Ge(1)] = 3
-    num_warnings: int = field(default=0, init=False)
-    in_a_row: dict[str, int] = field(default_factory=dict, init=False)  # reports, by problem
-    norms: list[float] = field(default_factory=list, init=False)
+    def __init__(  # Hydra would turn a callback that is a dataclass into a dictionary
+        self,
+        min_codebook_usage: Annotated[float, Ge(0), Le(1)] = 0.5,
+        max_discriminator_accuracy: Annotated[float, Ge(0), Le(1)] = 0.95,
+        min_adaptive_weight: float = 1e-3,
+        max_adaptive_weight: float = 5e3,
+        max_gradient_leap: Annotated[float, Gt(1)] = 30.0,
+        patience: Annotated[int, Ge(1)] = 3,
+    ) -> None:
+        self.min_codebook_usage = min_codebook_usage
+        self.max_discriminator_accuracy = max_discriminator_accuracy
+        self.min_adaptive_weight = min_adaptive_weight
+        self.max_adaptive_weight = max_adaptive_weight
+        self.max_gradient_leap = max_gradient_leap
+        self.patience = patience
+        self.num_warnings = 0
+        self.in_a_row: dict[str, int] = {}  # reports, by problem
+        self.norms: list[float] = []
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
