@@ -15,8 +15,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     root = Path(config.config_file_path).parent
     for page, source in PAGES.items():
         text = (root / source).read_text("utf-8")
-        text = text.replace("](docs/", "](").replace(
-            f"]({PAGES['contributing.md']})", "](contributing.md)"
+        text = (
+            text.replace("](docs/", "](")
+            .replace("](../README.md", "](index.md")
+            .replace(f"]({PAGES['contributing.md']})", "](contributing.md)")
         )
         files.append(File.generated(config, page, content=text.replace("](../docs/", "](")))
     return files
