@@ -94,7 +94,7 @@ def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
             ["data.channels=5", "data.source.subfolder=label", "training.reconstruction=l1"],
             "experiment=label_map sets both",
         ),
-        (["data=image_folder", "data.channels=3"], "data=label_maps go together"),
+        (["data=image_folder", "data.channels=3"], "data=label_maps need each other"),
     ],
 )
 def test_label_maps_that_do_not_fit(run: Run, overrides: list[str], message: str) -> None:
@@ -197,8 +197,8 @@ def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: Non
         (True, "condition_cell=5", "does not divide by the downsample factor 5"),
         (True, "condition_as=suffix", "condition_as should be 'prefix' or 'context'"),
         (False, "conditioning=image", "need images with condition images"),
-        (False, "condition_as=context", "condition_as=context is for condition im"),
-        (False, "data.source.labels=none condition_dropout=0.1", "condition_dropout=0.1 leaves"),
+        (False, "condition_as=context", "condition_as=context needs condition im"),
+        (False, "data.source.labels=none condition_dropout=0.1", "condition_dropout=0.1 needs"),
         (True, "conditioning=class", "needs images with classes"),
         (False, "condition_cell=4", "condition_cell need images with condition"),
         (True, "condition_tokenizer=tokenizer condition_cell=4", "condition_cell, not both"),
