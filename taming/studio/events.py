@@ -78,11 +78,7 @@ def on_device(
 def reveal(listen: Callable[..., Any], row: gr.Row) -> None:
     """Makes a hidden row of the page visible when an event occurs."""
     listen(
-        lambda: gr.Row(visible=True),
-        None,
-        row,
-        api_visibility="private",
-        show_progress="hidden",
+        lambda: gr.Row(visible=True), None, row, api_visibility="private", show_progress="hidden"
     )
 
 

@@ -54,9 +54,7 @@ def test_small_pictures_are_lossless_and_large_ones_shrink() -> None:
     assert pixels(atlas).shape == (544, 272, 3)  # 17 pixels per cell
 
 
-def test_pictures_shrink_until_the_page_is_small_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pictures_shrink_until_the_page_is_small_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (12, 256, 256, 3), dtype=np.uint8)
     pictures = Pictures([Group("", [Picture.of(image) for image in noise])])
     section = Section("Samples", parts=[pictures])

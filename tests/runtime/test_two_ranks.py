@@ -132,9 +132,7 @@ def test_use_is_counted_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
         assert rank["unused"]["batches_unused"].tolist() == [0, 0, 3, 3]
 
 
-def test_the_mean_penalty_equals_that_of_the_whole_batch(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_the_mean_penalty_equals_that_of_the_whole_batch(ranks: list[dict[str, Any]]) -> None:
     one, other = (rank["penalty"] for rank in ranks)
     assert_close({name: (one[name] + other[name]) / 2 for name in one}, penalty(slice(None)))
 

@@ -13,12 +13,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.plugins import MixedPrecision
-from tiny_training import (
-    STAGES,
-    Run,
-    run_training,
-    stage,
-)
+from tiny_training import STAGES, Run, run_training, stage
 
 from taming.serialization import load_saved_model
 from taming.tokenizer import VQGAN

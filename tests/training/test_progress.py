@@ -43,9 +43,7 @@ def test_a_log_file_gets_one_line_per_interval(
 
 
 def test_a_bar_starts_at_the_resumed_step(
-    resume: Callable[..., Run],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    resume: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     resume()

@@ -242,12 +242,7 @@ def run_until(directory: Path, kind: str, end: str, **changes: Any) -> int:
     ],
 )
 def test_a_resumed_run_equals_the_uninterrupted_run(
-    tmp_path: Path,
-    finished: Finished,
-    kind: str,
-    end: str,
-    settings: str,
-    changes: dict[str, Any],
+    tmp_path: Path, finished: Finished, kind: str, end: str, settings: str, changes: dict[str, Any]
 ) -> None:
     uninterrupted, parts = finished(kind, settings), tmp_path / "parts"
     changes = {**SETTINGS[settings], **changes}
