@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,8 +29,7 @@ def write_comparison(
 
     Args:
         folder: holds the runs of a sweep, or evaluations, at any depth.
-        columns: the numbers of `result.json` to show, such as `psnr`; None for the numbers
-            that all runs have.
+        columns: numbers of `result.json`, such as `psnr`; None for those that all runs have.
 
     Returns:
         The table, and a note on each file.
@@ -48,7 +48,9 @@ def write_comparison(
             "a folder that evaluate has written into."
         )
     metrics = {name: [_metrics(run) for run in variant] for name, variant in runs.items()}
-    columns = columns or _shared_names(metrics)
+    if not columns:  # what all runs have, in the order of the first
+        first, *rest = chain.from_iterable(metrics.values()) if metrics else [{}]
+        columns = [name for name in first if all(name in run for run in rest)]
     rows = [[name, *_cells(name, variant, columns)] for name, variant in metrics.items()]
     header = ["", *(column.replace("_", " ") for column in columns)]
     text = "\n\n".join(filter(None, [markdown_table(header, rows), *_tables(evaluations)])) + "\n"
@@ -110,12 +112,6 @@ def _variant(run: Path) -> str:
 def _metrics(run: Path) -> dict[str, float]:
     metrics = json.loads((run / "result.json").read_text())["metrics"]
     return {name.removeprefix("val/"): value for name, value in metrics.items()}
-
-
-def _shared_names(metrics: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
-    """Returns the names of the numbers that all runs have, in the order of the first run."""
-    runs = [run for variant in metrics.values() for run in variant]
-    return [name for name in (runs[0] if runs else ()) if all(name in run for run in runs)]
 
 
 def _cells(name: str, runs: Sequence[Mapping[str, float]], columns: Sequence[str]) -> Iterator[str]:

@@ -133,11 +133,7 @@ def condition_effect(subject: Subject, images: Images, bits: Tensor) -> Iterator
 
     The gain is log2 p(tokens | condition) − log2 p(tokens | another condition), the mean over
     images. Below 1 bit, the model prefers the right condition with odds of less than 2 to 1.
-
-    Args:
-        subject: the generator.
-        images: images with their conditions.
-        bits: surprise of their tokens `(b n)` with the right condition.
+    `bits` `(b n)` are the surprise with the right condition.
     """
     conditioning = _generator(subject).conditioning
     if conditioning.takes_images and images.conditions is not None:
@@ -176,8 +172,8 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
             groups.append(Group.of(caption, *query, *neighbour_pixels))
         yield Pictures(groups, f"one of the {name} · the nearest of {len(train):,} training images")
     axis = {"title": {"text": "grey levels"}, "rangemode": "tozero"}
-    title = "distance to the nearest training image"
-    yield Chart(title, figure_json(traces, yaxis=axis, showlegend=False))
+    figure = figure_json(traces, yaxis=axis, showlegend=False)
+    yield Chart("distance to the nearest training image", figure)
     if medians[1] == 0:  # held-out images are copies of training images
         return
     ratio = medians[0] / medians[1]

@@ -43,10 +43,7 @@ class Picture:
         return cls(image, title, cells, num_columns)
 
     def address(self, side: int) -> str:
-        """Returns a `data:` address of the picture with at most `side` pixels per side.
-
-        A grid keeps `MIN_CELL` pixels per cell.
-        """
+        """Returns a `data:` address of the picture with at most `side` pixels per side."""
         image, file = self.image.copy(), io.BytesIO()
         limit = max(side, MIN_CELL * self.num_columns)
         image.thumbnail((limit, limit))
@@ -150,10 +147,7 @@ class Section:
 def render_page(subtitle: str, runs: Sequence[str], sections: Sequence[Section]) -> bytes:
     """Returns a self-contained page with pictures as large as `MAX_SIZE` allows.
 
-    Args:
-        subtitle: line below the title.
-        runs: names of the runs, for the title.
-        sections: in order; the page skips empty ones.
+    The title has the names of the `runs`. The page skips empty sections.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup

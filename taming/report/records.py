@@ -45,7 +45,6 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
-        """The last step in metrics.csv."""
         return max((int(steps[-1]) for steps, _ in self.metrics.values()), default=0)
 
     def setting(self, name: str) -> Any:

@@ -28,6 +28,10 @@ DESCRIPTIONS = {
     "generator": "An image generator. A transformer samples grids of codebook indices, and the "
     "decoder of a VQGAN turns them into images.",
 }
+PIPELINES = {
+    "vqgan": "image-feature-extraction",
+    "generator": "unconditional-image-generation",
+}
 USAGE = {
     "vqgan": "vqgan = taming.VQGAN.from_pretrained({name!r})\n"
     "indices = vqgan.encode(images)  # (b c H W) in [-1, 1] -> (b h w)\n"
@@ -82,9 +86,7 @@ def model_card(
     data = ModelCardData(
         license=license,
         library_name="taming",
-        pipeline_tag="unconditional-image-generation"
-        if is_generator
-        else "image-feature-extraction",
+        pipeline_tag=PIPELINES[saved_model.kind],
         tags=["vqgan", saved_model.kind],
     )
     title = f"# {repo.rpartition('/')[2]}\n\n{DESCRIPTIONS[saved_model.kind]}"

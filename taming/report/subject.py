@@ -159,10 +159,7 @@ def select_images(held_out: ImageDataset, train: ImageDataset) -> dict[str, Imag
 
 
 def balanced(labels: Sequence[int | None], count: int) -> list[int]:
-    """Returns at most `count` indices, the same number of each class.
-
-    It omits some classes if there are more than `count`.
-    """
+    """Returns at most `count` indices, as many of each class, of at most `count` classes."""
     by_class = defaultdict(list)
     for index, label in enumerate(labels):
         by_class[-1 if label is None else label].append(index)

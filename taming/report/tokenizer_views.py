@@ -43,12 +43,10 @@ def reconstructions(subject: Subject, images: Images) -> Iterator[Part]:
                 f"{psnr.mean():.1f} dB), and samples cannot be sharper. Train a better tokenizer."
             )
     originals, decoded_pixels = subject.pixels(images.images), subject.pixels(outputs)
-    groups = [
-        Group.of(
-            join(name, numbers[i]), originals[i], decoded_pixels[i], heat(errors[i].numpy(), 1)
-        )
-        for i, name in enumerate(subject.captions(images))
-    ]
+    groups = []
+    for i, name in enumerate(subject.captions(images)):
+        views = originals[i], decoded_pixels[i], heat(errors[i].numpy(), 1)
+        groups.append(Group.of(join(name, numbers[i]), *views))
     yield Pictures(groups, f"image · reconstruction · {scale}")
 
 
@@ -97,38 +95,26 @@ def _usage(counts: Tensor, num_images: int) -> Iterator[Part]:
 def _usage_chart(shares: list[float]) -> Chart:
     """Returns the shares of the used codes, in descending order, as a curve."""
     numbers, percent = thinned(np.arange(1, len(shares) + 1), 100 * np.array(shares))
-    trace = {
-        "type": "scatter",
-        "x": numbers.tolist(),
-        "y": [float(f"{value:.4g}") for value in percent],
-        "fill": "tozeroy",
-        "line": {"color": COLORS[0]},
-    }
-    layout = {
-        "xaxis": {"title": {"text": "codes, most frequent first"}},
-        "yaxis": {"title": {"text": "% of all codes"}, "rangemode": "tozero"},
-    }
-    return Chart("frequency of each code", figure_json([trace], **layout))
+    points = {"x": numbers.tolist(), "y": [float(f"{value:.4g}") for value in percent]}
+    style = {"type": "scatter", "fill": "tozeroy", "line": {"color": COLORS[0]}}
+    x_axis = {"title": {"text": "codes, most frequent first"}}
+    y_axis = {"title": {"text": "% of all codes"}, "rangemode": "tozero"}
+    figure = figure_json([{**points, **style}], xaxis=x_axis, yaxis=y_axis)
+    return Chart("frequency of each code", figure)
 
 
 def token_grids(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows the code grids of images: what each code decodes to, and a colour per code."""
     grids = encoded(subject, images.images)
-    originals, decoded_pixels = (
-        subject.pixels(images.images),
-        subject.pixels(_decoded(subject, grids)),
-    )
-    groups = []
+    originals, groups = subject.pixels(images.images), []
+    decoded_pixels = subject.pixels(_decoded(subject, grids))
     for i, name in enumerate(subject.captions(images)):
         height, width = grids[i].shape
         codes, positions = grids[i].unique(return_inverse=True)
         alone = subject.pixels(codes_alone(subject.tokenizer, codes))  # (k f f 3)
         tooltips = [f"code {code}" for code in grids[i].flatten().tolist()]
-        views = (
-            decoded_pixels[i],
-            tiled(alone[positions.flatten().numpy()], width),
-            code_colors(grids[i].numpy()),
-        )
+        atlas = tiled(alone[positions.flatten().numpy()], width)
+        views = decoded_pixels[i], atlas, code_colors(grids[i].numpy())
         pictures = [Picture.of(view, "", tooltips, width) for view in views]
         text = f"{height}×{width} codes, {len(codes)} different"
         groups.append(Group(join(name, text), [Picture.of(originals[i]), *pictures]))

@@ -26,37 +26,27 @@ __all__ = ["write_report"]
 
 NUM_GRIDS, NUM_ATTENTION, NUM_SURPRISE, NUM_MEAN_SURPRISE = 6, 2, 6, 64  # images
 
-SECTIONS = {  # title: explanation, hint
-    "Overview": ("", ""),
-    "Health": ("Warnings of the training, and findings from its metrics and pictures.", ""),
-    "Reconstructions": (
-        "Held-out images through the tokenizer and back, the same number of each class, for at "
-        "most 24 classes.",
-        "",
-    ),
-    "Codebook": ("", "Point at a code for its number."),
-    "Codes of images": (
-        "If a code decoded alone differs from the same place in the reconstruction, the decoder "
-        "used the codes around it.",
-        "Point at a cell for its code.",
-    ),
-    "Samples": ("Temperature 1, no filters, seed 0.", ""),
-    "Attention": (
-        "Where the transformer looks when it predicts the token in the green frame. Each picture "
-        "has its own scale, and brighter cells have more weight. Later cells are masked.",
-        "Point at a picture for the weight on the condition.",
-    ),
-    "Surprise": (
-        "The bits that each token costs, given the tokens before it. Dark cells were predicted "
-        "well.",
-        "",
-    ),
-    "Neighbours": (
-        "Small copies of the images are compared pixel by pixel. A model that memorises gives "
-        "samples that are closer to training images than held-out images are.",
-        "",
-    ),
-    "Evaluations": ("Numbers from different protocols are not comparable.", ""),
+SECTIONS = {  # title: explanation
+    "Overview": "",
+    "Health": "Warnings of the training, and findings from its metrics and pictures.",
+    "Reconstructions": "Held-out images through the tokenizer and back, the same number of each "
+    "class, for at most 24 classes.",
+    "Codebook": "",
+    "Codes of images": "If a code decoded alone differs from the same place in the reconstruction, "
+    "the decoder used the codes around it.",
+    "Samples": "Temperature 1, no filters, seed 0.",
+    "Attention": "Where the transformer looks when it predicts the token in the green frame. Each "
+    "picture has its own scale, and brighter cells have more weight. Later cells are masked.",
+    "Surprise": "The bits that each token costs, given the tokens before it. Dark cells were "
+    "predicted well.",
+    "Neighbours": "Small copies of the images are compared pixel by pixel. A model that memorises "
+    "gives samples that are closer to training images than held-out images are.",
+    "Evaluations": "Numbers from different protocols are not comparable.",
+}
+HINTS = {
+    "Codebook": "Point at a code for its number.",
+    "Codes of images": "Point at a cell for its code.",
+    "Attention": "Point at a picture for the weight on the condition.",
 }
 
 
@@ -69,22 +59,15 @@ def write_report(
 ) -> Path:
     """Writes one self-contained HTML file, and `curves.png` into each run directory.
 
-    Args:
-        runs: run directories of either stage, of finished or unfinished runs.
-        output: the HTML file.
-        open_data: opens the data of a run directory. If it raises a `UserError`, the report shows
-            the message instead of images.
-        device: where the models run.
-
-    Returns:
-        The path of the HTML file.
+    The runs are of either stage, finished or unfinished. `open_data` opens the data of a run
+    directory. If it raises a `UserError`, the report shows the message instead of images.
 
     Raises:
         UserError: if a run does not exist, or the file cannot be written.
     """
     paths, output = [Path(run).expanduser() for run in runs], Path(output).expanduser()
     records = [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
-    sections = {title: Section(title, *texts) for title, texts in SECTIONS.items()}
+    sections = {name: Section(name, text, HINTS.get(name, "")) for name, text in SECTIONS.items()}
     facts = []
     for record in records:
         run_facts, parts = _describe(record, open_data, device)
@@ -153,7 +136,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     """Returns the name of each directory, or a longer part of its path if names repeat."""
     absolute = [path.resolve() for path in paths]
     names = [path.name for path in absolute]
-    if len(set(names)) < len(names):
-        parent = Path(os.path.commonpath(absolute))
-        names = [str(path.relative_to(parent)) for path in absolute]
-    return names
+    if len(set(names)) == len(names):
+        return names
+    parent = Path(os.path.commonpath(absolute))
+    return [str(path.relative_to(parent)) for path in absolute]

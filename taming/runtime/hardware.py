@@ -37,9 +37,7 @@ def multiplies_faster_in_bf16() -> bool:
 
 def can_compile(device: torch.device) -> bool:
     """Returns whether `torch.compile` finds a compiler and, for GPUs, Triton."""
-    if (
-        device.type == "cuda"
-    ):  # Triton compiles the code that launches its kernels with a C compiler
+    if device.type == "cuda":  # Triton compiles the code that launches its kernels
         compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
         return find_spec("triton") is not None and any(map(shutil.which, compilers))
     return shutil.which(os.environ.get("CXX", "g++")) is not None

@@ -14,20 +14,9 @@ import torch.distributed as dist
 
 from taming.runtime.errors import UserError
 
-__all__ = [
-    "from_first_rank",
-    "gather",
-    "gather_in_order",
-    "gather_shares",
-    "largest_share",
-    "mean_over_ranks",
-    "means_over_ranks",
-    "num_ranks",
-    "on_first_rank",
-    "rank",
-    "rank_share",
-    "sum_over_ranks",
-]
+__all__ = ["from_first_rank", "gather", "gather_in_order", "gather_shares", "largest_share",
+    "mean_over_ranks", "means_over_ranks", "num_ranks", "on_first_rank", "rank", "rank_share",
+    "sum_over_ranks"]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -82,10 +71,7 @@ def means_over_ranks(*values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def from_first_rank(values: torch.Tensor) -> torch.Tensor:
-    """Returns the first rank's tensor on every rank, without gradient.
-
-    The tensors of all ranks must have the same shape.
-    """
+    """Returns the first rank's tensor on every rank, without gradient; all have one shape."""
     if _alone():
         return values.detach()
     copy = _own_copy(values)

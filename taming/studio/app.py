@@ -1,6 +1,7 @@
 """The studio's page, made of tabs, and its server."""
 
 import logging
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -69,13 +70,8 @@ def serve(
 ) -> str:
     """Serves the page and returns its address. Neither server nor page contacts other machines.
 
-    Args:
-        studio: from `build_studio`.
-        host: the address to listen on; see `check_access`.
-        port: None: the first free port from 7860 on.
-        user: the name to log in with, if there is a password.
-        password: None: no login.
-        wait: return only after an interrupt.
+    Without a `port` it takes the first free one from 7860 on, and without a `password` it needs no
+    login. If `wait`, it returns only after an interrupt.
 
     Raises:
         UserError: if it may not or cannot listen there.
@@ -108,17 +104,11 @@ def serve(
 
 def check_access(host: str, password: str | None) -> None:
     """Raises a `UserError` if other machines could reach the studio without a password."""
-    if not _is_this_machine(host) and not password:
+    is_this_machine = host == "localhost"
+    with suppress(ValueError):  # the name of a host
+        is_this_machine |= ip_address(host).is_loopback
+    if not is_this_machine and not password:
         raise UserError(
             f"host={host} lets other machines connect. Set a password in the environment variable "
             "TAMING_STUDIO_PASSWORD or with password=…, or leave host out."
         )
-
-
-def _is_this_machine(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -62,15 +62,8 @@ def paint_picture(label: str, palette: np.ndarray | None = None, **settings: Any
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for color in palette]
         brush = gr.Brush(colors=colors, default_color=colors[-1], color_mode="fixed")
         settings |= {"brush": brush, "eraser": False}
-    canvas = gr.ImageEditor(
-        label=label,
-        type="pil",
-        format="png",
-        sources=("upload", "clipboard"),
-        transforms=(),
-        layers=False,
-        **settings,
-    )
+    settings |= {"sources": ("upload", "clipboard"), "transforms": (), "layers": False}
+    canvas = gr.ImageEditor(label=label, type="pil", format="png", **settings)
     read = canvas.preprocess
 
     def preprocess(payload: Any) -> Any:

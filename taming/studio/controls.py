@@ -37,25 +37,14 @@ class SamplingControls:
         number = partial(gr.Number, precision=0, minimum=0, min_width=100)
         with gr.Row():
             images = number(
-                num_images or 1,
-                label="images",
-                info=f"1 to {MAX_IMAGES}",
-                minimum=1,
-                maximum=MAX_IMAGES,
-                visible=num_images is not None,
-            )
+                num_images or 1, label="images", info=f"1 to {MAX_IMAGES}",
+                minimum=1, maximum=MAX_IMAGES, visible=num_images is not None,
+            )  # fmt: skip
             seed = number(0, label="seed", info="same seed, same image")
         with gr.Row():
             top_k = number(0, label="top-k", info="codes; 0: all")
-            top_p = number(
-                1,
-                label="top-p",
-                info="0 to 1; 1: all",
-                precision=None,
-                minimum=0.01,
-                maximum=1,
-                step=0.05,
-            )
+            limits = {"precision": None, "minimum": 0.01, "maximum": 1, "step": 0.05}
+            top_p = number(1, label="top-p", info="0 to 1; 1: all", **limits)
         temperature = gr.Slider(
             0, 2, 1, step=0.05, label="temperature", info="0: the most probable"
         )
@@ -67,14 +56,8 @@ class SamplingControls:
     def read(*values: Any) -> tuple[int, SamplingOptions]:
         """Returns the number of images and the options."""
         num_images, temperature, top_k, top_p, guidance, seed = values
-        options = SamplingOptions.of(
-            temperature=temperature,
-            top_k=top_k or None,
-            top_p=top_p,
-            guidance_scale=guidance,
-            seed=seed,
-        )
-        return num_images, options
+        filters = {"temperature": temperature, "top_k": top_k or None, "top_p": top_p}
+        return num_images, SamplingOptions.of(**filters, guidance_scale=guidance, seed=seed)
 
 
 class ConditionControls:
@@ -117,9 +100,8 @@ class ConditionControls:
             fixed_canvas=True,
         )
         self.components = [canvas]
-        reader = LabelMapReader(
-            len(self.palette), conditioning.unlabelled, conditioning.unlabelled_class
-        )
+        unlabelled = conditioning.unlabelled, conditioning.unlabelled_class
+        reader = LabelMapReader(len(self.palette), *unlabelled)
 
         def open_file(file: str) -> Any:
             with errors_in_page():
@@ -172,8 +154,6 @@ class DrawingControls:
 
     Attributes:
         components: inputs of an event; `read` takes their values.
-        start: the button that starts.
-        cancel: the button that cancels.
     """
 
     def __init__(self, generator: ImageGenerator, action: str) -> None:

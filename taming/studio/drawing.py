@@ -43,12 +43,8 @@ def draw_rows(
 
     It spends at most as much time on decoding as on drawing, so on slow machines it skips rows.
 
-    Args:
-        generator: the model.
-        num_images: b.
-        condition: labels `(b,)`, or codes `(b h w)` of condition images.
-        options: how to draw.
-        given_tokens: `(b m)`. Their whole rows come first.
+    The condition is labels `(b,)`, or codes `(b h w)` of condition images. The whole rows of
+    `given_tokens` `(b m)` come first.
     """
     sampling_time = decoding_time = 0.0
     start = perf_counter()

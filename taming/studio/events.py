@@ -52,13 +52,8 @@ def on_device(
 ) -> Any:
     """Runs a function, or the steps of an iterator, whenever an event occurs; one job at a time.
 
-    Args:
-        listen: a component's event, such as `button.click`.
-        function: its errors appear in the page.
-        inputs: components whose values the function takes.
-        outputs: components whose values it returns or yields.
-        name: the name in Gradio's client; None: programs cannot call it.
-        cancel: the button that stops the job, running or waiting.
+    Its errors appear in the page. Programs can call it only by a `name`. The button `cancel` stops
+    the job, running or waiting.
     """
     event = listen(
         _guarded(function),

@@ -28,15 +28,11 @@ def add_drawing(model: StudioModel, completing: bool = False) -> tuple[gr.Image,
         with gr.Column(scale=1, min_width=280):
             if completing:
                 picture = paint_picture("picture", model.palette)
+                info = f"of {height} rows of codes, from the top"
                 keep_rows = gr.Slider(
-                    1,
-                    height - 1,
-                    height // 2,
-                    step=1,
-                    label="rows to keep",
-                    info=f"of {height} rows of codes, from the top",
+                    1, height - 1, height // 2, step=1, label="rows to keep", info=info,
                     interactive=True,
-                )
+                )  # fmt: skip
                 completion = [picture, in_range(keep_rows)]
             controls = DrawingControls(generator, action)
         with gr.Column(scale=2, min_width=280):

@@ -65,9 +65,8 @@ class LookPage:
                         self.surprise = show_picture("Surprise: bits of each code", "surprise")
         with gr.Row(visible=False) as self.details:
             self._add_code()
-        self.overview: list[Any] = [
-            self.drawing, self.image, self.codes, self.surprise, self.about,
-        ]  # fmt: skip
+        pictures = [self.image, self.codes, self.surprise]
+        self.overview: list[Any] = [self.drawing, *pictures, self.about]
         if generator is not None:
             self._listen_to_changes(generator)
 
@@ -96,16 +95,9 @@ class LookPage:
         """Adds the details of a single code."""
         generator, (height, width) = self.model.generator, self.model.grid_size
         with gr.Column(scale=1, min_width=260):
-            self.position = in_range(
-                gr.Number(
-                    height // 2 * width + width // 2,
-                    label="position",
-                    info="of the code, from 0, row by row; or click a picture",
-                    precision=0,
-                    minimum=0,
-                    maximum=self._num_tokens - 1,
-                )
-            )
+            info = "of the code, from 0, row by row; or click a picture"
+            centre = height // 2 * width + width // 2
+            self.position = _whole_number("position", info, centre, self._num_tokens - 1)
             show = gr.Button("Show this code")
             self.code_about = gr.Markdown()
             self.code = show_picture("The code decoded alone", "code", height=180)
@@ -139,16 +131,9 @@ class LookPage:
 
     def _add_change(self, generator: ImageGenerator) -> None:
         """Adds what puts another code at the position."""
-        self.new_code = in_range(
-            gr.Number(
-                0,
-                label="new code",
-                info="for this position; or click a candidate",
-                precision=0,
-                minimum=0,
-                maximum=self.model.tokenizer.codebook_size - 1,
-            )
-        )
+        last_code = self.model.tokenizer.codebook_size - 1
+        info = "for this position; or click a candidate"
+        self.new_code = _whole_number("new code", info, 0, last_code)
         with gr.Accordion("How to draw the rest", open=False):
             self.sampling = SamplingControls(generator, num_images=None)
         with gr.Row():
@@ -172,11 +157,10 @@ class LookPage:
             yield self._overview(step)
 
         inputs = [self.drawing, self.position, self.new_code, *self.sampling.components]
-        changed = on_device(
-            self.change_button.click, change, inputs, self.overview,
-            name="change", cancel=self.cancel,
-        )  # fmt: skip
-        self._show_after(changed)
+        click, cancel = self.change_button.click, self.cancel
+        self._show_after(
+            on_device(click, change, inputs, self.overview, name="change", cancel=cancel)
+        )
 
     def listen_to(self, grid: gr.Image, drawing: gr.State, tabs: gr.Tabs, tab: str) -> None:
         """Makes a click on an image of a grid open the image here."""
@@ -191,11 +175,8 @@ class LookPage:
                 raise UserError("there is no image at this place: click an image.")
             return [gr.Tabs(selected=tab), *self._overview(images.one(number))]
 
-        self._show_after(
-            on_device(
-                grid.select, open_image, [grid, drawing], [tabs, *self.overview], name="open_image"
-            )
-        )
+        inputs, outputs = [grid, drawing], [tabs, *self.overview]
+        self._show_after(on_device(grid.select, open_image, inputs, outputs, name="open_image"))
 
     def _show_after(self, event: Any) -> None:
         """Shows the results, and the code at the position, after an image was opened."""
@@ -228,9 +209,8 @@ class LookPage:
         )
         surprise = None
         if model.generator is not None:
-            surprise, bits = surprise_picture(
-                model.generator, pixels, drawing.tokens, drawing.condition
-            )
+            tokens, condition = drawing.tokens, drawing.condition
+            surprise, bits = surprise_picture(model.generator, pixels, tokens, condition)
             about += (
                 f" The transformer needs {bits.mean():.2f} bits per code, and {bits.max():.1f} "
                 "bits for the most surprising one."
@@ -263,19 +243,12 @@ class LookPage:
         generator = model.generator
         if generator is None:
             return values
-        layers = range(len(generator.transformer.blocks))
-        values.append(
-            attention_picture(
-                generator,
-                pixels,
-                drawing.tokens,
-                drawing.condition,
-                position,
-                layers if layer == ALL_LAYERS else [layer - 1],
-            )
-        )
+        tokens, condition = drawing.tokens, drawing.condition
+        all_layers = range(len(generator.transformer.blocks))
+        layers = all_layers if layer == ALL_LAYERS else [layer - 1]
+        values.append(attention_picture(generator, pixels, tokens, condition, position, layers))
         best_codes, probabilities = candidates(
-            generator, drawing.tokens, position, drawing.condition, NUM_CANDIDATES
+            generator, tokens, position, condition, NUM_CANDIDATES
         )
         pictures = single_codes(model.tokenizer, best_codes[0])
         gallery = [
@@ -294,6 +267,11 @@ class LookPage:
     @staticmethod
     def _clicked_candidate(event: gr.SelectData, gallery: list[tuple[Any, str]]) -> int:
         return int(gallery[event.index][1].split(":")[0])
+
+
+def _whole_number(label: str, info: str, value: int, maximum: int) -> gr.Number:
+    number = gr.Number(value, label=label, info=info, precision=0, minimum=0, maximum=maximum)
+    return in_range(number)
 
 
 def _require(drawing: Drawing | None) -> Drawing:

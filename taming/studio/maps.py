@@ -12,14 +12,8 @@ from taming.pictures import palette_of, pixel_grid, to_uint8
 from taming.report.images import on_image, tiled
 from taming.tokenizer import VQGAN
 
-__all__ = [
-    "attention_picture",
-    "codes_picture",
-    "enlarge",
-    "mark_code",
-    "single_codes",
-    "surprise_picture",
-]
+__all__ = ["attention_picture", "codes_picture", "enlarge", "mark_code", "single_codes",
+    "surprise_picture"]  # fmt: skip
 
 SIDE = 384  # pixels of a picture to click on, at least
 TILE = 96  # pixels of an attention map, at least

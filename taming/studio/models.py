@@ -56,7 +56,7 @@ class StudioModel:
 
     @property
     def description(self) -> str:
-        """Describes the model in a line of Markdown."""
+        """The model in a line of Markdown."""
         rows, columns = self.grid_size
         factor = self.tokenizer.downsample_factor
         text = (

@@ -104,14 +104,19 @@ class Adversary(nn.Module):
     def discriminator_loss(
         self, images: torch.Tensor, reconstructions: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Returns the discriminator's loss and metrics; no gradient reaches the images.
+        """Returns `discriminator_loss` and its metrics; no gradient reaches the images.
 
-        Returns:
-            `discriminator_loss` with LeCAM; `scores_real` and `scores_fake`, their means;
-            `discriminator_accuracy`, the mean share of real scores above 0 and fake scores below;
-            and, with LeCAM, the unweighted `lecam_loss`.
+        The loss includes LeCAM. `discriminator_accuracy` is the mean share of real scores above 0
+        and fake scores below. `lecam_loss` is not weighted.
         """
-        scores_real, scores_fake = self._scores(images.detach(), reconstructions.detach())
+        images = self.augmentation(images.detach())
+        reconstructions = self.augmentation(reconstructions.detach())
+        if self.discriminator.scores_images_independently:  # one pass is faster
+            scores = self.discriminator(torch.cat([images, reconstructions])).float()
+            scores_real, scores_fake = scores.chunk(2)
+        else:  # each with its own batch statistics, as in the paper's code
+            scores_real = self.discriminator(images).float()
+            scores_fake = self.discriminator(reconstructions).float()
         loss = self.loss.discriminator(scores_real, scores_fake)
         shares = (scores_real > 0).float().mean() + (scores_fake < 0).float().mean()
         metrics = {
@@ -123,14 +128,3 @@ class Adversary(nn.Module):
             metrics["lecam_loss"] = self.lecam(scores_real, scores_fake)
             loss = loss + self.lecam_weight * metrics["lecam_loss"]
         return {"discriminator_loss": loss, **metrics}
-
-    def _scores(
-        self, images: torch.Tensor, reconstructions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        images, reconstructions = self.augmentation(images), self.augmentation(reconstructions)
-        if self.discriminator.scores_images_independently:  # one pass is faster
-            scores = self.discriminator(torch.cat([images, reconstructions])).float()
-            scores_real, scores_fake = scores.chunk(2)
-            return scores_real, scores_fake
-        # each with its own batch statistics, as in the paper's code
-        return self.discriminator(images).float(), self.discriminator(reconstructions).float()

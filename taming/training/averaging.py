@@ -25,11 +25,7 @@ class WarmEMA(WeightAveraging):
         self._swapped = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Copies the weights to the device of the training, in its precision.
-
-        Lightning copies them to the current device of the module, which is still the CPU.
-        """
-        self._device = trainer.strategy.root_device
+        self._device = trainer.strategy.root_device  # the module itself is still on the CPU
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             assert self._average_model is not None

@@ -66,7 +66,6 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         self.seconds += time.perf_counter() - start
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Queues the removal of a file."""
         self._queue.append(self._thread.submit(super().remove_checkpoint, path))
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -77,7 +76,6 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(path, *args, **kwargs)
 
     def teardown(self) -> None:
-        """Waits for all queued writes; Lightning calls it at each end of a training."""
         self._wait()
 
     def _wait(self, num_queued: int = 0) -> None:
@@ -85,7 +83,6 @@ class WholeFileCheckpointIO(TorchCheckpointIO):
             self._queue.pop(0).result()
 
     def _write(self, content: io.BytesIO, path: Path) -> None:
-        """Writes a checkpoint to `path`, or warns why it cannot."""
         self.failures.pop(path, None)
         new = path.with_suffix(".new")
         try:
@@ -145,7 +142,6 @@ class LastCheckpoint(ModelCheckpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Saves a checkpoint if all ranks do so: in a single process, or at a signal."""
         if trainer.world_size == 1 or isinstance(exception, TrainingInterrupted):
             super().on_exception(trainer, pl_module, exception)
 
@@ -167,7 +163,6 @@ class IntervalCheckpoint(ModelCheckpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
     ) -> None:
-        """Saves a checkpoint after a step if it is time."""
         if ranks_can_agree(trainer, index):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, index)
 
@@ -181,7 +176,6 @@ class SavingShare(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """Logs it together with the other training metrics."""
         assert isinstance(pl_module, TrainingModule)
         files = trainer.strategy.checkpoint_io
         if pl_module.report and isinstance(files, WholeFileCheckpointIO):

@@ -51,7 +51,7 @@ def encode_dataset(
         num_views: encodings per image. The first has no augmentation.
         batch_size: images per batch.
         num_workers: processes that load images.
-        device: device of the tokenizers.
+        device: where the tokenizers run.
 
     Raises:
         UserError: if the cache cannot be written.

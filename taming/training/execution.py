@@ -154,9 +154,9 @@ def seconds_per_batch(
     device: torch.device,
     execution: Execution,
 ) -> float:
-    """Returns the shortest time of a forward and backward pass; infinity if compiling fails.
+    """Returns the shortest time of a step of all networks; infinity if compiling fails.
 
-    All networks take part in the step. The module must be a copy, because timing changes it.
+    The module must be a copy, because timing changes it.
     """
     from torch.utils.benchmark import Timer  # slow to import
 

@@ -23,18 +23,14 @@ def finetune(
 ) -> VQGAN:
     """Returns the VQGAN to train, and gives the adversary the discriminator of the checkpoint.
 
-    Args:
-        checkpoint: the model to start from; None to train the configured model from scratch.
-        mode: as for `finetuned_vqgan`.
-        configured: the model of the configuration.
-        adversary: the adversary of the configuration.
+    Without a checkpoint it is the configured model. See `finetuned_vqgan` for `mode`.
 
     Raises:
         UserError: if the mode needs a checkpoint; and as `finetuned_vqgan`.
     """
-    if checkpoint is None and mode == "whole":
-        return configured
     if checkpoint is None:
+        if mode == "whole":
+            return configured
         raise UserError(
             f"finetune.mode={mode} needs a model to start from. Give finetune.checkpoint=PATH."
         )

@@ -33,7 +33,6 @@ class _Grids(L.Callback):
         self.num_images = num_images
 
     def picture(self, pl_module: Any, outputs: Any, batch: dict[str, torch.Tensor]) -> Image.Image:
-        """Returns the picture; the module has its averaged weights, if it averages them."""
         raise NotImplementedError
 
     def on_validation_batch_end(
@@ -45,7 +44,6 @@ class _Grids(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Writes the picture; a full disk only gives a warning."""
         if batch_idx > 0 or self.num_images == 0 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         model: Any = trainer.model
@@ -78,7 +76,6 @@ class ReconstructionGrids(_Grids):
     def picture(
         self, pl_module: VQGANTraining, outputs: torch.Tensor, batch: dict[str, torch.Tensor]
     ) -> Image.Image:
-        """Returns the first images of the batch on the left, and reconstructions on the right."""
         colors = getattr(pl_module.trainer.datamodule, "palette", None)  # type: ignore[attr-defined]
         palette = palette_of(pl_module.vqgan, colors)
         images, reconstructions = (

@@ -88,7 +88,6 @@ class HealthWatch(_Watch):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Checks the report of this step, if there is one."""
         assert isinstance(pl_module, VQGANTraining)
         if not pl_module.report:
             return
@@ -156,8 +155,7 @@ class HealthWatch(_Watch):
 class OverfittingWatch(_Watch):
     """Warns when validation gets worse while training gets better (stage 2).
 
-    Args:
-        patience: validations in a row above the best before the warning.
+    The warning comes after `patience` validations in a row above the best.
     """
 
     STATE = ("best", "best_step", "train_at_best", "since_best", "has_warned")
@@ -176,17 +174,13 @@ class OverfittingWatch(_Watch):
             warn(trainer, warning)
 
     def check(self, step: int, train_loss: float, val_loss: float) -> str | None:
-        """Returns the warning after a validation, if it needs one."""
         if val_loss < self.best:
             self.best, self.best_step, self.train_at_best = val_loss, step, train_loss
             self.since_best, self.has_warned = 0, False
             return None
         self.since_best += 1
-        if (
-            self.has_warned
-            or self.since_best < self.patience
-            or not train_loss < self.train_at_best
-        ):
+        is_overfitting = self.since_best >= self.patience and train_loss < self.train_at_best
+        if self.has_warned or not is_overfitting:
             return None
         self.has_warned = True
         return (

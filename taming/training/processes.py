@@ -27,10 +27,7 @@ log = logging.getLogger("taming")
 
 
 def choose_strategy(settings: Mapping[str, Any], discriminator: bool) -> Any:
-    """Returns the strategy for the settings of a `Trainer`.
-
-    It is the one that the user sets, or else data-parallel training on several devices.
-    """
+    """Returns the user's strategy, or else data-parallel training on several devices."""
     # Lightning takes all GPUs with devices=auto
     one_device = str(settings["devices"]) == "1" or (
         settings["devices"] == "auto" and torch.cuda.device_count() <= 1
@@ -63,8 +60,7 @@ def start_processes(trainer: L.Trainer) -> None:
 
     Lightning would start them in `fit`, but they also share the work that comes before it.
     """
-    strategy = trainer.strategy
-    launcher = strategy.launcher
+    strategy, launcher = trainer.strategy, trainer.strategy.launcher
     if trainer.world_size == 1 or dist.is_initialized():
         return
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(trainer.num_devices))
@@ -77,10 +73,7 @@ def start_processes(trainer: L.Trainer) -> None:
 
 
 def set_up_data(data: L.LightningDataModule, trainer: L.Trainer | None = None) -> None:
-    """Sets the data up. The first process finds and checks the images for all.
-
-    A training passes its `trainer`, whose other processes start after the images are checked.
-    """
+    """Sets the data up; the first process checks the images before `trainer` starts the others."""
 
     @cache
     def find_images() -> Any:

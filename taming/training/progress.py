@@ -41,7 +41,6 @@ class StepProgress(ProgressBar):
         self._enabled = True
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        """Prints above the bar."""
         tqdm.write(sep.join(map(str, args)), **kwargs)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -74,7 +73,6 @@ class StepProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Shows how far a validation is."""
         self._show(trainer, f"validating: {batch_idx + 1}/{sum(trainer.num_val_batches)}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

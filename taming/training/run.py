@@ -64,11 +64,7 @@ class TrainingResult:
 
 
 def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
-    """Returns the newest undamaged checkpoint of a run, and the model in it.
-
-    Args:
-        run_dir: the run directory.
-        kind: kind of the model: `"vqgan"` or `"generator"`.
+    """Returns the newest undamaged checkpoint of a run, and the model of that kind in it.
 
     Raises:
         MissingPathError: if there is no run or no checkpoint.
@@ -112,14 +108,8 @@ def train(
     """Trains, and writes `model/` and `result.json` into the run directory.
 
     A resumed run keeps its earlier `model/` and `result.json` until it replaces them at its end.
-
-    Args:
-        module: the module to train.
-        data: its data.
-        trainer: a Trainer with a `Clock`, whose callbacks write into `run_dir/checkpoints`.
-        run_dir: the run directory.
-        export: the checkpoint that becomes `model/`.
-        resume_from: the checkpoint to resume from.
+    The trainer needs a `Clock`, and its callbacks write into `run_dir/checkpoints`. The checkpoint
+    `export` becomes `model/`.
 
     Raises:
         UserError: if a callback monitors an unknown metric, or a checkpoint or the model cannot be
@@ -131,7 +121,18 @@ def train(
     resume_from = on_first_rank(lambda: resume_from)  # the ranks may have chosen differently
     if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         _set_newer_checkpoints_aside(run_dir, resume_from)
-    interruption = _fit(module, data, trainer, resume_from)
+    interruption = None
+    with warnings.catch_warnings():
+        # Lightning's advice on data loaders does not apply to endless ones
+        warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
+        # PyTorch warns of functions that it calls itself to save sharded checkpoints
+        warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
+        except TrainingInterrupted as exception:
+            interruption = exception.signal
+        finally:  # Lightning omits this with FSDP, and if saving on an exception fails
+            trainer.strategy.checkpoint_io.teardown()
     if interruption is not None and interruption != signal.SIGINT:
         log.info(
             "%s: stopped at step %d; resume=%s", interruption.name, trainer.global_step, run_dir
@@ -157,28 +158,6 @@ def _set_newer_checkpoints_aside(run_dir: Path, resume_from: Path | None) -> Non
             path.rename(aside)
 
 
-def _fit(
-    module: TrainingModule,
-    data: L.LightningDataModule,
-    trainer: L.Trainer,
-    resume_from: Path | None,
-) -> signal.Signals | None:
-    """Trains and waits for all checkpoints; returns the signal that interrupted it, if any."""
-    interruption = None
-    with warnings.catch_warnings():
-        # Lightning's advice on data loaders does not apply to endless ones
-        warnings.filterwarnings("ignore", module=r"lightning\.pytorch\..*")
-        # PyTorch warns of functions that it calls itself to save sharded checkpoints
-        warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")
-        try:
-            trainer.fit(module, datamodule=data, ckpt_path=resume_from, weights_only=True)
-        except TrainingInterrupted as exception:
-            interruption = exception.signal
-        finally:  # Lightning omits this with FSDP, and if saving on an exception fails
-            trainer.strategy.checkpoint_io.teardown()
-    return interruption
-
-
 def _export(
     module: TrainingModule,
     trainer: L.Trainer,
@@ -188,12 +167,7 @@ def _export(
     *,
     interrupted: bool,
 ) -> TrainingResult:
-    """Writes `model/` and then `result.json`; a `fast_dev_run` writes neither.
-
-    Raises:
-        UserError: if the checkpoint could not be written or is damaged, or `model/` cannot be
-            written.
-    """
+    """Writes `model/` and then `result.json`; a `fast_dev_run` writes neither."""
     path = _exported_checkpoint(trainer, run_dir, export, resume_from)
     step, metrics, metrics_step = trainer.global_step, module.val_metrics, module.val_step
     saved = None

@@ -31,10 +31,7 @@ class TrainingInterrupted(Exception):  # noqa: N818
 
 
 def ranks_can_agree(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Returns whether a batch ends a step after which all ranks may decide something together.
-
-    A single process can decide after each step, and several after every 20th.
-    """
+    """Returns whether a batch ends a step after which all ranks may decide something together."""
     if (batch_idx + 1) % trainer.accumulate_grad_batches:
         return False
     return trainer.world_size == 1 or trainer.global_step % STEPS_BETWEEN_AGREEMENTS == 0
@@ -53,7 +50,6 @@ class EndAfterStep(L.Callback):
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Installs the handlers."""
         self.requested = signal.SIGTERM if trainer.received_sigterm else 0  # during the set-up
         if trainer.world_size > 1:
             # Lightning broadcasts before every batch whether it got SIGTERM, which waits for the
@@ -89,12 +85,10 @@ class EndAfterStep(L.Callback):
             raise TrainingInterrupted(requested)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Requests a validation after the last step."""
         if trainer.global_step >= trainer.max_steps:
-            trainer.should_stop = True
+            trainer.should_stop = True  # with a last validation
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restores the previous handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         self._previous_handlers = {}
@@ -138,13 +132,11 @@ class Clock(Timer):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, index: int
     ) -> None:
-        """Counts the images, and ends the training when its time is up."""
         self._num_images += len(next(iter(batch.values()))) * trainer.world_size
         if ranks_can_agree(trainer, index):
             self._stop_in_time(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ends the training if there is no time for another validation."""
         super().on_validation_end(trainer, pl_module)
         self._validation_seconds += self.time_elapsed(RunningStage.VALIDATING)
         self._stop_in_time(trainer)

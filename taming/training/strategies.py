@@ -90,7 +90,6 @@ class ShardedStrategy(FSDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
     ) -> None:
-        """Writes the checkpoint to a temporary directory, which then replaces `filepath`."""
         files, start = self.checkpoint_io, time.perf_counter()
         assert isinstance(files, WholeFileCheckpointIO)
         path = Path(self.broadcast(filepath))

@@ -106,12 +106,8 @@ def log_lineage(
     """Logs the model of a finished run and its inputs, where a logger wants artifacts.
 
     Weights & Biases records inputs only online. The metadata of the model therefore names them too.
-
-    Args:
-        loggers: the loggers of the training.
-        run_dir: the run directory with `model/`.
-        images: the training images; ignored unless they are an `ImageDataset`.
-        train_dataset: the items of the training: tokens of the images, or the images themselves.
+    Training items are tokens of the `images`, or the images themselves. Images that are not an
+    `ImageDataset` are not logged.
     """
     for logger in loggers:
         if not isinstance(logger, ArtifactLogger):

@@ -8,7 +8,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import nn
 
-from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
+from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Prompt, Unconditional
 from taming.data.module import ImageDataModule
 from taming.evaluation import TokenLikelihood
 from taming.generation import ImageGenerator, load_condition_tokenizer
@@ -54,13 +54,8 @@ class TransformerTraining(TrainingModule):
         self.transformer = generator.transformer.train()
         self.conditioning = generator.conditioning
         # for grids and exports only; a FrozenNetwork keeps their weights out of the state
-        self.tokenizers = FrozenNetwork(
-            nn.ModuleList(
-                part
-                for part in (generator.tokenizer, generator.condition_tokenizer)
-                if part is not None
-            )
-        )
+        parts = (generator.tokenizer, generator.condition_tokenizer)
+        self.tokenizers = FrozenNetwork(nn.ModuleList(part for part in parts if part is not None))
         self._generator = [generator]  # in a list, because its parts are registered above
         self.optimizer = optimizer
         self.pkeep = pkeep
@@ -77,7 +72,6 @@ class TransformerTraining(TrainingModule):
 
     @property
     def generator(self) -> ImageGenerator:
-        """The transformer with its tokenizers."""
         return self._generator[0]
 
     def trained_networks(self) -> list[TrainedNetwork]:
@@ -89,28 +83,25 @@ class TransformerTraining(TrainingModule):
         A batch has `indices` `(b h w)` and, if the condition needs them, `labels` `(b,)` or
         `condition_indices` `(b h' w')`.
         """
-        tokens = to_tokens(batch["indices"])  # (b n)
-        prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
-        prompt = self.conditioning.drop(prompt)
-        inputs = self._replace_at_random(tokens)
+        tokens, prompt = self._tokens_and_prompt(batch)  # (b n)
+        prompt, inputs = self.conditioning.drop(prompt), tokens
+        if self.pkeep < 1:
+            is_kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
+            random_tokens = torch.randint_like(tokens, high=self.transformer.config.codebook_size)
+            inputs = torch.where(is_kept, tokens, random_tokens)
         losses = self._token_losses(prompt.prefix, inputs, prompt.context, targets=tokens)  # (b n)
         loss = losses.mean()
         self.remember({"loss": loss})
         return {"loss": loss}
 
-    def _replace_at_random(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Replaces each token by a random one with probability 1 - `pkeep`."""
-        if self.pkeep == 1:
-            return tokens
-        is_kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
-        random_tokens = torch.randint_like(tokens, high=self.transformer.config.codebook_size)
-        return torch.where(is_kept, tokens, random_tokens)
-
-    def _condition(self, batch: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Returns the condition that the model takes from a batch."""
+    def _tokens_and_prompt(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Prompt]:
+        """Returns the tokens `(b n)` of a batch, and the prompt for the condition in it."""
+        tokens, condition = to_tokens(batch["indices"]), None
         if self.conditioning.takes_images:
-            return to_tokens(batch["condition_indices"])  # (b p)
-        return None if self.conditioning.num_classes is None else batch["labels"]
+            condition = to_tokens(batch["condition_indices"])  # (b p)
+        elif self.conditioning.num_classes is not None:
+            condition = batch["labels"]
+        return tokens, self.conditioning.prompt(condition, len(tokens), tokens.device)
 
     # --- validation -----------------------------------------------------------------------------
 
@@ -118,8 +109,7 @@ class TransformerTraining(TrainingModule):
         self.likelihood.reset()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
-        tokens = to_tokens(batch["indices"])
-        prompt = self.conditioning.prompt(self._condition(batch), len(tokens), tokens.device)
+        tokens, prompt = self._tokens_and_prompt(batch)
         self.likelihood.update(self.transformer.token_losses(prompt.prefix, tokens, prompt.context))
 
     def on_validation_epoch_end(self) -> None:
@@ -130,7 +120,6 @@ class TransformerTraining(TrainingModule):
     # --- checkpoints ----------------------------------------------------------------------------
 
     def to_saved(self, state: Mapping[str, torch.Tensor]) -> SavedModel:
-        """Returns the generator with its tokenizers."""
         saved = self.generator.to_saved()
         weights = submodule_state(state, "transformer")
         saved.parts["transformer"] = replace(saved.parts["transformer"], state=weights)
@@ -148,13 +137,9 @@ def find_condition_tokenizer(
 ) -> Tokenizer | None:
     """Returns the tokenizer of the condition images; None without them.
 
-    Args:
-        images: the training data, which need not be set up.
-        path: a stage-1 model for the condition images.
-        cell: height and width of the cells of a label map in pixels.
-        downsample_factor: the default of `cell`.
-        required: whether the images must have condition images.
-        saved_model: the generator of a run to resume, which contains the tokenizer.
+    It is the stage-1 model at `path`, or for label maps one code per `cell` pixels squared, by
+    default `downsample_factor`. A resumed run's `saved_model` contains it. The training data need
+    not be set up.
 
     Raises:
         UserError: if the settings do not fit the images or each other.
@@ -197,12 +182,8 @@ def build_conditioning(
 ) -> Conditioning:
     """Builds the conditioning for the training images.
 
-    Args:
-        images: the training data.
-        condition_tokenizer: tokenizer of the condition images; None without them.
-        kind: `"auto"` prefers condition images to classes, and classes to no condition.
-        dropout: share of the conditions to leave out in training.
-        condition_as: whether a condition image becomes a prefix or a context.
+    `"auto"` prefers condition images, which have a tokenizer, to classes, and classes to no
+    condition. Training leaves out the share `dropout` of the conditions.
 
     Raises:
         UserError: if the images lack the condition that a setting needs.

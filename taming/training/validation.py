@@ -16,11 +16,8 @@ __all__ = ["Validation"]
 class Validation(nn.Module):
     """Losses, image metrics and codebook usage over the validation sets of all ranks.
 
-    Args:
-        vqgan: the model to validate.
-        losses: names of the loss terms, which are averaged over images.
-        metrics: additional metrics. Their `update` takes `reconstructions` and `images`, `names`
-            are the keys of their `compute`, and `higher_is_better` is as in torchmetrics.
+    Losses are averaged over images. The `update` of a metric takes `reconstructions` and `images`,
+    its `names` are the keys of its `compute`, and `higher_is_better` is as in torchmetrics.
 
     Attributes:
         modes: `"min"` or `"max"`, whichever is best, by the logged name of each metric.

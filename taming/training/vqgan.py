@@ -138,14 +138,9 @@ class VQGANTraining(TrainingModule):
         networks = [TrainedNetwork(self.vqgan, self.optimizer)]
         if self.adversary is not None:
             self.adversary.settle_start(self.trainer.max_steps)
-            networks.append(
-                TrainedNetwork(
-                    self.adversary.discriminator,
-                    self.adversary.optimizer,
-                    prefix="discriminator_",
-                    start=int(self.adversary.start),
-                )
-            )
+            network, start = self.adversary.discriminator, int(self.adversary.start)
+            optimizer = self.adversary.optimizer
+            networks.append(TrainedNetwork(network, optimizer, "discriminator_", start))
         return networks
 
     # --- training -------------------------------------------------------------------------------
