@@ -10,14 +10,7 @@ import torchvision
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from taming.losses import (
-    Backbone,
-    FrozenNetwork,
-    Normalize,
-    fitting,
-    load_weights,
-    read_weights,
-)
+from taming.losses import Backbone, FrozenNetwork, Normalize, fitting, load_weights, read_weights
 from taming.runtime.contexts import full_precision
 from taming.runtime.errors import UserError
 

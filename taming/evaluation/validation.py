@@ -82,9 +82,7 @@ def measure_validation(
     return numbers, {"reconstructions.png": _best_and_worst(tokenizer, quality["psnr"], real)}
 
 
-def _token_losses(
-    subject: ImageGenerator | VQGAN,
-) -> dict[str, Callable[[Tensor, Batch], Tensor]]:
+def _token_losses(subject: ImageGenerator | VQGAN) -> dict[str, Callable[[Tensor, Batch], Tensor]]:
     """Returns functions from tokens `(b n)` and their batch to −log p of each, by likelihood."""
     if isinstance(subject, VQGAN):
         return {}

@@ -113,10 +113,7 @@ def test_a_class_beyond_the_names() -> None:
             ("parquet", {"data_files": "https://h.org/x.parquet?download=true"}),
         ),
         ("hf:owner/name", ("owner/name", {})),
-        (
-            "s3://b/{0..1}.tar",
-            ("webdataset", {"data_files": ["s3://b/0.tar", "s3://b/1.tar"]}),
-        ),
+        ("s3://b/{0..1}.tar", ("webdataset", {"data_files": ["s3://b/0.tar", "s3://b/1.tar"]})),
     ],
 )
 def test_places(path: str, arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:

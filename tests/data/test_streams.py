@@ -11,13 +11,7 @@ import pytest
 import torch
 from tiny_data import batches, data_module, equal
 
-from taming.data import (
-    CacheDescription,
-    ImageStream,
-    PictureReader,
-    TokenGrid,
-    TokenWriter,
-)
+from taming.data import CacheDescription, ImageStream, PictureReader, TokenGrid, TokenWriter
 from taming.data.module import ImageDataModule
 from taming.data.readers import BrokenImageError
 from taming.data.streams import StreamedImages

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from taming.data import (
-    CacheDescription,
-    LoaderOptions,
-    TokenDataset,
-    TokenGrid,
-    TokenWriter,
-)
+from taming.data import CacheDescription, LoaderOptions, TokenDataset, TokenGrid, TokenWriter
 from taming.data.module import TokenDataModule
 from taming.data.tokens import DRAWS_IN_BLOCK
 from taming.runtime.errors import UserError

@@ -171,10 +171,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"model": {"target": "x.Net2NetTransformer", "params": TINY}},
-            "describes Net2Net",
-        ),
+        ({"model": {"target": "x.Net2NetTransformer", "params": TINY}}, "describes Net2Net"),
         ({"n_embed": 4, "embed_dim": 8}, "config lacks 'ddconfig'"),
         ({"model": None}, "config is wrong"),
         (changed(tanh_out=True), "tanh_out=True in the config is not supported"),
