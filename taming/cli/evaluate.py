@@ -25,6 +25,7 @@ def main(config: DictConfig) -> None:
     from taming.cli.saved_config import config_of_run
     from taming.cli.setting_types import check_types
     from taming.evaluation import ImageClassifier, report_text
+    from taming.evaluation.evaluate import evaluate_model
     from taming.generation import ImageGenerator, load_model
     from taming.losses import LPIPSLoss
     from taming.runtime.devices import find_device, join_processes
@@ -37,7 +38,7 @@ def main(config: DictConfig) -> None:
     check_types(config, {**ENCODING_TYPES, "frechet.weights": str | None})
     join_processes()
     config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
-    evaluate_model, training = build(config.evaluation), build(config.classifier_training)
+    options = build(config.evaluation)
     device = find_device(config.device)
     features = None if config.frechet.weights is None else build(config.frechet)
     lpips = None if config.lpips is None else LPIPSLoss(backbone=config.lpips)
@@ -59,9 +60,10 @@ def main(config: DictConfig) -> None:
     numbers, files = evaluate_model(
         subject,
         data,
+        config.output_dir,
+        options,
         device=device,
         classifier=classifier,
-        classifier_training=training,
         features=features,
         lpips=lpips,
         about={

@@ -67,9 +67,7 @@ class SampleSet:
         return ImageDataset(Part(images), transform, seed=seed)
 
 
-def classification_accuracy(
-    samples: SampleSet, real: RealImages, training: ClassifierTraining
-) -> dict[str, Any]:
+def classification_accuracy(samples: SampleSet, real: RealImages) -> dict[str, Any]:
     """Trains a classifier on samples, and returns its accuracy on the validation images.
 
     This is the classification accuracy score (Ravuri and Vinyals 2019, "Classification Accuracy
@@ -77,7 +75,7 @@ def classification_accuracy(
     empty but on the first process.
     """
     samples.gather()
-    data, judges = real.data, real.judges
+    data, judges, training = real.data, real.judges, real.options.classifier_training
     classifier = on_first_rank(
         lambda: _train(samples.dataset(data, training.seed), data, training, judges.device)
     )

@@ -4,20 +4,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from annotated_types import Ge
 from PIL import Image
 
 from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
 from taming.evaluation.classification_accuracy import train_on_real
-from taming.evaluation.classifier import ClassifierTraining, ImageClassifier
+from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.features import FeatureNetwork
 from taming.evaluation.intervals import FEW_IMAGES
 from taming.evaluation.judges import Judges
 from taming.evaluation.metrics import ReconstructionMetrics, metrics_device
+from taming.evaluation.options import EvaluationOptions
 from taming.evaluation.protocol import evaluation_protocol
 from taming.evaluation.real_images import RealImages, check_classifier, check_data
 from taming.evaluation.report import image_sets, report_text
@@ -31,7 +31,7 @@ from taming.evaluation.samples import (
     training_numbers,
 )
 from taming.evaluation.validation import measure_validation
-from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
+from taming.generation import ImageGenerator, SamplingOptions
 from taming.losses import LPIPSLoss
 from taming.runtime.errors import UserError, writing
 from taming.runtime.process_group import on_first_rank, rank
@@ -44,19 +44,12 @@ def evaluate_model(
     subject: ImageGenerator | VQGAN | ImageDataset,
     data: ImageDataModule,
     output_dir: str | Path,
+    options: EvaluationOptions,
     *,
-    num_samples: Annotated[int, Ge(2)] = 1000,
-    guidance_scales: Sequence[Annotated[float, Ge(0)]] = (1.0,),
-    max_images: Annotated[int, Ge(2)] | None = None,
-    max_training_images: Annotated[int, Ge(2)] | None = 10000,
-    options: SamplingOptions | None = None,
-    dtype: SamplingDtype = "float32",
     device: torch.device | None = None,
     classifier: ImageClassifier | None = None,
-    classifier_training: ClassifierTraining | None = None,
     features: FeatureNetwork | None = None,
     lpips: LPIPSLoss | None = None,
-    cache_dir: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[Path]]:
@@ -77,20 +70,11 @@ def evaluate_model(
         subject: what is evaluated. A model must be on its device.
         data: the data module, set up.
         output_dir: directory of the results.
-        num_samples: samples per guidance scale. Classes are requested as often as they occur among
-            the training images.
-        guidance_scales: one set of samples each.
-        max_images: maximum number of validation images; None for all.
-        max_training_images: maximum number of training images to search for copies; None for all.
-        options: sampling options. Their seed also chooses images, and their batch size also holds
-            for the judges. The default has seed 0.
-        dtype: the generator is converted to it after its likelihood is measured.
+        options: numbers of images, sampling, and training of classifiers.
         device: where the judges run if the subject is no model.
         classifier: None to train one if the samples have classes.
-        classifier_training: settings of each classifier that is trained.
         features: network of distances; None for no distances.
         lpips: None for no LPIPS.
-        cache_dir: where features of real images are kept for the next evaluation.
         about: origin of the subject and the data, written before the numbers.
         notes: written after the numbers.
 
@@ -103,8 +87,6 @@ def evaluate_model(
             support an option.
     """
     output_dir, about = Path(output_dir).expanduser(), dict(about or {})
-    options = options or SamplingOptions(seed=0)
-    training = classifier_training or ClassifierTraining()
     if isinstance(subject, ImageDataset):
         lpips = None  # it compares reconstructions with their images
     else:
@@ -116,7 +98,7 @@ def evaluate_model(
         check_classifier(classifier, data)
     by_scale: list[SamplingOptions] = []
     if isinstance(subject, ImageGenerator):
-        by_scale = options_by_scale(subject, data, options, guidance_scales, num_samples)
+        by_scale = options_by_scale(subject, data, options)
 
     device = metrics_device(device)
     has_classes = condition_key(subject) == "labels"
@@ -125,11 +107,11 @@ def evaluate_model(
         output_dir.mkdir(parents=True, exist_ok=True)
         if classifier is None and has_classes:
             paths.append(output_dir / "classifier")
+            training = options.classifier_training
             classifier = on_first_rank(lambda: train_on_real(data, training, device, paths[0]))
     networks = classifier and classifier.to(device), features and features.to(device)
-    judges = Judges(*networks, device, data.class_names, options.seed)
-    batch_size = options.images_at_once
-    real = RealImages(data, judges, batch_size, max_images, max_training_images, cache_dir)
+    judges = Judges(*networks, device, data.class_names, options.sampling.seed)
+    real = RealImages(data, judges, options)
 
     numbers: dict[str, Any] = {"resolution": list(data.resolution)}
     pictures: dict[str, Image.Image] = {}
@@ -137,23 +119,24 @@ def evaluate_model(
         num_samples, digest, sample_sizes = len(subject), "", subject.images.sizes or []
         sets = [existing_samples(subject)]
     else:
+        num_samples = options.num_samples
         measured, pictures = measure_validation(subject, real, lpips and lpips.to(device))
         numbers, digest, sample_sizes = numbers | measured, subject.to_saved().fingerprint(), []
         sets = []
     if isinstance(subject, ImageGenerator):
-        by_scale = prepare_sampling(subject, by_scale, num_samples, dtype)
+        by_scale = prepare_sampling(subject, by_scale, options)
         sets = [generator_samples(subject, data, one, num_samples) for one in by_scale]
         numbers["sampling"] = {
             "num_samples": num_samples,
-            "guidance_scales": list(guidance_scales),
-            "max_images": max_images,
+            "guidance_scales": list(options.guidance_scales),
+            "max_images": options.max_images,
             "dtype": str(subject.transformer.head.weight.dtype).removeprefix("torch."),
-            **asdict(options),
+            **asdict(options.sampling),
             "compile": [one.compile for one in by_scale],
         }
     rows = []
     for samples in sets:
-        row, pixel_digest, grid = measure_samples(samples, real, training, has_classes)
+        row, pixel_digest, grid = measure_samples(samples, real, has_classes)
         rows.append(row)
         if grid is not None:
             digest = digest or pixel_digest
@@ -174,7 +157,6 @@ def evaluate_model(
         str(about.get("checkpoint") or about.get("samples_from")),
         digest,
         num_samples=num_samples if rows else None,
-        training=training,
         lpips=None if lpips is None else lpips.backbone,
         sample_sizes=sample_sizes,
     )

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from taming.evaluation.classifier import ClassifierTraining
 from taming.runtime.errors import join_names
 from taming.runtime.nested import leaves
 from taming.runtime.versions import versions
@@ -31,7 +30,6 @@ def evaluation_protocol(
     subject_digest: str,
     *,
     num_samples: int | None,
-    training: ClassifierTraining,
     lpips: str | None,
     sample_sizes: Collection[tuple[int, int]] = (),
 ) -> dict[str, Any]:
@@ -42,12 +40,13 @@ def evaluation_protocol(
         subject: the checkpoint, or the path of the samples.
         subject_digest: digest of the weights, or of the samples' pixels.
         num_samples: samples per guidance scale; None for a tokenizer.
-        training: of the classifier that is trained on samples.
         lpips: the network of LPIPS; None if it was not measured.
         sample_sizes: (height, width) of samples before they are resized.
     """
     transform, features = real.data.transform, real.judges.features
-    classifier = real.judges.classifier
+    classifier, training = real.judges.classifier, None
+    if classifier is not None and num_samples is not None:
+        training = asdict(real.options.classifier_training)
     protocol = {
         "reference": real.data.val_dataset.images.description,
         "reference_digest": real.val.digest,
@@ -63,7 +62,7 @@ def evaluation_protocol(
         "features_digest": None if features is None else features.digest,
         "lpips": lpips,
         "classifier_digest": None if classifier is None else classifier.to_saved().fingerprint(),
-        "classifier_training": None if None in (classifier, num_samples) else asdict(training),
+        "classifier_training": training,
         "seed": real.judges.seed,
         "subject": subject,
         "subject_digest": subject_digest,

@@ -15,6 +15,7 @@ from taming.data.module import ImageDataModule
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.features import FeatureNetwork
 from taming.evaluation.judges import JudgedImages, Judges, in_proportion
+from taming.evaluation.options import EvaluationOptions
 from taming.generation import ImageGenerator
 from taming.runtime.errors import UserError
 from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
@@ -97,10 +98,7 @@ class RealImages:
     Args:
         data: the data module, set up.
         judges: the networks that judge.
-        batch_size: images at once.
-        max_images: how many validation images to choose; None for all.
-        max_training_images: how many training images to choose; None for all.
-        cache_dir: where features are kept for the next evaluation with the same images and network.
+        options: how many images to choose, and where to keep their features.
 
     Attributes:
         val_numbers: numbers of the chosen validation images.
@@ -108,25 +106,16 @@ class RealImages:
         train: the training images, judged by their features; None without a feature network.
     """
 
-    def __init__(
-        self,
-        data: ImageDataModule,
-        judges: Judges,
-        batch_size: int,
-        max_images: int | None,
-        max_training_images: int | None,
-        cache_dir: str | Path | None,
-    ) -> None:
-        self.data, self.judges = data, judges
-        self._batch_size = batch_size
-        self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
-        self.val_numbers = choose_images(data.val_dataset, max_images, judges.seed)
+    def __init__(self, data: ImageDataModule, judges: Judges, options: EvaluationOptions) -> None:
+        self.data, self.judges, self.options = data, judges, options
+        self.val_numbers = choose_images(data.val_dataset, options.max_images, judges.seed)
         self.val = self._judge(judges, data.val_dataset, self.val_numbers, "validation images")
         self.train: JudgedImages | None = None
         if judges.features is not None:
-            numbers = choose_images(data.train_dataset, max_training_images, judges.seed)
+            train, count = data.train_dataset, options.max_training_images
+            numbers = choose_images(train, count, judges.seed)
             network = replace(judges, classifier=None)
-            self.train = self._judge(network, data.train_dataset, numbers, "training images")
+            self.train = self._judge(network, train, numbers, "training images")
 
     def batches(
         self, dataset: ImageDataset, numbers: Sequence[int], name: str
@@ -135,7 +124,7 @@ class RealImages:
 
         Each batch comes after the position of its first image in `numbers`.
         """
-        size = min(self._batch_size, largest_share(len(numbers)))
+        size = min(self.options.sampling.images_at_once, largest_share(len(numbers)))
         starts = list(rank_share(range(0, len(numbers), size)))
         batches = [numbers[start : start + size] for start in starts]
         loader = make_loader(dataset, self.data.num_workers_for(dataset), batch_sampler=batches)
@@ -164,8 +153,8 @@ class RealImages:
         self, network: FeatureNetwork | None, dataset: ImageDataset, numbers: Sequence[int]
     ) -> Path | None:
         """Returns the file of the features, named after the images and the network."""
-        if network is None or self._cache_dir is None:
+        if network is None or self.options.cache_dir is None:
             return None
         terms = dataset.fingerprint(), list(numbers), network.description, network.digest
         name = hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
-        return self._cache_dir / f"{name}.safetensors"
+        return Path(self.options.cache_dir).expanduser() / f"{name}.safetensors"

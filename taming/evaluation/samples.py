@@ -14,11 +14,11 @@ from torch import Tensor
 from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
 from taming.evaluation.classification_accuracy import SampleSet, classification_accuracy
-from taming.evaluation.classifier import ClassifierTraining
 from taming.evaluation.judges import JudgedImages, compare_features, in_proportion
 from taming.evaluation.neighbours import memorisation
+from taming.evaluation.options import EvaluationOptions
 from taming.evaluation.real_images import RealImages, choose_images
-from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions
+from taming.generation import ImageGenerator, SamplingOptions
 from taming.pictures import class_grid, pixel_grid, to_uint8
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.process_group import gather, largest_share, rank
@@ -68,40 +68,34 @@ def condition_key(subject: ImageGenerator | VQGAN | ImageDataset) -> str | None:
 
 
 def options_by_scale(
-    generator: ImageGenerator,
-    data: ImageDataModule,
-    options: SamplingOptions,
-    scales: Sequence[float],
-    num_samples: int,
+    generator: ImageGenerator, data: ImageDataModule, options: EvaluationOptions
 ) -> list[SamplingOptions]:
     """Returns the options of each guidance scale, with one batch size, for which a step compiles.
 
     Draws an image with each, so that options that the generator does not support fail now.
     """
-    size = min(options.images_at_once, largest_share(num_samples))
+    sampling = options.sampling
+    size = min(sampling.images_at_once, largest_share(options.num_samples))
     key = condition_key(generator)
     condition = None if key is None else torch.as_tensor(data.val_dataset[0][key])[None]
     by_scale = []
-    for scale in scales:
-        guidance = replace(options.guidance, scale=scale)
-        by_scale.append(replace(options, batch_size=size, guidance=guidance))
+    for scale in options.guidance_scales:
+        guidance = replace(sampling.guidance, scale=scale)
+        by_scale.append(replace(sampling, batch_size=size, guidance=guidance))
         generator.sample(1, condition, options=replace(by_scale[-1], compile=False))
     return by_scale
 
 
 def prepare_sampling(
-    generator: ImageGenerator,
-    by_scale: Sequence[SamplingOptions],
-    num_samples: int,
-    dtype: SamplingDtype,
+    generator: ImageGenerator, by_scale: Sequence[SamplingOptions], options: EvaluationOptions
 ) -> list[SamplingOptions]:
-    """Converts the generator to `dtype`, and decides for each scale whether its step compiles."""
+    """Converts the generator to its dtype, and decides for each scale whether its step compiles."""
     # The scales with guidance share a compiled step, and those without it share another.
-    counts = Counter(options.guidance.is_off for options in by_scale)
-    share = largest_share(num_samples)
+    counts = Counter(one.guidance.is_off for one in by_scale)
+    share = largest_share(options.num_samples)
     return [
-        generator.prepare_sampling(options, dtype, share * counts[options.guidance.is_off])
-        for options in by_scale
+        generator.prepare_sampling(one, options.dtype, share * counts[one.guidance.is_off])
+        for one in by_scale
     ]
 
 
@@ -128,7 +122,7 @@ def existing_samples(images: ImageDataset) -> Samples:
 
 
 def measure_samples(
-    samples: Samples, real: RealImages, training: ClassifierTraining, has_classes: bool
+    samples: Samples, real: RealImages, has_classes: bool
 ) -> tuple[dict[str, Any], str, Image.Image | None]:
     """Measures a set of samples.
 
@@ -156,7 +150,7 @@ def measure_samples(
     if rank() == 0:
         numbers |= judged.numbers(real.val)
     if sample_set is not None:
-        numbers |= classification_accuracy(sample_set, real, training)
+        numbers |= classification_accuracy(sample_set, real)
     if rank() > 0:
         return {}, "", None
     if real.train is not None and not judged.num_not_finite:

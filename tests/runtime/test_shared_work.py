@@ -28,6 +28,7 @@ from taming.data import (
 from taming.data.module import ImageDataModule
 from taming.evaluation import ClassifierTraining, FeatureNetwork
 from taming.evaluation.evaluate import evaluate_model
+from taming.evaluation.options import EvaluationOptions
 from taming.evaluation.reconstruct import reconstruct_images
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.generation.sample import sample_images
@@ -131,10 +132,8 @@ def sample_one(folder: Path, output: Path) -> None:
 
 def evaluate(folder: Path, output: Path) -> None:
     training = ClassifierTraining(num_steps=2, base_channels=4, batch_size=4)
-    evaluate_model(
-        generator(), data(folder), output, num_samples=9, options=OPTIONS,
-        classifier_training=training, features=Features(),
-    )  # fmt: skip
+    options = EvaluationOptions(num_samples=9, sampling=OPTIONS, classifier_training=training)
+    evaluate_model(generator(), data(folder), output, options, features=Features())
 
 
 class Features(FeatureNetwork):

@@ -1,0 +1,40 @@
+"""The options of an evaluation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
+
+from taming.evaluation.classifier import ClassifierTraining
+from taming.generation import SamplingDtype, SamplingOptions
+
+__all__ = ["EvaluationOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """How many images an evaluation measures, and how it draws samples.
+
+    Args:
+        sampling: sampling options. Their seed also chooses images, and their batch size also holds
+            for the judges.
+        classifier_training: settings of each classifier that is trained.
+        num_samples: samples per guidance scale. Classes are requested as often as they occur among
+            the training images.
+        guidance_scales: one set of samples each.
+        max_images: maximum number of validation images; None for all.
+        max_training_images: maximum number of training images to search for copies; None for all.
+        dtype: the generator is converted to it after its likelihood is measured.
+        cache_dir: where features are kept for the next evaluation with the same images and network.
+    """
+
+    sampling: SamplingOptions
+    classifier_training: ClassifierTraining
+    num_samples: Annotated[int, Ge(2)] = 1000
+    guidance_scales: Sequence[Annotated[float, Ge(0)]] = (1.0,)
+    max_images: Annotated[int, Ge(2)] | None = None
+    max_training_images: Annotated[int, Ge(2)] | None = 10000
+    dtype: SamplingDtype = "float32"
+    cache_dir: str | Path | None = None
