@@ -6,13 +6,13 @@ Lightning's data modules are in `taming.data.module`, so that the rest does with
 from taming.data.array_files import ArrayReader
 from taming.data.batches import EndlessBatches, LoaderOptions
 from taming.data.built_in import CIFAR10, Digits, FashionMNIST, ImageArray
-from taming.data.dataset import ImageDataset, ImageList, Part
+from taming.data.dataset import ImageDataset, Part
 from taming.data.huggingface import HuggingFaceImages
 from taming.data.image_folder import ImageFolder
 from taming.data.inspection import InspectionImages
 from taming.data.readers import BrokenImageError, LabelMapReader, PictureReader, Reader
 from taming.data.samples import open_samples
-from taming.data.sources import DataSource, ImageFiles, PairFiles, held_out_split
+from taming.data.sources import ImageFiles, PairFiles, held_out_split
 from taming.data.streams import ImageStream
 from taming.data.token_writer import TokenWriter
 from taming.data.tokens import CacheDescription, TokenDataset, TokenGrid
@@ -23,7 +23,6 @@ __all__ = [
     "ArrayReader",
     "BrokenImageError",
     "CacheDescription",
-    "DataSource",
     "Digits",
     "EndlessBatches",
     "FashionMNIST",
@@ -32,7 +31,6 @@ __all__ = [
     "ImageDataset",
     "ImageFiles",
     "ImageFolder",
-    "ImageList",
     "ImageStream",
     "ImageTransform",
     "InspectionImages",

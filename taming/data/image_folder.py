@@ -21,7 +21,7 @@ from taming.data.labels import find_labels
 from taming.data.readers import AnyImage, BrokenImageError, Reader, decoding, header_size
 from taming.runtime.errors import UserError, join_names, replacing
 
-__all__ = ["Check", "ImageFolder"]
+__all__ = ["Check", "ImageFolder", "report_broken"]
 
 Check = Literal["auto", "full", "header", "none"]
 Size = tuple[int, int]  # (height, width)
@@ -37,19 +37,11 @@ class ImageFolder(ImageList):
     """The images of a folder or `.zip` file, or a single image, as an `ImageList`.
 
     The constructor lists the files and finds the classes. It reads no image; `find_whole` does.
+    `ImageFiles` describes the other arguments.
 
     Args:
         path: searched recursively, except for hidden files and `__MACOSX`.
-        reader: see `ImageFiles`.
-        labels: see `ImageFiles`.
         known_classes: for validation data, the class names of the training data.
-        subfolder: see `ImageFiles`.
-        max_broken_fraction: see `ImageFiles`.
-
-    Attributes:
-        class_names: empty without classes.
-        broken: (name, reason) of each broken file.
-        sizes: (height, width) of each image once checked, 0 for a broken one.
 
     Raises:
         MissingPathError: if the path does not exist.
@@ -117,10 +109,15 @@ class ImageFolder(ImageList):
     def drop_broken(
         self, check: Check, first: int | None = None, scan_dir: str | Path | None = None
     ) -> None:
-        """Drops broken files, which the log counts and names; see `find_whole`."""
+        """Drops broken files, which the log counts and names; see `find_whole`.
+
+        Raises:
+            UserError: if more than `max_broken_fraction` of the files are broken, or all.
+        """
         whole = self.find_whole(check, first, scan_dir)
-        if self.broken:
-            log.warning("%s and dropped (%s)", *self._describe_broken())
+        num_broken, num_files = len(self.broken), len(self.sizes or self)
+        what = f"{self.description}: {num_broken} of {num_files} images are broken"
+        report_broken(what, self.broken, num_broken / num_files, self.max_broken_fraction)
         self.select(whole)
 
     def find_whole(
@@ -137,9 +134,6 @@ class ImageFolder(ImageList):
             first: stop after this many whole files; None for all.
             scan_dir: directory in which to save the sizes of thousands of whole files for the next
                 start; None to save nothing.
-
-        Raises:
-            UserError: if more than `max_broken_fraction` of the files are broken, or all.
         """
         if check == "none":
             return range(len(self))
@@ -154,20 +148,8 @@ class ImageFolder(ImageList):
         self.sizes = [(0, 0) if isinstance(result, str) else result for result in results]
         if scan is not None and None in saved_sizes:
             _write_scan(scan, self.sizes)
-        whole = [i for i, size in enumerate(self.sizes) if all(size)]
         self.broken = [(self.name(i), why) for i, why in enumerate(results) if isinstance(why, str)]
-        if not whole or len(self.broken) > self.max_broken_fraction * len(results):
-            raise UserError(
-                "{} ({}): repair or remove them (max_broken_fraction is {:g}).".format(
-                    *self._describe_broken(), self.max_broken_fraction
-                )
-            )
-        return whole
-
-    def _describe_broken(self) -> tuple[str, str]:
-        num_files = len(self.sizes or [])
-        reasons = join_names([f"{name}: {why}" for name, why in self.broken], separator="; ")
-        return f"{self.description}: {len(self.broken)} of {num_files} images are broken", reasons
+        return [i for i, size in enumerate(self.sizes) if all(size)]
 
     def _check_files(
         self, full: bool, first: int | None, saved_sizes: Sequence[Size | None]
@@ -218,6 +200,19 @@ class ImageFolder(ImageList):
         with self._open(entry) as file:
             content = io.BytesIO(file.read())
         return self.reader.read(content, f"{self.description}: {entry.name}", least_side)
+
+
+def report_broken(
+    what: str, broken: Sequence[tuple[str, str]], share: float, max_share: float
+) -> None:
+    """Logs which files are broken and dropped; raises a `UserError` if all or too many are."""
+    reasons = join_names([f"{name}: {why}" for name, why in broken], separator="; ")
+    if share == 1 or share > max_share:
+        raise UserError(
+            f"{what} ({reasons}): repair or remove them (max_broken_fraction is {max_share:g})."
+        )
+    if broken:
+        log.warning("%s and dropped (%s)", what, reasons)
 
 
 def _read_scan(path: Path | None, count: int) -> list[Size | None]:

@@ -18,7 +18,6 @@ __all__ = [
     "AnyImage",
     "BrokenImageError",
     "Channels",
-    "Color",
     "LabelMapReader",
     "PictureReader",
     "Planes",

@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Gt, Le, Lt
 
 from taming.data.dataset import Part, naming
-from taming.data.image_folder import Check, ImageFolder
+from taming.data.image_folder import Check, ImageFolder, report_broken
 from taming.data.readers import Reader
 from taming.data.transforms import check_same_shape
 from taming.runtime.errors import UserError, join_names
@@ -160,19 +160,10 @@ class PairFiles(ImageFiles):
         num_pairs = len(images)
         whole = set(images.find_whole(self.check, scan_dir=self.scan_dir))
         whole &= set(conditions.find_whole(self.check, scan_dir=self.scan_dir))
-        if num_broken := num_pairs - len(whole):
-            broken = [f"{name}: {why}" for name, why in images.broken + conditions.broken]
-            problem = (
-                f"{images.description}: {num_broken} of {num_pairs} pairs have a broken file",
-                join_names(broken, separator="; "),
-            )
-            if not whole or num_broken > self.max_broken_fraction * num_pairs:
-                raise UserError(
-                    "{} ({}): repair or remove them (max_broken_fraction is {:g}).".format(
-                        *problem, self.max_broken_fraction
-                    )
-                )
-            log.warning("%s and are dropped (%s)", *problem)
+        num_broken = num_pairs - len(whole)
+        what = f"{images.description}: {num_broken} of {num_pairs} pairs are broken"
+        broken = images.broken + conditions.broken
+        report_broken(what, broken, num_broken / num_pairs, self.max_broken_fraction)
         images.select(sorted(whole))
         conditions.select(sorted(whole))
         for index, sizes in enumerate(zip(images.sizes or [], conditions.sizes or [], strict=True)):
@@ -232,8 +223,12 @@ def held_out_split(
     total = max(1, round(fraction * len(names)))
     quotas = _quotas([len(members) for members in classes.values()], total)
     held_out: set[int] = set()
+
+    def digest(index: int) -> bytes:
+        return hashlib.sha256(names[index].encode(errors="surrogateescape")).digest()
+
     for members, quota in zip(classes.values(), quotas, strict=True):
-        held_out.update(sorted(members, key=lambda index: _hash(names[index]))[:quota])
+        held_out.update(sorted(members, key=digest)[:quota])
     everything = range(len(names))
     return sorted(set(everything) - held_out), sorted(held_out or everything)
 
@@ -247,7 +242,3 @@ def _quotas(sizes: list[int], total: int) -> list[int]:
     for i in can_give[: total - sum(quotas)]:
         quotas[i] += 1
     return quotas
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()

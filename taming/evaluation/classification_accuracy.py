@@ -80,15 +80,14 @@ def classification_accuracy(samples: SampleSet, real: RealImages) -> dict[str, A
         lambda: _train(samples.dataset(data, training.seed), data, training, judges.device)
     )
     judges = replace(judges, classifier=classifier.to(judges.device), features=None)
-    judged = real.judge_val(judges, "their classifier")
+    judged = real.judge(judges, data.val_dataset, real.val_numbers, "their classifier")
     if rank() > 0:
         return {}
-    numbers = judged.numbers()
-    names = {
-        "agreement": "classification_accuracy",
-        "agreement_interval": "classification_accuracy_interval",
+    return {
+        name.replace("agreement", "classification_accuracy"): value
+        for name, value in judged.numbers().items()
+        if name in ("agreement", "agreement_interval")
     }
-    return {new: numbers[name] for name, new in names.items() if name in numbers}
 
 
 def _train(

@@ -1,4 +1,4 @@
-"""Distances between two sets of images, computed from a network's features: Fréchet and kernel.
+"""Fréchet and kernel distances between two sets of images, and 95% intervals of numbers.
 
 torchmetrics computes the kernel. Its FrechetInceptionDistance agrees with ours within float32, but
 it refuses single images, fails on NaN, and has no public function of features.
@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.image.kid import poly_mmd
 
-__all__ = [
-    "FrechetDistance",
-    "feature_statistics",
-    "frechet_distance",
-    "frechet_of_rows",
-    "kernel_distance",
-]
+__all__ = ["FEW_IMAGES", "MAX_IMAGES", "FrechetDistance", "feature_statistics", "frechet_distance",
+    "frechet_interval", "frechet_of_rows", "kernel_distance", "mean_interval"]  # fmt: skip
 
 BLOCK = 4096  # rows of features that are converted to float64 at once
+FEW_IMAGES = 500  # with fewer images an evaluation warns that its numbers are rough
+MAX_IMAGES = 5000  # larger sets get no intervals
+NUM_RESAMPLES = 100  # of the bootstrap
+STANDARD_DEVIATIONS = 1.96  # they cover 95% of a normal distribution on both sides
+
+Interval = tuple[float, float]
 
 
 class FrechetDistance(Metric):
@@ -160,3 +161,30 @@ def kernel_distance(
         if size == len(samples) == len(reference):
             break
     return float(np.mean(values)), float(np.std(values))
+
+
+def mean_interval(values: Tensor, seed: int | None = 0) -> Interval:
+    """Returns the interval of the mean of `values`, one number per image, `(n,)`."""
+    values = values.double()
+    return _interval(values.mean().item(), len(values), seed, lambda rows: values[rows].mean())
+
+
+def frechet_interval(
+    distance: float, samples: Tensor, reference: Tensor, seed: int | None = 0
+) -> Interval:
+    """Returns the interval of the Fréchet distance of features `(n f)` to a fixed reference."""
+    return _interval(distance, len(samples), seed, frechet_of_rows(samples, reference))
+
+
+def _interval(
+    value: float, count: int, seed: int | None, statistic: Callable[[Tensor], Tensor]
+) -> Interval:
+    # The resamples give the width and `value` the centre. A resample holds fewer different images,
+    # and a Fréchet distance grows with fewer images, so the mean of the resamples is too high.
+    rng = np.random.default_rng(seed)
+    resampled = [
+        statistic(torch.from_numpy(rng.integers(0, count, count))).item()
+        for _ in range(NUM_RESAMPLES)
+    ]
+    half_width = STANDARD_DEVIATIONS * float(np.std(resampled, ddof=1))
+    return value - half_width, value + half_width

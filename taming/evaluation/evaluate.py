@@ -13,8 +13,8 @@ from taming.data import ImageDataset
 from taming.data.module import ImageDataModule
 from taming.evaluation.classification_accuracy import train_on_real
 from taming.evaluation.classifier import ImageClassifier
+from taming.evaluation.distances import FEW_IMAGES
 from taming.evaluation.features import FeatureNetwork
-from taming.evaluation.intervals import FEW_IMAGES
 from taming.evaluation.judges import Judges
 from taming.evaluation.metrics import ReconstructionMetrics, metrics_device
 from taming.evaluation.options import EvaluationOptions
@@ -22,8 +22,8 @@ from taming.evaluation.protocol import evaluation_protocol
 from taming.evaluation.real_images import RealImages, check_classifier, check_data
 from taming.evaluation.report import image_sets, report_text
 from taming.evaluation.samples import (
+    Samples,
     condition_key,
-    existing_samples,
     generator_samples,
     measure_samples,
     options_by_scale,
@@ -117,7 +117,9 @@ def evaluate_model(
     pictures: dict[str, Image.Image] = {}
     if isinstance(subject, ImageDataset):
         num_samples, digest, sample_sizes = len(subject), "", subject.images.sizes or []
-        sets = [existing_samples(subject)]
+        sets = [
+            Samples({}, "samples", subject, range(num_samples), lambda _, batch: batch["images"])
+        ]
     else:
         num_samples = options.num_samples
         measured, pictures = measure_validation(subject, real, lpips and lpips.to(device))

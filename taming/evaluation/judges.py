@@ -13,9 +13,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from taming.evaluation.classifier import ImageClassifier
-from taming.evaluation.distances import feature_statistics, frechet_distance, kernel_distance
+from taming.evaluation.distances import (
+    MAX_IMAGES,
+    feature_statistics,
+    frechet_distance,
+    frechet_interval,
+    kernel_distance,
+    mean_interval,
+)
 from taming.evaluation.features import FeatureNetwork
-from taming.evaluation.intervals import MAX_IMAGES, frechet_interval, mean_interval
 from taming.evaluation.neighbours import fidelity_and_diversity
 from taming.runtime.errors import replacing, writing
 from taming.runtime.process_group import gather_shares

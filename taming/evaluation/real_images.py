@@ -109,13 +109,13 @@ class RealImages:
     def __init__(self, data: ImageDataModule, judges: Judges, options: EvaluationOptions) -> None:
         self.data, self.judges, self.options = data, judges, options
         self.val_numbers = choose_images(data.val_dataset, options.max_images, judges.seed)
-        self.val = self._judge(judges, data.val_dataset, self.val_numbers, "validation images")
+        self.val = self.judge(judges, data.val_dataset, self.val_numbers, "validation images")
         self.train: JudgedImages | None = None
         if judges.features is not None:
             train, count = data.train_dataset, options.max_training_images
             numbers = choose_images(train, count, judges.seed)
             network = replace(judges, classifier=None)
-            self.train = self._judge(network, train, numbers, "training images")
+            self.train = self.judge(network, train, numbers, "training images")
 
     def batches(
         self, dataset: ImageDataset, numbers: Sequence[int], name: str
@@ -131,13 +131,10 @@ class RealImages:
         bar = tqdm(loader, name, unit="batch", mininterval=1, disable=rank() > 0)
         yield from zip(starts, bar, strict=True)
 
-    def judge_val(self, judges: Judges, name: str) -> JudgedImages:
-        """Returns the validation images as other judges see them."""
-        return self._judge(judges, self.data.val_dataset, self.val_numbers, name)
-
-    def _judge(
+    def judge(
         self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int], name: str
     ) -> JudgedImages:
+        """Judges these images, with a progress bar of this name."""
         cache = on_first_rank(lambda: self._cache_file(judges.features, dataset, numbers))
         cached = cache is not None and on_first_rank(cache.is_file)
         judged = JudgedImages(replace(judges, features=None) if cached else judges)

@@ -25,8 +25,8 @@ from taming.runtime.process_group import gather, largest_share, rank
 from taming.tokenizer import VQGAN
 
 __all__ = [
+    "Samples",
     "condition_key",
-    "existing_samples",
     "generator_samples",
     "measure_samples",
     "options_by_scale",
@@ -114,11 +114,6 @@ def generator_samples(
 
     name = f"sampling, guidance {scale:g}"
     return Samples({"guidance_scale": scale}, name, dataset, numbers, sample)
-
-
-def existing_samples(images: ImageDataset) -> Samples:
-    """Returns images that exist already, as samples."""
-    return Samples({}, "samples", images, range(len(images)), lambda _, batch: batch["images"])
 
 
 def measure_samples(

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from taming.evaluation.intervals import MAX_IMAGES, mean_interval
+from taming.evaluation.distances import MAX_IMAGES, mean_interval
 from taming.evaluation.judges import JudgedImages, gather_rows
 from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_lpips, image_quality
 from taming.evaluation.real_images import RealImages

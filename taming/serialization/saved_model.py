@@ -23,19 +23,9 @@ from safetensors.torch import load_file, save_file
 from taming.runtime.errors import UserError
 from taming.serialization.sharded import is_checkpoint, load_unsharded
 
-__all__ = [
-    "CONFIG_FILE",
-    "FORMAT_VERSION",
-    "WEIGHTS_FILE",
-    "DamagedCheckpointError",
-    "SavedModel",
-    "checkpoint_entry",
-    "load_model_directory",
-    "load_training_checkpoint",
-    "read_training_checkpoint",
-    "save_model_directory",
-    "saved_checkpoints",
-]  # fmt: skip
+__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "DamagedCheckpointError", "SavedModel",
+    "checkpoint_entry", "load_model_directory", "load_training_checkpoint",
+    "read_training_checkpoint", "save_model_directory", "saved_checkpoints"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -216,8 +206,10 @@ def read_training_checkpoint(
         if path.is_dir():
             checkpoint = load_unsharded(path)
         else:
-            if check:
-                _compare_checksums(path)
+            if check:  # torch.save writes checksums, torch.load ignores them
+                with zipfile.ZipFile(path) as records:
+                    if (record := records.testzip()) is not None:
+                        raise zipfile.BadZipFile(record)
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file makes pickle, zipfile and torch raise anything
         is_missing = isinstance(error, FileNotFoundError)  # a shard, of a directory
@@ -237,12 +229,6 @@ def read_training_checkpoint(
         return checkpoint, _saved_model(entry, str(path))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path) from error
-
-
-def _compare_checksums(path: Path) -> None:
-    with zipfile.ZipFile(path) as records:  # torch.save writes checksums, torch.load ignores them
-        if (record := records.testzip()) is not None:
-            raise zipfile.BadZipFile(record)
 
 
 def load_training_checkpoint(path: Path) -> SavedModel:

@@ -16,10 +16,11 @@ from taming.evaluation.distances import (
     FrechetDistance,
     feature_statistics,
     frechet_distance,
+    frechet_interval,
     frechet_of_rows,
     kernel_distance,
+    mean_interval,
 )
-from taming.evaluation.intervals import frechet_interval, mean_interval
 
 
 class RandomFeatures(nn.Module):
