@@ -83,13 +83,11 @@ def encode_dataset(
             time.sleep(1)
     tokens = TokenDataset(directory, description)
     if tokens.replaced_names:
+        names = tokens.replaced_names
         log.warning(
-            "tokens of %s: %d images could not be read and were replaced by others (%s). If they "
-            "can be read now, delete %s to encode all images again.",
-            images,
-            len(tokens.replaced_names),
-            join_names(tokens.replaced_names),
-            directory,
+            f"tokens of {images}: {len(names)} images could not be read and were replaced by "
+            f"others ({join_names(names)}). If they can be read now, delete {directory} to encode "
+            "all images again."
         )
     return tokens
 
@@ -190,9 +188,8 @@ def encode_splits(
 def describe_cache(cache: TokenDataset) -> str:
     """Returns what a cache holds and how large it is, in words."""
     description = cache.description
-    text = f"{len(cache):,} images"
-    if description.num_views > 1:
-        text += f" in {description.num_views} views"
+    views = f" in {description.num_views} views" if description.num_views > 1 else ""
+    text = f"{len(cache):,} images{views}"
     text += ", {}×{} codes each".format(*description.indices.grid_size)
     if description.condition_indices is not None:
         text += ", {}×{} condition codes each".format(*description.condition_indices.grid_size)

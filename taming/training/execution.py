@@ -40,17 +40,11 @@ ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-tr
 
 @dataclass(frozen=True)
 class Execution:
-    """How the steps of a training are computed.
+    """How the steps of a training are computed."""
 
-    Attributes:
-        precision: an argument of Lightning's `Trainer`.
-        channels_last: whether images and weights use the channels-last memory format.
-        compile: whether `torch.compile` compiles the networks.
-    """
-
-    precision: str
-    channels_last: bool
-    compile: bool
+    precision: str  # as in Lightning's `Trainer`
+    channels_last: bool  # the memory format of images and weights
+    compile: bool  # the networks, with `torch.compile`
 
     def __str__(self) -> str:
         compiled = ", compiled" if self.compile else ""
@@ -77,15 +71,8 @@ def choose_execution(
 
     Alternatives are timed if the training takes at least five minutes, and compilation if it takes
     at least half an hour. Trainings of fewer than 500 batches are not timed. Several processes
-    would have to agree, so they are not timed either. Timing uses copies of the module.
-
-    Args:
-        precision: an argument of Lightning's `Trainer` in its long form; `"auto"` to choose it.
-        module: its `channels_last` and `compiled` may be `"auto"`.
-        load_batch: returns a batch to time steps with.
-        device: device of this process.
-        num_batches: batches of the whole training.
-        num_processes: processes of the training.
+    would have to agree, so they are not timed either. Timing uses copies of the module, and the
+    batch of `load_batch`. `precision` is in Lightning's long form.
     """
     choice = Execution(
         default_precision(device) if precision == "auto" else precision,

@@ -38,9 +38,8 @@ def finetune(
     vqgan = finetuned_vqgan(saved, mode, configured)
     if vqgan.config != configured.config:
         warn(
-            "note: the shape comes from %s, so other settings of `model` have no effect "
-            "(finetune.mode=new_codebook takes model.quantizer)",
-            checkpoint,
+            f"note: the shape comes from {checkpoint}, so other settings of `model` have no effect "
+            "(finetune.mode=new_codebook takes model.quantizer)"
         )
     finetuned_adversary(saved, adversary)
     return vqgan
@@ -49,13 +48,10 @@ def finetune(
 def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) -> VQGAN:
     """Builds a VQGAN with the weights of a saved one.
 
-    Args:
-        saved: the model to start from.
-        mode: `"whole"` keeps all weights, and so does `"decoder"`, which then trains only the
-            decoder. `"new_codebook"` builds a new quantizer, and new 1×1 convolutions around it
-            if the width of the codes changes.
-        configured: the model of the configuration. It gives the resolution (attention stays in
-            its levels), the new quantizer and the settings of the quantizer's training.
+    `"whole"` keeps all weights, and so does `"decoder"`, which then trains only the decoder.
+    `"new_codebook"` builds a new quantizer, and new 1×1 convolutions around it if the width of the
+    codes changes. The configured model gives the resolution (attention stays in its levels), the
+    new quantizer and the settings of the quantizer's training.
 
     Raises:
         UserError: if the number of channels changes, or pictures become label maps.
@@ -80,12 +76,10 @@ def finetuned_vqgan(saved: SavedModel, mode: FinetuningMode, configured: VQGAN) 
     if mode == "new_codebook":
         config["quantizer"] = dict(new["quantizer"])
         new_state = VQGAN(**config).state_dict()
-        trained_state = {
-            name: tensor
-            for name, tensor in state.items()
-            if not name.startswith("quantizer.") and tensor.shape == new_state[name].shape
-        }
-        state = {**new_state, **trained_state}
+        for name, tensor in state.items():
+            if not name.startswith("quantizer.") and tensor.shape == new_state[name].shape:
+                new_state[name] = tensor
+        state = new_state
     elif new["quantizer"]["kind"] == config["quantizer"]["kind"]:
         names = configured.quantizer.training_settings
         settings = {name: value for name, value in new["quantizer"].items() if name in names}
@@ -102,14 +96,14 @@ def finetuned_adversary(saved: SavedModel, adversary: Adversary | None) -> None:
         log.info("The model to fine-tune has no discriminator. Training a new one.")
     elif discriminator.config != adversary.discriminator.config:
         configured = adversary.discriminator.config
+        overrides = (
+            f"adversary.discriminator.{name}={str(value).lower()}"
+            for name, value in discriminator.config.items()
+            if value != configured.get(name)
+        )
         log.warning(
             "The discriminator of the model to fine-tune has another shape. Training a new one. To "
-            "keep it, add %s",
-            " ".join(
-                f"adversary.discriminator.{name}={str(value).lower()}"
-                for name, value in discriminator.config.items()
-                if value != configured.get(name)
-            ),
+            f"keep it, add {' '.join(overrides)}"
         )
     else:
         adversary.discriminator.load_state_dict(discriminator.state)

@@ -36,13 +36,7 @@ class _Grids(L.Callback):
         raise NotImplementedError
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: dict[str, torch.Tensor],
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         if batch_idx > 0 or self.num_images == 0 or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -78,11 +72,8 @@ class ReconstructionGrids(_Grids):
     ) -> Image.Image:
         colors = getattr(pl_module.trainer.datamodule, "palette", None)  # type: ignore[attr-defined]
         palette = palette_of(pl_module.vqgan, colors)
-        images, reconstructions = (
-            to_uint8(pictures[: self.num_images], palette)
-            for pictures in (batch["images"], outputs)
-        )
-        pairs = side_by_side([images, reconstructions], None)  # (b 2 H W 3)
+        columns = [to_uint8(x[: self.num_images], palette) for x in (batch["images"], outputs)]
+        pairs = side_by_side(columns, None)  # (b 2 H W 3)
         return pixel_grid(np.concatenate(pairs), num_columns=2 * min(4, len(pairs)))
 
 

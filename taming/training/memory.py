@@ -28,9 +28,8 @@ def check_room(
 ) -> None:
     """Logs how much memory and disk space the run needs, and how much there is.
 
-    The memory is what every step needs: weights, gradients, Adam's two moments and the averaged
-    weights. The activations of a batch come on top. The disk holds `best.ckpt`, the latest
-    `num_checkpoints`, and one that is being written.
+    The memory is that of weights, gradients, Adam's two moments and the averaged weights, without
+    activations. The disk holds `best.ckpt`, the latest `num_checkpoints` and an unfinished one.
 
     Raises:
         UserError: if there cannot be enough.
@@ -62,10 +61,8 @@ def check_room(
     if memory > total:
         warn("the training may need %s. %s", needs, smaller)
     elif free + used < disk:
-        warn(
-            "the training needs %s. Free some space, or keep one checkpoint: keep_checkpoints=1",
-            needs,
-        )
+        advice = "Free some space, or keep one checkpoint: keep_checkpoints=1"
+        warn("the training needs %s. %s", needs, advice)
     else:
         log.info("needs %s", needs)
 

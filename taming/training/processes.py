@@ -97,12 +97,8 @@ def log_global_batch(trainer: L.Trainer, batch_size: int, learning_rate: float) 
     if num_processes * num_batches == 1:
         return
     log.info(
-        "each step takes %d images: data.batch_size=%d × %d processes × %d accumulated batches. "
-        "The learning rate is not scaled with this number: it stays "
-        "training.optimizer.learning_rate=%g.",
-        batch_size * num_processes * num_batches,
-        batch_size,
-        num_processes,
-        num_batches,
-        learning_rate,
+        f"each step takes {batch_size * num_processes * num_batches} images: data.batch_size="
+        f"{batch_size} × {num_processes} processes × {num_batches} accumulated batches. The "
+        "learning rate is not scaled with this number: it stays "
+        f"training.optimizer.learning_rate={learning_rate:g}."
     )

@@ -53,25 +53,15 @@ class StepProgress(ProgressBar):
             log.info("resumed at step %d", self._first_step)
         if sys.stderr.isatty():
             self._bar = tqdm(
-                desc="training",
-                initial=self._first_step,
-                total=trainer.max_steps,
-                unit="step",
-                dynamic_ncols=True,
-                smoothing=0,
-            )
+                desc="training", initial=self._first_step, total=trainer.max_steps, unit="step",
+                dynamic_ncols=True, smoothing=0,
+            )  # fmt: skip
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._show(trainer)
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
         self._show(trainer, f"validating: {batch_idx + 1}/{sum(trainer.num_val_batches)}")
 

@@ -34,32 +34,22 @@ __all__ = ["TrainingResult", "check_resume", "finished_steps", "train"]
 log = logging.getLogger("taming")
 
 
+FiniteNumber = Annotated[float, Ge(0), Lt(math.inf)]
+
+
 @dataclass(frozen=True)
 class TrainingResult:
-    """The outcome of a run, as in `result.json`.
+    """The outcome of a run, as in `result.json`."""
 
-    Attributes:
-        step: completed steps.
-        interrupted: whether the user ended the run.
-        exported_step: the step of the model in `model/`.
-        metrics: metrics of the latest validation up to that step.
-        metrics_step: the step of that validation; None if there was none.
-        duration_seconds: duration of the run with its validations, over all sessions.
-        images_per_second: training images per second in the latest session, without validations.
-        device: the GPU or processor, and the number of processes if there are several.
-        precision: precision of the steps, as in Lightning.
-        versions: versions of the program and its libraries.
-    """
-
-    step: int
-    interrupted: bool
-    exported_step: int
-    metrics: dict[str, float]
-    metrics_step: int | None
-    duration_seconds: Annotated[float, Ge(0), Lt(math.inf)]
-    images_per_second: Annotated[float, Ge(0), Lt(math.inf)]
-    device: str
-    precision: str
+    step: int  # completed ones
+    interrupted: bool  # by the user
+    exported_step: int  # of the model in `model/`
+    metrics: dict[str, float]  # of the latest validation up to that step
+    metrics_step: int | None  # of that validation; None if there was none
+    duration_seconds: FiniteNumber  # with validations, over all sessions
+    images_per_second: FiniteNumber  # in the latest session, without validations
+    device: str  # GPU or processor, and the number of processes if there are several
+    precision: str  # as in Lightning
     versions: dict[str, str]
 
 

@@ -16,11 +16,8 @@ from lightning.pytorch.trainer.states import RunningStage
 __all__ = ["Clock", "EndAfterStep", "TrainingInterrupted", "ranks_can_agree"]
 
 STEPS_BETWEEN_AGREEMENTS = 20  # of several ranks: each agreement waits for the GPU
-SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-]
+NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # Windows lacks the last two
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 
 
 class TrainingInterrupted(Exception):  # noqa: N818

@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,34 +62,33 @@ def wandb_logger(
         run_id = os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12]
         id_file.write_text(run_id + "\n")
 
-    def logger(mode: str) -> WandbLogger:
-        return (ArtifactLogger if artifacts else WandbLogger)(
-            name=name or run_dir.name,
-            project=project,
-            version=id_file.read_text().strip(),
-            save_dir=run_dir.resolve(),
-            mode=mode,
-            settings=options,
-            **settings,
-        )
+    logger = partial(
+        ArtifactLogger if artifacts else WandbLogger,
+        name=name or run_dir.name,
+        project=project,
+        version=id_file.read_text().strip(),
+        save_dir=run_dir.resolve(),
+        settings=options,
+        **settings,
+    )
 
     mode = mode or os.environ.get("WANDB_MODE") or "offline"  # type: ignore[assignment]
     if mode != "online":
-        return logger(str(mode))
+        return logger(mode=mode)
     if not wandb.api.api_key:
         log.warning(
             "wandb: there is no API key, so this run is tracked offline. Log in with `wandb "
             "login`, or upload the run later with `wandb sync`."
         )
-        return logger("offline")
-    online = logger("online")
+        return logger(mode="offline")
+    online = logger(mode="online")
     try:
         _ = online.experiment
     except wandb.errors.Error as error:
         reason = str(error).splitlines()[0]
         log.warning("wandb: %s. This run is tracked offline; `wandb sync` uploads it.", reason)
         wandb.teardown()  # forgets the failed run
-        return logger("offline")
+        return logger(mode="offline")
     return online
 
 
@@ -142,14 +142,10 @@ def _artifact(kind: str, fingerprint: str, **settings: Any) -> Any:
 def _data_artifact(dataset: ImageDataset) -> Any:
     images = dataset.images
     fingerprint = images.fingerprint()
-    content = {
-        "fingerprint": fingerprint,
-        "num_images": len(images),
-        "class_names": images.class_names,
-    }
     artifact = _artifact("dataset", fingerprint, description=images.description)
+    numbers = {"fingerprint": fingerprint, "num_images": len(images)}
     with artifact.new_file("dataset.json") as file:
-        json.dump(content, file, indent=2)
+        json.dump({**numbers, "class_names": images.class_names}, file, indent=2)
     return artifact
 
 

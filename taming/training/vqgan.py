@@ -103,8 +103,7 @@ class VQGANTraining(TrainingModule):
         self.frozen: list[nn.Module] = parts_with_tokens if trained == "decoder" else []
         for part in self.frozen:
             part.requires_grad_(False)
-        self.adversary = adversary
-        self.optimizer = optimizer
+        self.adversary, self.optimizer = adversary, optimizer
         self.codebook_window = CodebookUsage(vqgan.codebook_size)
         self.adaptive_weight: torch.Tensor
         self.register_buffer("adaptive_weight", torch.zeros(()))
@@ -249,8 +248,7 @@ class VQGANTraining(TrainingModule):
     def training_metrics(self) -> dict[str, float]:
         """Returns codebook usage and perplexity once there are eight latents per code.
 
-        If all codes were equally likely, 1 − e⁻⁸ = 99.97 % of them would appear. The usage of a
-        single batch would be small for any codebook.
+        If all codes were equally likely, 1 − e⁻⁸ = 99.97 % of them would appear.
         """
         window = self.codebook_window
         if window.counts.sum() < 8 * self.vqgan.codebook_size:
@@ -291,13 +289,12 @@ class VQGANTraining(TrainingModule):
         return saved
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the start of the discriminator, and the codes counted since the latest report."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["codebook_window"] = {"counts": self.codebook_window.counts}
         checkpoint["adversary_start"] = None if self.adversary is None else self.adversary.start
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores both; a discriminator that has started stays on even if `start` changes."""
+        """A discriminator that has started stays on even if `start` changes."""
         super().on_load_checkpoint(checkpoint)
         self.codebook_window.counts = checkpoint["codebook_window"]["counts"].clone()
         start = checkpoint["adversary_start"]

@@ -108,7 +108,7 @@ def to_cuda(model: Model, dtype: torch.dtype | None = None) -> Model:
                     if isinstance(tensor, nn.Parameter):
                         there = nn.Parameter(there, requires_grad=tensor.requires_grad)
                     moved[tensor] = there
-                tensors[name] = moved[tensor]  # type: ignore[index]
+                tensors[name] = moved[tensor]
     return model
 
 

@@ -67,7 +67,7 @@ def test_on_a_gpu_nothing_leaves_bf16(name: str) -> None:
 def test_nothing_leaves_bf16_or_the_memory_format(
     name: str, memory_format: torch.memory_format
 ) -> None:
-    network = NETWORKS[name]().to(memory_format=memory_format)  # type: ignore[call-overload]
+    network = NETWORKS[name]().to(memory_format=memory_format)
     images = torch.randn(2, 3, 16, 16).contiguous(memory_format=memory_format)
     with torch.autocast("cpu", torch.bfloat16):
         actual = layer_tensors(network, images)

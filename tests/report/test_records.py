@@ -17,7 +17,7 @@ def series(*values: float, step: int = 10) -> tuple[np.ndarray, np.ndarray]:
 
 
 def record(**fields: object) -> RunRecord:
-    return RunRecord(Path("run"), "run", **fields)  # type: ignore[arg-type]
+    return RunRecord(Path("run"), "run", **fields)
 
 
 def test_each_metric_has_its_own_steps(tmp_path: Path) -> None:

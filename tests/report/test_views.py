@@ -41,7 +41,6 @@ def images(count: int = 6, size: tuple[int, int] = (4, 6), channels: int = 3) ->
 
 def subject(conditioning: Any = None, **changes: Any) -> Subject:
     generator = tiny_generator(conditioning or ClassLabel(3))
-    assert generator.tokenizer is not None
     return Subject(generator.tokenizer, generator, class_names=["cat", "dog", "owl"], **changes)
 
 
@@ -59,15 +58,11 @@ def test_pictures_shrink_until_the_page_is_small_enough(monkeypatch: pytest.Monk
     pictures = Pictures([Group("", [Picture.of(image) for image in noise])])
     section = Section("Samples", parts=[pictures])
 
-    def page() -> str:
-        return render_page("x", [], [section]).decode()
-
-    largest = page()
-    assert pictures.groups[0].pictures[0].address(256) in largest
-    monkeypatch.setattr("taming.report.page.MAX_SIZE", len(largest) - 300_000)
-    assert pictures.groups[0].pictures[0].address(192) in page()
-    monkeypatch.setattr("taming.report.page.MAX_SIZE", 0)
-    assert pictures.groups[0].pictures[0].address(32) in page()
+    size = len(render_page("x", [], [section]))
+    for max_size, side in ((size, 256), (size - 300_000, 192), (0, 32)):
+        monkeypatch.setattr("taming.report.page.MAX_SIZE", max_size)
+        page = render_page("x", [], [section]).decode()
+        assert pictures.groups[0].pictures[0].address(side) in page
 
 
 def test_pictures_of_codes_have_16_pixels() -> None:
@@ -189,7 +184,7 @@ def test_views_of_a_generator() -> None:
 
 def test_a_generator_that_has_learned_nothing_is_a_finding() -> None:
     example, batch = subject(), images()
-    torch.nn.init.zeros_(example.generator.transformer.head.weight)  # type: ignore[union-attr]
+    torch.nn.init.zeros_(example.generator.transformer.head.weight)
     table, chance, no_effect, _ = surprise(example, batch, batch)
     assert table.rows[0][1] == table.rows[1][1] == "3.000"
     assert chance.text.startswith("The transformer predicts tokens hardly better than chance")
@@ -215,10 +210,8 @@ def test_the_effect_of_a_condition_is_the_gain_in_bits_per_image() -> None:
 
 def test_attention_belongs_to_its_image() -> None:
     example, batch = subject(), images()
-    both, last = (
-        attention(example, batch.thin(2)),
-        attention(example, batch.select(torch.tensor([5]))),
-    )
+    both = attention(example, batch.thin(2))
+    last = attention(example, batch.select(torch.tensor([5])))
     for of_both, alone in zip(list(both)[3:], last, strict=True):  # three tokens per image
         assert of_both.caption == alone.caption
         for pictures in zip(of_both.rows["layer 1"], alone.rows["layer 1"], strict=True):
@@ -242,21 +235,15 @@ def test_samples_are_compared_with_training_images() -> None:
 
 def test_samples_are_next_to_their_conditions() -> None:
     maps = torch.eye(4)[torch.arange(24).view(1, 4, 6) % 4].movedim(-1, 1).repeat(3, 1, 1, 1)
-    conditioning = ImageCondition(4, (2, 3))
     cells = CellClasses(4, 2, (4, 6))
-    generator = tiny_generator(conditioning, condition_tokenizer=cells)
+    generator = tiny_generator(ImageCondition(4, (2, 3)), condition_tokenizer=cells)
     batch = images(3)._replace(labels=None, conditions=maps)
-    assert generator.tokenizer is not None
     example = Subject(generator.tokenizer, generator, batch)
-    samples = draw_samples(example)
-    (part,) = samples_by_class(example, samples)
+    (part,) = samples_by_class(example, draw_samples(example))
     assert [len(group.pictures) for group in part.groups] == [3, 3, 3]
     assert len(list(attention(example, batch))) == 9  # three tokens per image
-
-
-def test_without_classes_samples_are_one_group() -> None:
-    example = subject(Unconditional())
-    (part,) = samples_by_class(example, draw_samples(example))
+    unconditional = subject(Unconditional())
+    (part,) = samples_by_class(unconditional, draw_samples(unconditional))
     assert [len(group.pictures) for group in part.groups] == [20]
 
 

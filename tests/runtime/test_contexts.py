@@ -28,15 +28,10 @@ def matmul() -> None:
     backends.cuda.matmul.fp32_precision = "tf32"
 
 
-def everything() -> None:
+def everything(precision: str = "ieee") -> None:
     for operation in (*OPERATIONS, backends.cudnn.rnn):
         operation.fp32_precision = "none"  # as in a new process, where no test ran before
-    backends.fp32_precision = "ieee"
-
-
-def everything_short() -> None:
-    everything()
-    backends.fp32_precision = "tf32"
+    backends.fp32_precision = precision
 
 
 def older_then_newer() -> None:
@@ -44,7 +39,9 @@ def older_then_newer() -> None:
     backends.cuda.matmul.fp32_precision = "ieee"
 
 
-@pytest.mark.parametrize("choose", [matmul, everything, everything_short, older_then_newer])
+@pytest.mark.parametrize(
+    "choose", [matmul, everything, lambda: everything("tf32"), older_then_newer]
+)
 def test_a_process_may_use_the_newer_settings(choose: Callable[[], None]) -> None:
     choose()
     before = precisions()
@@ -54,7 +51,7 @@ def test_a_process_may_use_the_newer_settings(choose: Callable[[], None]) -> Non
 
 
 def test_settings_that_follow_the_global_one_still_do() -> None:
-    everything_short()
+    everything("tf32")
     with full_precision():
         pass
     backends.fp32_precision = "ieee"

@@ -66,9 +66,6 @@ def test_a_gpu_that_emulates_bf16_does_not_have_it(monkeypatch: pytest.MonkeyPat
     assert not has_bf16(CUDA)
 
 
-def test_the_processor_is_named() -> None:
+def test_the_processor_has_a_name_and_a_speed() -> None:
     assert f"{torch.get_num_threads()} threads" in device_name(CPU)
-
-
-def test_a_product_takes_time() -> None:
     assert product_seconds(size=8) > 0

@@ -100,7 +100,7 @@ def encode_and_count(folder: str, output: str, kill_at: int | None, start: Any, 
             count.value += len(images)
         return encode_images(self, images)
 
-    VQGAN.encode = encode_counted  # type: ignore[method-assign]
+    VQGAN.encode = encode_counted
     encode(Path(folder), Path(output))
 
 
@@ -167,7 +167,7 @@ def do_all(folder: Path, name: str = "two") -> dict[str, Any]:
         folders += 1
         init(*args, **kwargs)
 
-    ImageFolder.__init__ = counting  # type: ignore[method-assign]
+    ImageFolder.__init__ = counting
     commands: list[Callable[[Path, Path], None]] = [
         encode, sample, sample_one, evaluate, reconstruct, reconstruct_cut,
     ]  # fmt: skip
@@ -175,7 +175,7 @@ def do_all(folder: Path, name: str = "two") -> dict[str, Any]:
         for command in commands:
             command(folder, folder / name / command.__name__)
     finally:
-        ImageFolder.__init__ = init  # type: ignore[method-assign]
+        ImageFolder.__init__ = init
     return {
         "folders": folders,
         "rank_share": list(rank_share(range(5))),
@@ -202,11 +202,6 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
 @pytest.fixture
 def folder(done: tuple[Path, Any]) -> Path:
     return done[0]
-
-
-@pytest.fixture
-def ranks(done: tuple[Path, Any]) -> list[dict[str, Any]]:
-    return done[1]
 
 
 def files(directory: Path) -> dict[str, Path]:
@@ -268,12 +263,9 @@ def test_a_process_without_an_image_does_not_disturb_the_other(folder: Path) -> 
     assert [name for name, _ in actual["broken"]] == [f"{n:02d}.png" for n in range(2, 16, 2)]
 
 
-def test_only_the_first_process_lists_images(ranks: list[dict[str, Any]]) -> None:
-    assert ranks[0]["folders"] == 4 and ranks[1]["folders"] == 0
-
-
-def test_shares_are_gathered_in_order(ranks: list[dict[str, Any]]) -> None:
-    one, other = ranks
+def test_the_first_process_lists_images_and_shares_are_gathered_in_order(done: Any) -> None:
+    _, (one, other) = done
+    assert (one["folders"], other["folders"]) == (4, 0)
     assert (one["rank_share"], other["rank_share"]) == ([0, 2, 4], [1, 3])
     assert one["largest_share"] == other["largest_share"] == 3
     assert (one["in_turn"], other["in_turn"]) == ([0, 10, 20, 30, 40], [])

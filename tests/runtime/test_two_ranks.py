@@ -37,9 +37,8 @@ def ema(part: slice) -> dict[str, Any]:
 
 
 def unused(part: slice) -> dict[str, Any]:
-    quantizer = VectorQuantizer(
-        codebook_size=4, codebook_dim=1, revive_after=100, init="uniform"
-    ).train()
+    settings = {"codebook_size": 4, "codebook_dim": 1, "revive_after": 100}
+    quantizer = VectorQuantizer(**settings, init="uniform").train()
     with torch.no_grad():
         quantizer.codebook.copy_(torch.arange(4.0)[:, None])
     for _ in range(3):  # each rank sees another code, nobody the last two
@@ -68,9 +67,8 @@ def random_start(part: slice) -> dict[str, Any]:
     batches = torch.randn(5, 4, 3, 5, 5, generator=generator)
     for init in ("data", "kmeans"):
         torch.manual_seed(part.start or 0)  # each rank has random numbers of its own
-        quantizer = VectorQuantizer(
-            codebook_size=30, codebook_dim=3, init=init, revive_after=2, ema_decay=0.9
-        ).train()
+        settings = {"codebook_size": 30, "codebook_dim": 3, "revive_after": 2, "ema_decay": 0.9}
+        quantizer = VectorQuantizer(**settings, init=init).train()
         for batch in batches:
             quantizer(batch[part])
         state |= {f"{init}.{name}": value for name, value in quantizer.state_dict().items()}

@@ -37,42 +37,12 @@ def studios(run: Path) -> Iterator[dict[str, str]]:
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
-    assert process.stdout is not None
     try:
         yield json.loads(process.stdout.readline())
     finally:
         process.terminate()
         process.wait()
         process.stdout.close()
-
-
-@pytest.fixture(scope="session")
-def class_studio(studios: dict[str, str]) -> str:
-    """A generator of three classes, compared with another, and a run to watch."""
-    return studios["class"]
-
-
-@pytest.fixture(scope="session")
-def map_studio(studios: dict[str, str]) -> str:
-    return studios["map"]
-
-
-@pytest.fixture(scope="session")
-def picture_studio(studios: dict[str, str]) -> str:
-    """Two generators whose conditions are pictures, each by a tokenizer of its own."""
-    return studios["pictures"]
-
-
-@pytest.fixture(scope="session")
-def tokenizer_studio(studios: dict[str, str]) -> str:
-    """A tokenizer alone, behind a password."""
-    return studios["tokenizer"]
-
-
-@pytest.fixture(scope="session")
-def slow_studio(studios: dict[str, str]) -> str:
-    """A generator that takes two seconds for each row."""
-    return studios["slow"]
 
 
 @pytest.fixture(scope="session")

@@ -32,13 +32,13 @@ SETTINGS = (2, 1.0, 0, 1.0, 1.0, 7)
 
 
 @pytest.fixture(scope="session")
-def client(class_studio: str) -> Client:
-    return Client(class_studio, verbose=False)
+def client(studios: dict[str, str]) -> Client:
+    return Client(studios["class"], verbose=False)
 
 
 @pytest.fixture(scope="session")
-def map_client(map_studio: str) -> Client:
-    return Client(map_studio, verbose=False)
+def map_client(studios: dict[str, str]) -> Client:
+    return Client(studios["map"], verbose=False)
 
 
 def pixels(file: Any) -> np.ndarray:
@@ -53,7 +53,6 @@ def canvas(file: Path) -> dict[str, Any]:
 def test_the_grid_is_what_sampling_gives_and_grows_row_by_row(client: Client) -> None:
     job = client.submit(*SETTINGS, 1, api_name="/generate")
     generator = class_model().generator
-    assert generator is not None
     images = generator.sample(2, torch.tensor([1, 1]), options=SamplingOptions(seed=7))
     expected = np.array(to_picture(to_uint8(images), ["dogs", "dogs"]))
     assert np.array_equal(pixels(job.result()), expected)
@@ -66,7 +65,6 @@ def test_completion_keeps_the_first_rows(client: Client, tmp_path: Path) -> None
     file = write_picture(tmp_path / "a.png", (16, 16))
     grid = pixels(client.predict(canvas(file), 3, *SETTINGS, -1, api_name="/complete"))
     generator = class_model().generator
-    assert generator is not None
     images = torch.from_numpy(pixels(file)).permute(2, 0, 1)[None] / 127.5 - 1
     options = SamplingOptions(seed=7)
     completed = generator.complete(
@@ -82,7 +80,6 @@ def test_a_label_map_is_the_condition(map_client: Client, tmp_path: Path) -> Non
     file = canvas(tmp_path / "map.png")
     grid = pixels(map_client.predict(*SETTINGS, file, api_name="/generate"))
     generator = map_model().generator
-    assert generator is not None
     codes = torch.tensor([[[1, 1], [0, 0]]]).expand(2, -1, -1)
     images = generator.sample(2, codes, options=SamplingOptions(seed=7))
     assert np.array_equal(grid, np.array(to_picture(to_uint8(images))))
@@ -94,8 +91,10 @@ def test_a_label_map_file_is_opened_in_its_colours(map_client: Client, tmp_path:
     assert pixels(opened["composite"])[0, 0].tolist() == [0, 0, 255]
 
 
-def test_looking_into_a_picture_and_changing_a_code(class_studio: str, tmp_path: Path) -> None:
-    client = Client(class_studio, verbose=False)  # a session of its own: it has an image
+def test_looking_into_a_picture_and_changing_a_code(
+    studios: dict[str, str], tmp_path: Path
+) -> None:
+    client = Client(studios["class"], verbose=False)  # a session of its own: it has an image
     file = write_picture(tmp_path / "a.png")
     picture, codes, surprise, about = client.predict(handle_file(file), 1, api_name="/look")
     assert "4 × 4 codes" in about and "bits" in about
@@ -114,9 +113,9 @@ def test_looking_into_a_picture_and_changing_a_code(class_studio: str, tmp_path:
     assert f"**code {other}**" in text
 
 
-def test_a_tokenizer_alone_can_be_looked_into(tokenizer_studio: str, tmp_path: Path) -> None:
-    client = Client(tokenizer_studio, verbose=False, auth=("studio", PASSWORD))
-    names = client.view_api(return_format="dict")["named_endpoints"]  # type: ignore[index,call-overload]
+def test_a_tokenizer_alone_can_be_looked_into(studios: dict[str, str], tmp_path: Path) -> None:
+    client = Client(studios["tokenizer"], verbose=False, auth=("studio", PASSWORD))
+    names = client.view_api(return_format="dict")["named_endpoints"]
     assert "/look" in names and "/generate" not in names
     picture, *_ = client.predict(handle_file(write_picture(tmp_path / "a.png")), api_name="/look")
     assert pixels(picture).shape[0] >= 384
@@ -132,14 +131,13 @@ def test_two_models_draw_with_one_seed(client: Client) -> None:
 
 
 def test_each_model_encodes_the_condition_picture_itself(
-    picture_studio: str, tmp_path: Path
+    studios: dict[str, str], tmp_path: Path
 ) -> None:
     file = write_picture(tmp_path / "a.png")
-    client = Client(picture_studio, verbose=False)
+    client = Client(studios["pictures"], verbose=False)
     pictures = client.predict(*SETTINGS, canvas(file), api_name="/compare")
     for seed, grid in zip((1, 2), pictures, strict=True):
         generator = picture_model(seed).generator
-        assert generator is not None
         condition = to_images(Image.open(file), generator.require_condition_tokenizer(), (4, 4))
         options = SamplingOptions(seed=SETTINGS[-1])
         images = generator.sample(2, condition.expand(2, -1, -1, -1), options=options)
@@ -238,28 +236,23 @@ def test_bad_settings_give_a_one_line_error(
 
 
 def test_other_mistakes_give_a_one_line_error(
-    class_studio: str, map_client: Client, tmp_path: Path
+    studios: dict[str, str], map_client: Client, tmp_path: Path
 ) -> None:
-    client = Client(class_studio, verbose=False)
+    client = Client(studios["class"], verbose=False)
     guided = (2, 1.0, 0, 1.0, 3.0, 7)
     assert "no image to look into" in error_of(lambda: client.predict(0, 0, api_name="/show_code"))
     assert "picture is empty" in error_of(lambda: client.predict(None, 1, api_name="/look"))
     assert "guidance" in error_of(lambda: client.predict(*guided, -2, api_name="/generate"))
     client.predict(handle_file(write_picture(tmp_path / "a.png")), 1, api_name="/look")
-    assert "position is 99 and must be 0 to 15" in error_of(
-        lambda: client.predict(99, 0, api_name="/show_code")
-    )
-    change = (5, 99, *SETTINGS)
-    assert "new code is 99 and must be 0 to 15" in error_of(
-        lambda: client.predict(*change, api_name="/change")
-    )
-    picture = handle_file(write_picture(tmp_path / "photo.png"))
-    assert "not a label map" in error_of(
-        lambda: map_client.predict(picture, api_name="/open_label_map")
-    )
+    text = error_of(lambda: client.predict(99, 0, api_name="/show_code"))
+    assert "position is 99 and must be 0 to 15" in text
+    text = error_of(lambda: client.predict(5, 99, *SETTINGS, api_name="/change"))
+    assert "new code is 99 and must be 0 to 15" in text
     Image.fromarray(np.full((8, 8), 9, np.uint8)).save(tmp_path / "nine.png")
-    nine = handle_file(tmp_path / "nine.png")
-    assert "3 classes" in error_of(lambda: map_client.predict(nine, api_name="/open_label_map"))
+    for name, part in (("a.png", "not a label map"), ("nine.png", "3 classes")):
+        file = handle_file(tmp_path / name)
+        text = error_of(lambda file=file: map_client.predict(file, api_name="/open_label_map"))
+        assert part in text
 
 
 def test_one_job_at_a_time_even_after_a_cancelled_one() -> None:
@@ -282,10 +275,10 @@ def test_one_job_at_a_time_even_after_a_cancelled_one() -> None:
     assert order == ["slow", "second"]
 
 
-def test_others_need_a_password(tokenizer_studio: str) -> None:
+def test_others_need_a_password(studios: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"host=0\.0\.0\.0.*password"):
         check_access("0.0.0.0", None)
     check_access("0.0.0.0", "secret")
     check_access("localhost", None)
     with pytest.raises(AuthenticationError):
-        Client(tokenizer_studio, verbose=False)
+        Client(studios["tokenizer"], verbose=False)

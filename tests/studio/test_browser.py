@@ -48,8 +48,8 @@ def says(page: Any, text: str) -> None:
     page.locator(".toast-body", has_text=text).first.wait_for()
 
 
-def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
-    page.goto(class_studio)
+def test_draw_look_and_change_a_code(page: Any, studios: dict[str, str]) -> None:
+    page.goto(studios["class"])
     panel = tab(page, "Generate")
     panel.get_by_label("images").fill("2")
     panel.get_by_role("button", name="Draw").click()
@@ -81,13 +81,13 @@ def test_draw_look_and_change_a_code(page: Any, class_studio: str) -> None:
 
 
 def test_an_upload_shows_its_codes_and_nothing_is_shown_before(
-    page: Any, tokenizer_studio: str, tmp_path: Path
+    page: Any, studios: dict[str, str], tmp_path: Path
 ) -> None:
-    page.goto(tokenizer_studio)
+    page.goto(studios["tokenizer"])
     page.locator("input[type=password]").wait_for()
     form = {"username": "studio", "password": PASSWORD}
-    page.request.post(f"{tokenizer_studio}login", form=form)
-    page.goto(tokenizer_studio)
+    page.request.post(studios["tokenizer"] + "login", form=form)
+    page.goto(studios["tokenizer"])
     panel = page.get_by_role("tabpanel").filter(visible=True)
     panel.get_by_text("Upload or paste a picture").wait_for()
     assert not any(page.locator(f"#{name}").is_visible() for name in ("decoded", "codes", "code"))
@@ -102,9 +102,9 @@ def test_an_upload_shows_its_codes_and_nothing_is_shown_before(
 
 
 def test_a_picture_is_drawn_upon_and_completed(
-    page: Any, class_studio: str, tmp_path: Path
+    page: Any, studios: dict[str, str], tmp_path: Path
 ) -> None:
-    page.goto(class_studio)
+    page.goto(studios["class"])
     panel = tab(page, "Complete")
     panel.get_by_role("button", name="Complete").click()
     says(page, "the picture is empty")
@@ -115,8 +115,8 @@ def test_a_picture_is_drawn_upon_and_completed(
     picture(page, "completed").wait_for()
 
 
-def test_a_label_map_is_painted(page: Any, map_studio: str) -> None:
-    page.goto(map_studio)
+def test_a_label_map_is_painted(page: Any, studios: dict[str, str]) -> None:
+    page.goto(studios["map"])
     panel = tab(page, "Generate")
     page.wait_for_timeout(3000)
     panel.get_by_role("button", name="Draw").click()
@@ -151,8 +151,8 @@ def stroke(page: Any, canvas: Any) -> None:
     page.wait_for_timeout(1000)
 
 
-def test_both_models_and_a_training_are_shown(page: Any, class_studio: str) -> None:
-    page.goto(class_studio)
+def test_both_models_and_a_training_are_shown(page: Any, studios: dict[str, str]) -> None:
+    page.goto(studios["class"])
     panel = tab(page, "Compare")
     panel.get_by_role("button", name="Draw with both").click()
     picture(page, "drawn-0").wait_for()
@@ -171,18 +171,18 @@ def test_both_models_and_a_training_are_shown(page: Any, class_studio: str) -> N
     ],
 )
 def test_a_bad_upload_gives_an_error_in_the_page(
-    page: Any, class_studio: str, tmp_path: Path, content: bytes, message: str
+    page: Any, studios: dict[str, str], tmp_path: Path, content: bytes, message: str
 ) -> None:
-    page.goto(class_studio)
+    page.goto(studios["class"])
     panel = tab(page, "Look")
     (tmp_path / "bad.png").write_bytes(content)
     panel.locator("input[type=file]").first.set_input_files(tmp_path / "bad.png")
     says(page, message)
 
 
-def test_cancel_ends_a_drawing(page: Any, slow_studio: str) -> None:
+def test_cancel_ends_a_drawing(page: Any, studios: dict[str, str]) -> None:
     """The first of its rows is shown, and the next job begins before its last could be drawn."""
-    page.goto(slow_studio)
+    page.goto(studios["slow"])
     panel = tab(page, "Generate")
     panel.get_by_role("button", name="Draw").click()
     grid = picture(page, "generated")

@@ -27,7 +27,7 @@ def test_a_picture_is_cropped_in_the_middle() -> None:
 
 
 def test_colours_become_the_nearest_class() -> None:
-    cells = map_model().generator.require_condition_tokenizer()  # type: ignore[union-attr]
+    cells = map_model().generator.require_condition_tokenizer()
     pixels = np.zeros((32, 32, 3), np.uint8)
     pixels[:16] = (250, 9, 3)  # as a brush's edge leaves it
     pixels[16:, 16:] = (10, 0, 200)
@@ -47,7 +47,6 @@ def test_only_usual_formats_are_opened(tmp_path: Path) -> None:
 
 def test_rows_are_the_images_of_one_call() -> None:
     model = class_model()
-    assert model.generator is not None
     options, labels = SamplingOptions(seed=3), torch.tensor([0, 2])
     steps = list(draw_rows(model.generator, 2, labels, options))
     images = model.generator.sample(2, labels, options=options)
@@ -87,7 +86,6 @@ def test_all_places_of_a_code_are_framed() -> None:
 
 def test_attention_has_a_map_for_each_head() -> None:
     model = class_model()
-    assert model.generator is not None
     tokens = torch.arange(16)[None]
     pixels, condition = np.zeros((16, 16, 3), np.uint8), torch.tensor([1])
     picture = attention_picture(model.generator, pixels, tokens, condition, 5, [0])

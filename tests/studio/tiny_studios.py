@@ -17,8 +17,7 @@ from taming.studio import StudioModel, build_studio, serve
 from taming.tokenizer import VQGAN, CellClasses
 
 GRID = (4, 4)
-SIDE = 16  # pixels of an image
-MAP_SIDE = 16  # pixels of a label map of 3 classes, cells of 8
+SIDE = 16  # pixels of an image and of a label map
 NAMES = ["cats", "dogs", "owls"]
 PASSWORD = "secret"
 PALETTE = [[0, 0, 0], [255, 0, 0], [0, 0, 255]]
@@ -40,7 +39,7 @@ def class_model(seed: int = 0) -> StudioModel:
 
 
 def map_model() -> StudioModel:
-    cells = CellClasses(3, MAP_SIDE // 2, MAP_SIDE)
+    cells = CellClasses(3, SIDE // 2, SIDE)
     return _generator(ImageCondition(3, (2, 2), palette=PALETTE), condition_tokenizer=cells)
 
 
@@ -51,7 +50,6 @@ def picture_model(seed: int) -> StudioModel:
 
 def slow_model() -> StudioModel:
     model = class_model()
-    assert model.generator is not None
     rows = model.generator.sample_rows
 
     def slow_rows(*arguments: Any, **settings: Any) -> Iterator[Tensor]:
@@ -59,12 +57,8 @@ def slow_model() -> StudioModel:
             time.sleep(2)
             yield tokens
 
-    model.generator.sample_rows = slow_rows  # type: ignore[method-assign]
+    model.generator.sample_rows = slow_rows
     return model
-
-
-def tokenizer_model() -> StudioModel:
-    return StudioModel("outputs/tiny", tokenizer())
 
 
 def write_run(directory: Path) -> Path:
@@ -91,7 +85,7 @@ def main(run: str) -> None:
         "pictures": build_studio(picture_model(1), picture_model(2)),
         "slow": build_studio(slow_model()),
         "map": build_studio(map_model()),
-        "tokenizer": build_studio(tokenizer_model()),
+        "tokenizer": build_studio(StudioModel("outputs/tiny", tokenizer())),  # with a password
     }
     addresses = {
         name: serve(studio, password=PASSWORD if name == "tokenizer" else None, wait=False)

@@ -31,7 +31,6 @@ def walk(model: Model, average: WarmEMA, values: list[float], first_step: int = 
             model.count += 1
             trainer: Any = SimpleNamespace(global_step=finished)
             average.on_train_batch_end(trainer, model, None, None, 0)
-    assert average._average_model is not None
     return average._average_model.module
 
 
@@ -60,10 +59,10 @@ def test_reloaded_average_continues() -> None:
     average = set_up(model, 0.9)
     walk(model, average, [1.0, 2.0, 3.0])
     checkpoint = {"state_dict": copy.deepcopy(model.state_dict())}
-    average.on_save_checkpoint(SimpleNamespace(), model, checkpoint)  # type: ignore[arg-type]
+    average.on_save_checkpoint(SimpleNamespace(), model, checkpoint)
     resumed = Model()
     reloaded = set_up(resumed, 0.9)
-    reloaded.on_load_checkpoint(SimpleNamespace(), resumed, copy.deepcopy(checkpoint))  # type: ignore[arg-type]
+    reloaded.on_load_checkpoint(SimpleNamespace(), resumed, copy.deepcopy(checkpoint))
     reloaded.load_state_dict(average.state_dict())
     assert resumed.weight == 3.0
     ends = [walk(m, a, [4.0, 5.0], 4).weight for m, a in ((model, average), (resumed, reloaded))]
@@ -73,14 +72,12 @@ def test_reloaded_average_continues() -> None:
 def test_the_average_is_on_the_device_of_the_training() -> None:
     model = Model()
     average = set_up(model, 0.9, device="meta")._average_model  # Lightning moves the model later
-    assert average is not None
     assert (average.module.weight.is_meta, model.weight.is_meta) == (True, False)
 
 
 def test_average_has_the_memory_format_of_the_weights() -> None:
     module, _ = stage("vqgan", channels_last=True)
     average = set_up(module, 0.9)  # before the module, as Lightning does
-    assert average._average_model is not None
     averaged = average._average_model.module.parameters()
     assert all(a.stride() == w.stride() for a, w in zip(averaged, module.parameters(), strict=True))
 
@@ -143,7 +140,7 @@ def test_optimizer_continues_in_another_memory_format(fused: bool) -> None:
             state: dict[str, Any] | None = None
             weight = start
             for memory_format, gradient in zip((before, other), gradients, strict=True):
-                layer = nn.Conv2d(3, 4, 2, bias=False).to(memory_format=memory_format)  # type: ignore[call-overload]
+                layer = nn.Conv2d(3, 4, 2, bias=False).to(memory_format=memory_format)
                 layer.weight.data.copy_(weight)
                 optimizer = build_optimizer(config.parameter_groups(layer), fused=fused)
                 if state is not None:

@@ -109,12 +109,9 @@ def test_a_failed_rank_does_not_save(
     monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception, saves: bool
 ) -> None:
     saved: list[Any] = []
-    monkeypatch.setattr(
-        ModelCheckpoint, "on_exception", lambda self, *arguments: saved.append(arguments)
-    )
-    trainer: Any = SimpleNamespace(world_size=world_size)
-    module: Any = None
-    LastCheckpoint(save_on_exception=True).on_exception(trainer, module, error)
+    monkeypatch.setattr(ModelCheckpoint, "on_exception", lambda _, *args: saved.append(args))
+    trainer = SimpleNamespace(world_size=world_size)
+    LastCheckpoint(save_on_exception=True).on_exception(trainer, None, error)
     assert bool(saved) == saves
 
 
@@ -127,13 +124,9 @@ def test_a_failed_rank_does_not_save(
 )
 @pytest.mark.parametrize(("world_size", "expected"), [(1, [*range(1, 51)]), (2, [20, 40])])
 def test_time_is_checked_between_steps(
-    monkeypatch: pytest.MonkeyPatch,
-    callback: Callback,
-    base: type[Callback],
-    method: str,
-    world_size: int,
-    expected: list[int],
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, callback: Callback, base: type[Callback], method: str,
+    world_size: int, expected: list[int],
+) -> None:  # fmt: skip
     """Several ranks look at it together, and seldom."""
     steps: list[int] = []
 
@@ -145,7 +138,7 @@ def test_time_is_checked_between_steps(
         trainer: Any = SimpleNamespace(
             world_size=world_size, accumulate_grad_batches=2, global_step=(index + 1) // 2
         )
-        callback.on_train_batch_end(trainer, None, None, {"images": [0]}, index)  # type: ignore[arg-type]
+        callback.on_train_batch_end(trainer, None, None, {"images": [0]}, index)
     assert steps == expected
 
 

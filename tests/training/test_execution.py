@@ -20,17 +20,11 @@ BF16 = Execution("bf16-mixed", False, False)
 BATCH = {"images": torch.rand(2, 3, 16, 16)}
 
 
-def choose(
-    request: tuple[str, Any, Any],
-    device: torch.device = CPU,
-    num_batches: int = 100,
-    **options: Any,
-) -> Execution:
+def choose(request: tuple[str, Any, Any], device: torch.device = CPU, **options: Any) -> Execution:
     precision, channels_last, compile = request
     module = vqgan_training(channels_last=channels_last, compile=compile)
-    choice = choose_execution(
-        precision, module, lambda: BATCH, device, num_batches=num_batches, **options
-    )
+    options = {"num_batches": 100, **options}
+    choice = choose_execution(precision, module, lambda: BATCH, device, **options)
     assert (module.channels_last, module.compiled) == (choice.channels_last, choice.compile)
     return choice
 
@@ -124,11 +118,7 @@ def test_compiling_is_for_long_trainings_and_small_gains_are_noise(
 ])  # fmt: skip
 @pytest.mark.parametrize("native", [True, False])
 def test_a_slow_or_replaced_precision_gives_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    precision: str,
-    expected: str,
-    native: bool,
+    monkeypatch: pytest.MonkeyPatch, caplog: Any, precision: str, expected: str, native: bool
 ) -> None:
     monkeypatch.setattr(execution, "has_bf16", lambda device: native)
     assert execution.supported_precision(precision, CPU) == expected
@@ -139,9 +129,8 @@ def test_a_slow_or_replaced_precision_gives_a_warning(
 
 def test_other_precisions_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "seconds_per_batch", None)
-    assert choose(("bf16-true", "auto", "auto"), num_batches=4000) == Execution(
-        "bf16-true", False, False
-    )
+    choice = choose(("bf16-true", "auto", "auto"), num_batches=4000)
+    assert choice == Execution("bf16-true", False, False)
 
 
 def test_the_step_that_is_timed_has_a_discriminator(monkeypatch: pytest.MonkeyPatch) -> None:

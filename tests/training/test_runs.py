@@ -144,14 +144,9 @@ def test_the_best_is_exported(tmp_path: Path, losses: list[float]) -> None:
     ],
 )
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_exports_no_other(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    losses: list[float],
-    full: set[int],
-    export: str | None,
-    steps: list[int],
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    losses: list[float], full: set[int], export: str | None, steps: list[int],
+) -> None:  # fmt: skip
     @contextmanager
     def on_full_disk(path: Path, mode: str) -> Iterator[Any]:
         with replacing(path, mode) as file:
@@ -264,11 +259,10 @@ def test_a_resumed_run_equals_the_uninterrupted_run(
     assert structure == other_structure
     for one, other in zip(leaves, other_leaves, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-    prints = [
-        load_saved_model(run / "model").fingerprint() for run in (uninterrupted.directory, parts)
-    ]
-    assert prints[0] == prints[1]
-    assert read_rows(uninterrupted.directory / "metrics.csv") == read_rows(parts / "metrics.csv")
+    runs = uninterrupted.directory, parts
+    assert len({load_saved_model(run / "model").fingerprint() for run in runs}) == 1
+    first, second = (read_rows(run / "metrics.csv") for run in runs)
+    assert first == second
     assert torch.get_float32_matmul_precision() == "highest"  # as ever on a CPU
 
 

@@ -64,7 +64,7 @@ def test_the_gap_is_to_the_training_loss_since_the_last_report(tmp_path: Path) -
         losses.extend(value.item() for name, value in metrics.items() if name == "loss")
         remember(metrics)
 
-    module.remember = keep_metrics  # type: ignore[method-assign]
+    module.remember = keep_metrics
     changes = {"max_steps": 7, "val_check_interval": 3, "log_every_n_steps": 3}
     recorder = run_training(tmp_path, module, token_data(), **changes).recorder
     since = {3: losses[:3], 6: losses[3:6], 7: losses[6:]}  # at a report: that report's

@@ -144,16 +144,9 @@ class ByConvolution(nn.Module):
 def tiny_adversary(
     norm: str = "batch", network: type[PatchDiscriminator] = PatchDiscriminator, **changes: Any
 ) -> Adversary:
-    settings: dict[str, Any] = {
-        "start": 2,
-        "warmup": 1,
-        "ramp": 2,
-        "weight": 0.8,
-        "adaptive": True,
-        "optimizer": OptimizerConfig(learning_rate=1e-3),
-    }
-    discriminator = network(base_channels=4, num_layers=1, norm=norm)
-    return Adversary(discriminator, **{**settings, **changes})
+    settings = {"start": 2, "warmup": 1, "ramp": 2, "weight": 0.8, "adaptive": True, **changes}
+    settings.setdefault("optimizer", OptimizerConfig(learning_rate=1e-3))
+    return Adversary(network(base_channels=4, num_layers=1, norm=norm), **settings)
 
 
 def optimizer_config(**changes: Any) -> OptimizerConfig:
@@ -240,7 +233,6 @@ class Recorder(Logger):
         pass
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        assert step is not None
         self.rows.append((int(step), dict(metrics)))
         if step == self.interrupt_at:
             self.interrupt_at = None
@@ -276,14 +268,14 @@ def run_training(
 ) -> Run:
     """Trains in a run directory as `configs/` would have it, and with a `Recorder`."""
     stage_1 = isinstance(module, VQGANTraining)
-    grids: L.Callback = SampleGrids(directory / "grids", num_images=3)
-    if stage_1:
-        grids = ReconstructionGrids(directory / "grids", num_images=3)
+    grids = (ReconstructionGrids if stage_1 else SampleGrids)(directory / "grids", num_images=3)
     kind = "vqgan" if stage_1 else "generator"
     monitor = monitor or ("val/reconstruction_loss" if stage_1 else "val/loss")
     files: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
     average = average_weights(ema_decay)
-    clock = [] if any(isinstance(c, Clock) for c in callbacks or []) else [Clock()]
+    callbacks = list(callbacks or [])
+    if not any(isinstance(callback, Clock) for callback in callbacks):
+        callbacks.insert(0, Clock())
     recorder = Recorder(interrupt_at, interrupt_by)
     settings: dict[str, Any] = {
         "max_steps": MAX_STEPS,
@@ -303,9 +295,8 @@ def run_training(
     trainer = L.Trainer(
         callbacks=[
             *([] if average is None else [average]),
-            *clock,
             grids,
-            *(callbacks or []),
+            *callbacks,
             EndAfterStep(),
             ModelCheckpoint(
                 **files, filename="best", monitor=monitor, auto_insert_metric_name=False
