@@ -18,31 +18,8 @@ from taming.data.token_writer import TokenWriter
 from taming.data.tokens import CacheDescription, TokenDataset, TokenGrid
 from taming.data.transforms import ImageTransform
 
-__all__ = [
-    "CIFAR10",
-    "ArrayReader",
-    "BrokenImageError",
-    "CacheDescription",
-    "Digits",
-    "EndlessBatches",
-    "FashionMNIST",
-    "HuggingFaceImages",
-    "ImageArray",
-    "ImageDataset",
-    "ImageFiles",
-    "ImageFolder",
-    "ImageStream",
-    "ImageTransform",
-    "InspectionImages",
-    "LabelMapReader",
-    "LoaderOptions",
-    "PairFiles",
-    "Part",
-    "PictureReader",
-    "Reader",
-    "TokenDataset",
-    "TokenGrid",
-    "TokenWriter",
-    "held_out_split",
-    "open_samples",
-]
+__all__ = ["CIFAR10", "ArrayReader", "BrokenImageError", "CacheDescription", "Digits",
+    "EndlessBatches", "FashionMNIST", "HuggingFaceImages", "ImageArray", "ImageDataset",
+    "ImageFiles", "ImageFolder", "ImageStream", "ImageTransform", "InspectionImages",
+    "LabelMapReader", "LoaderOptions", "PairFiles", "Part", "PictureReader", "Reader",
+    "TokenDataset", "TokenGrid", "TokenWriter", "held_out_split", "open_samples"]  # fmt: skip

@@ -42,11 +42,7 @@ class FileEntry(NamedTuple):
 
 
 class FileTable:
-    """Many files in a few arrays: a million take 100 MB, and loader processes share them.
-
-    Args:
-        entries: the files.
-    """
+    """Many files in a few arrays: a million take 100 MB, and loader processes share them."""
 
     def __init__(self, entries: Iterable[FileEntry]) -> None:
         names, numbers, length = bytearray(), array("q"), 0

@@ -249,8 +249,6 @@ class ImageTable(ImageList):
     like the folder they were made of.
 
     Args:
-        table: the dataset.
-        source: its settings.
         known_classes: for validation data, the class names of the training data.
 
     Raises:

@@ -14,19 +14,9 @@ from PIL import ExifTags, Image, ImageOps
 from taming.data.files import SUFFIXES
 from taming.runtime.errors import UserError
 
-__all__ = [
-    "AnyImage",
-    "BrokenImageError",
-    "Channels",
-    "LabelMapReader",
-    "PictureReader",
-    "Planes",
-    "Reader",
-    "decoding",
-    "header_size",
-    "one_hot",
-    "open_image",
-]
+__all__ = ["AnyImage", "BrokenImageError", "Channels", "LabelMapReader",
+    "PictureReader", "Planes", "Reader", "decoding", "header_size", "one_hot",
+    "open_image"]  # fmt: skip
 
 Channels = Literal[1, 3]
 Byte = Annotated[int, Ge(0), Le(255)]

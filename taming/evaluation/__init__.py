@@ -15,22 +15,8 @@ from taming.evaluation.metrics import (
 from taming.evaluation.protocol import protocol_differences
 from taming.evaluation.report import evaluation_rows, markdown_table, report_text
 
-__all__ = [
-    "ClassifierTraining",
-    "CodebookUsage",
-    "ExactMean",
-    "FeatureExtractor",
-    "FeatureNetwork",
-    "FrechetDistance",
-    "ImageClassifier",
-    "LPIPSMetric",
-    "LabelMapMetrics",
-    "ReconstructionMetrics",
-    "TokenLikelihood",
-    "evaluation_rows",
-    "in_proportion",
-    "load_feature_network",
-    "markdown_table",
-    "protocol_differences",
-    "report_text",
-]
+__all__ = ["ClassifierTraining", "CodebookUsage", "ExactMean", "FeatureExtractor",
+    "FeatureNetwork", "FrechetDistance", "ImageClassifier", "LPIPSMetric",
+    "LabelMapMetrics", "ReconstructionMetrics", "TokenLikelihood", "evaluation_rows",
+    "in_proportion", "load_feature_network", "markdown_table", "protocol_differences",
+    "report_text"]  # fmt: skip

@@ -26,15 +26,8 @@ from taming.evaluation.neighbours import fidelity_and_diversity
 from taming.runtime.errors import replacing, writing
 from taming.runtime.process_group import gather_shares
 
-__all__ = [
-    "JudgedImages",
-    "Judges",
-    "as_eight_bit",
-    "compare_features",
-    "gather_rows",
-    "in_proportion",
-    "probability_score",
-]
+__all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "gather_rows",
+    "in_proportion", "probability_score"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,9 @@ from torchmetrics.functional.image import (
 from taming.losses import LPIPSLoss
 from taming.runtime.contexts import full_precision
 
-__all__ = [
-    "CodebookUsage",
-    "ExactMean",
-    "LPIPSMetric",
-    "LabelMapMetrics",
-    "ReconstructionMetrics",
-    "TokenLikelihood",
-    "codebook_usage",
-    "image_lpips",
-    "image_psnr",
-    "image_quality",
-    "metrics_device",
-]
+__all__ = ["CodebookUsage", "ExactMean", "LPIPSMetric", "LabelMapMetrics",
+    "ReconstructionMetrics", "TokenLikelihood", "codebook_usage", "image_lpips",
+    "image_psnr", "image_quality", "metrics_device"]  # fmt: skip
 
 MAX_PSNR = 10 * math.log10(2**2 / 1e-10)  # of equal images
 SSIM_WINDOW = 11  # pixels; images are at least as large

@@ -3,14 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "biased_judges_note",
-    "evaluation_rows",
-    "image_sets",
-    "markdown_table",
-    "reconstruction_text",
-    "report_text",
-]
+__all__ = ["biased_judges_note", "evaluation_rows", "image_sets", "markdown_table",
+    "reconstruction_text", "report_text"]  # fmt: skip
 
 MAX_TABLE_CLASSES = 30
 Columns = Mapping[str, tuple[str, str]]  # title and format of a number, by its key

@@ -24,15 +24,8 @@ from taming.runtime.contexts import evaluation_mode
 from taming.runtime.process_group import gather, largest_share, rank
 from taming.tokenizer import VQGAN
 
-__all__ = [
-    "Samples",
-    "condition_key",
-    "generator_samples",
-    "measure_samples",
-    "options_by_scale",
-    "prepare_sampling",
-    "training_numbers",
-]
+__all__ = ["Samples", "condition_key", "generator_samples", "measure_samples",
+    "options_by_scale", "prepare_sampling", "training_numbers"]  # fmt: skip
 
 GRID_CLASSES, GRID_IMAGES_PER_CLASS, GRID_IMAGES_WITHOUT_CLASSES = 12, 10, 100
 

@@ -196,15 +196,14 @@ def test_paths_without_images(tmp_path: Path) -> None:
         opened(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no images\. .*\.jpg"):
         opened(tmp_path)
-    (tmp_path / "clip.gif").write_bytes(b"GIF89a")
-    with pytest.raises(UserError, match=r"holds no images \(but 1 \.gif\)"):
-        opened(tmp_path)
-    (tmp_path / "list.txt").write_text("a")
-    with pytest.raises(UserError, match=r"list\.txt: not an image"):
-        opened(tmp_path / "list.txt")
-    (tmp_path / "no.zip").write_text("a")
-    with pytest.raises(UserError, match="not a readable zip"):
-        opened(tmp_path / "no.zip")
+    for name, path, message in (
+        ("clip.gif", "", r"holds no images \(but 1 \.gif\)"),
+        ("list.txt", "list.txt", r"list\.txt: not an image"),
+        ("no.zip", "no.zip", "not a readable zip"),
+    ):
+        (tmp_path / name).write_text("a")
+        with pytest.raises(UserError, match=message):
+            opened(tmp_path / path)
 
 
 def test_fingerprint_follows_the_files_and_how_they_are_read(make_folder: Any) -> None:

@@ -1,5 +1,6 @@
 """An evaluation refuses data and classifiers that differ from the training's."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,11 @@ def data(**changes: Any) -> Any:
     return SimpleNamespace(**settings)
 
 
+def expect_error(message: str | None) -> AbstractContextManager[Any]:
+    """Expects an error with this message, or none."""
+    return nullcontext() if message is None else pytest.raises(UserError, match=message)
+
+
 def reads(*arguments: Any, **settings: Any) -> dict[str, Any]:
     return {"condition_reader": LabelMapReader(*arguments, **settings)}
 
@@ -73,11 +79,8 @@ def test_data_must_be_like_the_training_data(
     model: str, changes: dict[str, Any], message: str | None
 ) -> None:
     generator = MODELS[model]()
-    if message is None:
+    with expect_error(message):
         assert check_data(generator, data(**changes)) is generator.tokenizer
-    else:
-        with pytest.raises(UserError, match=message):
-            check_data(generator, data(**changes))
 
 
 @pytest.mark.parametrize(
@@ -93,12 +96,8 @@ def test_classifier_must_have_the_classes_of_the_data(
     changes: dict[str, Any], message: str | None
 ) -> None:
     settings: dict[str, Any] = {"num_classes": 2, "image_channels": 3, "resolution": 16, **changes}
-    classifier = ImageClassifier(**settings)
-    if message is None:
-        check_classifier(classifier, data())
-    else:
-        with pytest.raises(UserError, match=message):
-            check_classifier(classifier, data())
+    with expect_error(message):
+        check_classifier(ImageClassifier(**settings), data())
 
 
 class Stream:

@@ -73,9 +73,6 @@ def test_reference_of_compvis_transformer(shared: Path, name: str, notes: list[s
         check("condition tokens", condition_tokens, prefix)
 
 
-# --- conditions ---------------------------------------------------------------------------------
-
-
 def test_the_number_of_classes(shared: Path) -> None:
     content, params = content_and_config(shared, "class")
     imported = convert(content, params, num_classes=10)
@@ -151,9 +148,6 @@ def test_a_condition_stage_of_label_maps(shared: Path, target: str) -> None:
     assert torch.equal(tokens[:, 0], first)
 
 
-# --- vocabulary, masks, order -------------------------------------------------------------------
-
-
 def test_a_vocabulary_larger_than_the_codebook_is_cut(shared: Path) -> None:
     content, params = content_and_config(shared, "class")
     state = content["state_dict"]
@@ -207,8 +201,6 @@ def test_another_order_of_the_codes_is_refused(shared: Path) -> None:
     assert "dropped permuter.* (2): the order is row by row" in convert(content, params).notes
 
 
-# --- published sizes, by name and shape ---------------------------------------------------------
-
 # (vocabulary, block, layers, width), parameters of their transformer, rows of our condition table
 PUBLISHED: dict[str, tuple[tuple[int, int, int, int], int, int]] = {
     "cin_transformer": ((16384, 256, 48, 1536), 1_410_640_896, 1001),
@@ -250,9 +242,6 @@ def test_published_transformers_fit_by_name_and_shape(name: str) -> None:
         torch.Size(shape).numel() for n, shape in shapes.items() if n not in transformer_names
     )
     assert imported.model.config["grid_size"] == [16, 16]
-
-
-# --- configs and weights that do not match ------------------------------------------------------
 
 
 def test_missing_weights_of_the_first_stage_are_named(shared: Path) -> None:

@@ -70,8 +70,6 @@ def test_reference_of_compvis(shared: Path, name: str) -> None:
     check("adaptive weight", weight[None], expected["adaptive_weight_l1_unscaled"])
 
 
-# --- published sizes, by name and shape ---------------------------------------------------------
-
 GUMBEL: Shapes = {
     "quantize.proj.weight": (8192, 256, 1, 1),
     "quantize.proj.bias": (8192,),
@@ -127,9 +125,6 @@ def test_the_config_tells_models_of_label_maps() -> None:
         assert imported.model.config["label_maps"] is label_maps
 
 
-# --- remapped codebooks -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["vqgan", "vqgan_gumbel"])
 def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     content, params = compvis_content(shared, name)
@@ -152,8 +147,6 @@ def test_used_codes_are_the_codebook(shared: Path, name: str) -> None:
     with pytest.raises(UserError, match=r"quantize\.used is missing in the file"):
         convert(content, {**params, "remap": "used.npy"})
 
-
-# --- configs ------------------------------------------------------------------------------------
 
 TINY: dict[str, Any] = {
     "ddconfig": {"ch": 32, "out_ch": 3, "in_channels": 3, "ch_mult": [1, 2], "num_res_blocks": 1,

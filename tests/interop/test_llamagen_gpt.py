@@ -69,8 +69,6 @@ def test_with_the_tokenizer_it_gives_images(shared: Path, tmp_path: Path) -> Non
         import_reference(shared, tokenizer=tmp_path / "nowhere")
 
 
-# --- published sizes, by name and shape ---------------------------------------------------------
-
 SIZES = {  # layers, width, width inside the feed-forward networks
     "GPT-B": (12, 768, 2048),
     "GPT-L": (24, 1024, 2816),
@@ -137,9 +135,6 @@ def test_no_class_has_a_row_only_with_label_dropout() -> None:
         generator.sample_tokens(1)
     with pytest.raises(UserError, match=rf"{table} is \(5, 32\) instead of \(4, 32\)"):
         on_meta(TINY_SHAPES, config)
-
-
-# --- arguments ----------------------------------------------------------------------------------
 
 
 def test_arguments_are_converted() -> None:

@@ -38,9 +38,6 @@ def equal(first: SavedModel, second: SavedModel) -> bool:
     return first.fingerprint() == second.fingerprint()
 
 
-# --- model directories --------------------------------------------------------------------------
-
-
 def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     path = save_model_directory(example(), tmp_path / "deep" / "model")
     files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()}
@@ -124,9 +121,6 @@ def test_different_models_have_different_fingerprints() -> None:
     changes[3].parts["transformer"].state["weight"][0] = 9
     changes[4].state["a"] = changes[4].state["a"].view(3, 2)
     assert len({reference, *(model.fingerprint() for model in changes)}) == 6
-
-
-# --- training checkpoints -----------------------------------------------------------------------
 
 
 def checkpoint(path: Path, value: float = 1.0) -> Path:
@@ -213,9 +207,6 @@ def test_truncated_files_are_refused(tmp_path: Path, name: str, fraction: float)
         load_saved_model(tmp_path / name.partition("/")[0])
 
 
-# --- from a path to a model ---------------------------------------------------------------------
-
-
 def test_a_run_directory_means_its_model_then_its_last_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     best = checkpoint(run / "checkpoints" / "best.ckpt", 2.0)
@@ -267,9 +258,6 @@ def test_hub_names_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match=r"hf:owner/missing could not .* cannot be reached"):
         load_saved_model("hf:owner/missing")
     assert downloads == [("owner/name", None), ("owner/name", "c0ffee"), ("owner/missing", None)]
-
-
-# --- models that save themselves ----------------------------------------------------------------
 
 
 CHECKPOINT = "run/checkpoints/last.ckpt"
