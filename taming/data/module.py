@@ -76,24 +76,20 @@ class EndlessDataModule(L.LightningDataModule):
         if rank > 0:
             return
         if processes != before:
-            log.warning(
+            note = (
                 "note: the run resumes with %d instead of %d processes. The order of the images "
                 "stays the same. A step takes %d images instead of %d. Random numbers (dropout, "
                 "noise, replaced codes), the rounding of sums, and normalisation over the batch of "
-                "a process differ.",
-                processes,
-                before,
-                self._images_per_step,
-                images,
+                "a process differ."
             )
+            log.warning(note, processes, before, self._images_per_step, images)
         num_items = len(self.train_dataset)
         if num_items != state_dict["num_items"]:
-            log.warning(
+            note = (
                 "note: the run has trained on %d images so far, and there are %d now. They come in "
-                "another order, and other images may be held out for validation.",
-                state_dict["num_items"],
-                num_items,
+                "another order, and other images may be held out for validation."
             )
+            log.warning(note, state_dict["num_items"], num_items)
 
     @property
     def _images_per_step(self) -> int:

@@ -144,13 +144,8 @@ class PairFiles(ImageFiles):
         alone = [images.name(i) for stem, i in image_of.items() if stem not in condition_of]
         alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
         if alone:
-            log.warning(
-                "%s: %d files have no partner and are dropped (%s); %d pairs remain",
-                images.description,
-                len(alone),
-                join_names(alone),
-                len(pairs),
-            )
+            dropped = f"{len(alone)} files have no partner and are dropped ({join_names(alone)})"
+            log.warning("%s: %s; %d pairs remain", images.description, dropped, len(pairs))
         images.select([image_of[stem] for stem in pairs])
         conditions.select([condition_of[stem] for stem in pairs])
         return images, conditions

@@ -100,12 +100,8 @@ class ImageStream(TableSource):
                 bar.update(size)
         if class_names is None:
             if None in count and len(count) > 1:
-                log.info(
-                    "note: %s: no classes, because %d of %d images have none",
-                    self.path,
-                    count[None],
-                    count.total(),
-                )
+                without = f"{count[None]} of {count.total()} images have none"
+                log.info("note: %s: no classes, because %s", self.path, without)
             class_names = [] if None in count else sorted(map(str, count), key=natural_key)
         return count.total(), class_names
 

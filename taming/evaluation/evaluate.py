@@ -110,7 +110,8 @@ def evaluate_model(
             training = options.classifier_training
             classifier = on_first_rank(lambda: train_on_real(data, training, device, paths[0]))
     networks = classifier and classifier.to(device), features and features.to(device)
-    judges = Judges(*networks, device, data.class_names, options.sampling.seed)
+    lpips, seed = lpips and lpips.to(device), options.sampling.seed
+    judges = Judges(*networks, device, data.class_names, seed, lpips)
     real = RealImages(data, judges, options)
 
     numbers: dict[str, Any] = {"resolution": list(data.resolution)}
@@ -122,7 +123,7 @@ def evaluate_model(
         ]
     else:
         num_samples = options.num_samples
-        measured, pictures = measure_validation(subject, real, lpips and lpips.to(device))
+        measured, pictures = measure_validation(subject, real)
         numbers, digest, sample_sizes = numbers | measured, subject.to_saved().fingerprint(), []
         sets = []
     if isinstance(subject, ImageGenerator):
@@ -159,7 +160,6 @@ def evaluate_model(
         str(about.get("checkpoint") or about.get("samples_from")),
         digest,
         num_samples=num_samples if rows else None,
-        lpips=None if lpips is None else lpips.backbone,
         sample_sizes=sample_sizes,
     )
     numbers = {"contract": protocol, **about, **numbers}  # the file keeps the protocol's first name

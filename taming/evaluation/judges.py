@@ -23,6 +23,7 @@ from taming.evaluation.distances import (
 )
 from taming.evaluation.features import FeatureNetwork
 from taming.evaluation.neighbours import fidelity_and_diversity
+from taming.losses import LPIPSLoss
 from taming.runtime.errors import replacing, writing
 from taming.runtime.process_group import gather_shares
 
@@ -40,6 +41,7 @@ class Judges:
         device: where both networks are.
         class_names: in the order of the labels; empty without classes.
         seed: of intervals, subsets and the choice of images.
+        lpips: compares reconstructions with their images.
     """
 
     classifier: ImageClassifier | None
@@ -47,6 +49,7 @@ class Judges:
     device: torch.device
     class_names: Sequence[str] = ()
     seed: int | None = 0
+    lpips: LPIPSLoss | None = None
 
 
 class JudgedImages:

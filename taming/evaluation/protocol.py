@@ -30,7 +30,6 @@ def evaluation_protocol(
     subject_digest: str,
     *,
     num_samples: int | None,
-    lpips: str | None,
     sample_sizes: Collection[tuple[int, int]] = (),
 ) -> dict[str, Any]:
     """Returns the protocol of an evaluation, its subject, and the digest that compares protocols.
@@ -40,7 +39,6 @@ def evaluation_protocol(
         subject: the checkpoint, or the path of the samples.
         subject_digest: digest of the weights, or of the samples' pixels.
         num_samples: samples per guidance scale; None for a tokenizer.
-        lpips: the network of LPIPS; None if it was not measured.
         sample_sizes: (height, width) of samples before they are resized.
     """
     transform, features = real.data.transform, real.judges.features
@@ -60,7 +58,7 @@ def evaluation_protocol(
         "quantisation": "8 bit for features and classifiers; none for PSNR, SSIM, L1, LPIPS",
         "features": None if features is None else features.description,
         "features_digest": None if features is None else features.digest,
-        "lpips": lpips,
+        "lpips": None if real.judges.lpips is None else real.judges.lpips.backbone,
         "classifier_digest": None if classifier is None else classifier.to_saved().fingerprint(),
         "classifier_training": training,
         "seed": real.judges.seed,

@@ -15,7 +15,6 @@ from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_lpip
 from taming.evaluation.real_images import RealImages
 from taming.evaluation.samples import condition_key
 from taming.generation import ImageGenerator
-from taming.losses import LPIPSLoss
 from taming.pictures import pixel_grid, to_uint8
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.process_group import rank, sum_over_ranks
@@ -31,7 +30,7 @@ Batch = dict[str, Any]
 
 @torch.no_grad()
 def measure_validation(
-    subject: ImageGenerator | VQGAN, real: RealImages, lpips: LPIPSLoss | None = None
+    subject: ImageGenerator | VQGAN, real: RealImages
 ) -> tuple[dict[str, Any], dict[str, Image.Image]]:
     """Measures a tokenizer, or a generator and its tokenizer, on the validation images.
 
@@ -56,8 +55,8 @@ def measure_validation(
             judged.update(reconstructions, batch.get("labels"))
             pair = reconstructions.to(judges.device), images.to(judges.device)
             quality = image_quality(*pair)
-            if lpips is not None:
-                quality["lpips"] = image_lpips(lpips, *pair)
+            if judges.lpips is not None:
+                quality["lpips"] = image_lpips(judges.lpips, *pair)
             qualities.append({name: values.cpu() for name, values in quality.items()})
             counts = indices.flatten().bincount(minlength=tokenizer.codebook_size)
             codebook.update(counts.to(judges.device))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 from tiny_data import batches, data_module, equal
+from tiny_data import table_images as source
 
-from taming.data import HuggingFaceImages, ImageTransform, PictureReader
-from taming.data.dataset import ImageDataset
+from taming.data import ImageDataset, ImageTransform
 from taming.data.huggingface import Table
 from taming.runtime.errors import UserError
 
@@ -31,10 +31,6 @@ def table(table_cache: None) -> Callable[..., Any]:
         return rows
 
     return make
-
-
-def source(path: Path | str, **settings: Any) -> HuggingFaceImages:
-    return HuggingFaceImages(path=str(path), reader=PictureReader(), **settings)
 
 
 @pytest.mark.parametrize("kind", ["file", "pattern", "folder", "saved", "saved splits"])

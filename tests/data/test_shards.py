@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 from tiny_data import batches, data_module, equal, files
+from tiny_data import table_images as source
 
-from taming.data import HuggingFaceImages, ImageFolder, PictureReader
-from taming.data.dataset import ImageDataset
+from taming.data import ImageDataset, ImageFolder, ImageTransform, LabelMapReader, PictureReader
 from taming.data.huggingface import ImageTable, check_shard
 from taming.data.shards import make_shards
-from taming.data.transforms import ImageTransform
 from taming.runtime.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("table_cache")
@@ -25,10 +24,6 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-
-
-def source(path: Path, **settings: Any) -> HuggingFaceImages:
-    return HuggingFaceImages(path=str(path), reader=PictureReader(), **settings)
 
 
 def opened(path: Path, known_classes: list[str] | None = None, **settings: Any) -> ImageTable:
@@ -219,10 +214,7 @@ def test_a_damaged_image_is_replaced(shards: Path) -> None:
 
 
 def test_label_maps_in_shards(tmp_path: Path) -> None:
-    from taming.data import LabelMapReader
-
     Image.new("L", (8, 6), 3).save(tmp_path / "1.png")
     write_tar(tmp_path / "a.tar", {"1.png": (tmp_path / "1.png").read_bytes()})
-    images = HuggingFaceImages(path=str(tmp_path / "a.tar"), reader=LabelMapReader(5))
-    train, _ = images.open()
+    train, _ = source(tmp_path / "a.tar", reader=LabelMapReader(5)).open()
     assert train.images.load(0).getpixel((0, 0)) == 3  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from taming.data import (
+    HuggingFaceImages,
     ImageFiles,
     ImageTransform,
     LabelMapReader,
@@ -70,6 +71,11 @@ def pair_files(path: Path, condition_reader: Any = None, **settings: Any) -> Pai
         condition_reader=condition_reader or LabelMapReader(5, unlabelled=None),
         **{"val_fraction": 0.25, **settings},
     )
+
+
+def table_images(path: Path | str, **settings: Any) -> HuggingFaceImages:
+    """Pictures of a dataset that Hugging Face's `datasets` reads."""
+    return HuggingFaceImages(path=str(path), **{"reader": PictureReader(), **settings})
 
 
 def zipped(folder: Path) -> Path:
