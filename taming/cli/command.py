@@ -74,7 +74,7 @@ def _prepare() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, so that we can explain the error
     sys.path.append(str(Path.cwd()))  # Python finds the user's modules only next to the script
-    if any(argument in PRINTING for argument in sys.argv) and hasattr(signal, "SIGPIPE"):
+    if any(argument in PRINTING for argument in sys.argv[1:]) and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends like other programs
     arguments = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
     overrides = OverridesParser.create().parse_overrides(arguments)

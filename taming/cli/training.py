@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from annotated_types import Ge
 from hydra.core.hydra_config import HydraConfig
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -139,9 +139,12 @@ def build_trainer(config: DictConfig) -> L.Trainer:
     )
     clock = {"_target_": "taming.training.Clock", "duration": settings.max_time}
     discriminator = OmegaConf.select(config, "adversary._target_") is not None
+    callbacks = [*build_all(config.callbacks), build(OmegaConf.create(clock))]
+    if settings.get("enable_progress_bar") is False:  # Lightning refuses a callback that shows it
+        callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     trainer: L.Trainer = build(
         settings,
-        callbacks=[*build_all(config.callbacks), build(OmegaConf.create(clock))],
+        callbacks=callbacks,
         logger=False,
         strategy=choose_strategy(settings, discriminator),
         plugins=[*map(build, settings.get("plugins") or []), *environment_plugins()],

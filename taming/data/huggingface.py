@@ -28,6 +28,8 @@ __all__ = ["HuggingFaceImages", "Table", "TableSource"]
 
 log = logging.getLogger(__name__)
 
+FILE_TYPES = ("arrow", "parquet", "tar")  # the library would also unpickle a .pandas file
+
 Batch = dict[str, list[Any]]  # some rows of a table, by column
 
 
@@ -127,7 +129,7 @@ class TableSource:
         except Exception as error:  # damaged files make pyarrow raise nearly anything
             why = " ".join(str(error.__cause__ or error).split())
             raise UserError(f"{self.path}, split {split}, cannot be loaded: {why}") from error
-        names = getattr(features[labels[0]], "names", None) if labels else None
+        names = getattr(features.get(labels[0]), "names", None) if labels else None
         return Table(rows, f"{self.path} {split}", images, labels, names)
 
     @property
@@ -185,6 +187,11 @@ class TableSource:
         if self.path.startswith("hf:"):
             path = self.path.removeprefix("hf:")
         elif not Path(path).is_dir():
+            if self._file_type not in FILE_TYPES:
+                raise UserError(
+                    f"data.path={self.path} is neither a folder nor a .tar, .parquet or .arrow "
+                    "file. Write a dataset of the hub as hf:owner/name."
+                )
             options["data_files"] = shards or path
             path = "webdataset" if shards else self._file_type
         builder = datasets.load_dataset_builder(path, self.name, **options)

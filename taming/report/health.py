@@ -35,12 +35,15 @@ def _ending(run: RunRecord) -> Iterator[Finding]:
     steps, result = run.setting("trainer.max_steps"), run.result
     planned = steps if isinstance(steps, int) else -1  # -1: no limit
     of_planned = f" of {planned:,}" if planned > 0 else ""
-    if not result:
-        text = f"The run has not finished. Its last step is {run.last_step:,}{of_planned}."
-        yield Finding(text, "note")
-        return
     step = result.get("step", run.last_step)
     exported = result.get("exported_step", step)
+    if not run.is_finished:
+        text = f"The run has not finished. Its last step is {run.last_step:,}{of_planned}."
+        yield Finding(text, "note")
+        if result:
+            text = f"The model is from step {exported:,}, before the run was resumed."
+            yield Finding(text, "note")
+        return
     if result.get("interrupted") or step < planned:
         yield Finding(f"The training stopped after step {step:,}{of_planned}.", "note")
     if exported < step:

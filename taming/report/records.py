@@ -32,7 +32,7 @@ class RunRecord:
         name: a short name, unique within a report.
         config: the resolved configuration.
         metrics: the columns of metrics.csv.
-        result: result.json, which only a finished run has.
+        result: result.json. A resumed run keeps the earlier one until it ends.
         evaluations: the content of each metrics.json, by its relative directory.
     """
 
@@ -47,6 +47,11 @@ class RunRecord:
     def last_step(self) -> int:
         return max((int(steps[-1]) for steps, _ in self.metrics.values()), default=0)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended and was not resumed since."""
+        return bool(self.result) and self.last_step <= self.result.get("step", self.last_step)
+
     def setting(self, name: str) -> Any:
         """Returns a setting by its full name, such as `trainer.max_steps`, or None."""
         value: Any = self.config
@@ -55,9 +60,11 @@ class RunRecord:
         return value
 
     def last_metrics(self) -> dict[str, float]:
-        """Returns the model's validation metrics; for an unfinished run, the latest ones."""
-        if self.result.get("metrics"):
-            return dict(self.result["metrics"])
+        """Returns the metrics of the exported model; without one, of the latest validation."""
+        return dict(self.result.get("metrics") or self.latest_metrics())
+
+    def latest_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the latest validation."""
         columns = self.metrics.items()
         return {name: s[1][-1].item() for name, s in columns if name.startswith("val/")}
 

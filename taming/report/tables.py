@@ -34,7 +34,8 @@ def overview(runs: Sequence[RunRecord], facts: Sequence[dict[str, str]]) -> Tabl
     """Returns a table with one column per run; `facts` are rows about model and data."""
     columns = []
     for run, run_facts in zip(runs, facts, strict=True):
-        column = {**run_facts, "steps done": as_text(run.result.get("step", run.last_step))}
+        num_steps = max(run.result.get("step", 0), run.last_step)
+        column = {**run_facts, "steps done": as_text(num_steps)}
         for key, title in RESULT_TITLES.items():
             if value := run.result.get(key):
                 column[title] = duration(value) if key == "duration_seconds" else as_text(value)

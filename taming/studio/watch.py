@@ -86,10 +86,10 @@ def _newest_grids(run: Path) -> list[tuple[Image.Image, str]]:
 
 
 def _describe(run: RunRecord) -> str:
-    state = "has finished" if run.result else "is running or was interrupted"
+    state = "has finished" if run.is_finished else "is running or was interrupted"
+    metrics = run.last_metrics() if run.is_finished else run.latest_metrics()
     numbers = ", ".join(
-        f"{name.removeprefix('val/')} {value:.4g}"
-        for name, value in sorted(run.last_metrics().items())
+        f"{name.removeprefix('val/')} {value:.4g}" for name, value in sorted(metrics.items())
     )
     text = f"`{run.path}` {state}; step {run.last_step}."
     return text + (f" Validation: {numbers}." if numbers else "")

@@ -140,6 +140,11 @@ def test_commands_in_two_processes(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("both_*/samples.npz"))) == 1
 
 
+def test_the_progress_bar_can_be_switched_off() -> None:
+    settings = "data.path=x", "trainer=cpu", "+trainer.enable_progress_bar=false"
+    assert build_trainer(composed("train_vqgan", *settings)).progress_bar_callback is None
+
+
 def test_lightning_queues_no_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NTASKS": "1", "JOB_NAME": "run", "PROCID": "0", "LOCALID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)

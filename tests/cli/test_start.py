@@ -211,6 +211,15 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line() -> None:
     assert done.stderr == "\ninterrupted\n"
 
 
+def test_only_a_command_that_prints_dies_of_a_closed_pipe() -> None:
+    script = (
+        "import signal; from taming.cli import command\n"
+        "command._prepare(); print(signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN)"
+    )
+    # sys.argv[0] is -c, which is also a flag of Hydra
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT) == b"True\n"
+
+
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"]])
 def test_output_that_nobody_reads_ends_without_a_traceback(flags: list[str]) -> None:
     script = [sys.executable, str(ROOT / "scripts" / "train_vqgan.py"), *flags]

@@ -150,6 +150,8 @@ def test_datasets_that_cannot_be_loaded(table: Any, tmp_path: Path, monkeypatch:
         source(path).open()
     with pytest.raises(UserError, match=r"cannot be loaded: .*nowhere"):
         source(tmp_path / "nowhere.parquet").open()
+    with pytest.raises(UserError, match=r"weights\.pandas is neither a folder nor a \.tar"):
+        source(tmp_path / "weights.pandas").open()  # some versions of the library unpickle it
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"needs datasets: pip install 'taming\[datasets\]'"):
         source(path).open()

@@ -138,6 +138,20 @@ def test_how_a_run_ended() -> None:
     assert findings(unfinished)[0].text == "The run has not finished. Its last step is 20 of 40."
 
 
+def test_a_resumed_run_is_unfinished_and_keeps_the_metrics_of_its_model() -> None:
+    run = record(
+        metrics={"val/psnr": series(25.0, 26.0, 27.0)},
+        config={"trainer": {"max_steps": 40}},
+        result={"step": 20, "exported_step": 20, "metrics": {"val/psnr": 26.0}},
+    )
+    assert [finding.text for finding in findings(run)] == [
+        "The run has not finished. Its last step is 30 of 40.",
+        "The model is from step 20, before the run was resumed.",
+    ]
+    assert run.last_metrics() == {"val/psnr": 26.0}
+    assert run.latest_metrics() == {"val/psnr": 27.0}
+
+
 def test_different_settings_are_a_table() -> None:
     first = record(config={"seed": 0, "model": {"levels": [8, 8], "kind": "a"}})
     second = RunRecord(Path("b"), "b", {"seed": 0, "model": {"levels": [8, 5]}})

@@ -1,5 +1,6 @@
 """The studio through Gradio's client, and its errors for bad input."""
 
+import json
 import struct
 import threading
 import zlib
@@ -15,13 +16,14 @@ from tiny_studios import PASSWORD, class_model, map_model, picture_model, write_
 
 from taming.generation import SamplingOptions
 from taming.pictures import to_uint8
+from taming.report.records import read_run
 from taming.runtime.errors import UserError
 from taming.studio import events
 from taming.studio.app import check_access
 from taming.studio.drawing import to_picture
 from taming.studio.maps import enlarge
 from taming.studio.uploads import to_images
-from taming.studio.watch import _state
+from taming.studio.watch import _describe, _state
 
 pytest.importorskip("gradio_client", reason="needs Gradio")
 from gradio_client import Client, handle_file
@@ -163,6 +165,15 @@ def test_the_end_of_a_training_is_seen(tmp_path: Path) -> None:
     before = _state(run)
     (run / "result.json").write_text("{}")
     assert _state(run) != before
+
+
+def test_a_resumed_training_is_running(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for step, state in ((150, "has finished"), (100, "is running or was interrupted")):
+        (run / "result.json").write_text(json.dumps({"step": step, "metrics": {"val/psnr": 9.5}}))
+        text = _describe(read_run(run))
+        psnr = 9.5 if step == 150 else 20.5
+        assert f"{state}; step 150." in text and f"psnr {psnr}" in text
 
 
 def broken(folder: Path) -> Iterator[tuple[str, Path, str]]:
