@@ -146,6 +146,12 @@ class TableSource:
 
         return list(braceexpand(path))
 
+    def check_shards(self) -> None:
+        """Raises a `UserError` if a shard on this machine is damaged."""
+        for shard in self.shards:
+            if "://" not in shard:
+                check_shard(Path(shard))
+
     @property
     def _file_type(self) -> str:
         path = self.path.partition("?")[0] if "://" in self.path else self.path
@@ -195,12 +201,10 @@ class TableSource:
             options["data_files"] = shards or path
             path = "webdataset" if shards else self._file_type
         builder = datasets.load_dataset_builder(path, self.name, **options)
-        if streaming or not Path(builder.cache_dir).exists():  # not converted yet
-            for shard in shards:
-                if "://" not in shard:
-                    check_shard(Path(shard))
         if streaming:
             return builder.as_streaming_dataset(split)
+        if not Path(builder.cache_dir).exists():  # not converted yet
+            self.check_shards()
         builder.download_and_prepare()
         return builder.as_dataset(split)
 

@@ -81,6 +81,7 @@ class ImageStream(TableSource):
     def _count(self) -> tuple[int, list[str]]:
         """Returns the number of images and the class names. Reads the stream if necessary."""
         table = self.open_table(self.split, streaming=True)
+        self.check_shards()  # here, because each loader process opens the table again
         class_names = table.class_names
         if not table.label_columns:
             class_names = []
