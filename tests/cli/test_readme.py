@@ -36,6 +36,7 @@ ELSEWHERE = {
     "python scripts/train_vqgan.py data.path=my_images run_dir=outputs/my_vqgan resume=auto",
     "torchrun --nproc-per-node=4 scripts/sample.py checkpoint=outputs/my_transformer "
     "num_images=50000 batch_size=64",
+    "python scripts/evaluate.py checkpoint=outputs/my_vqgan data.path=my_images lpips=vgg",
     "python -m benchmarks.autoencoder",
     "python -m benchmarks.transformer",
 }
