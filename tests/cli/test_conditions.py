@@ -135,7 +135,7 @@ def test_label_maps_by_their_cells(
         "data.label_map.unlabelled=3", "data.label_map.unlabelled_class=0", "run_dir=scenes_gpt",
         "report=true",
     ))  # fmt: skip
-    assert "the image it belongs to" in (tmp_path / "scenes_gpt" / "report.html").read_text()
+    assert "original image" in (tmp_path / "scenes_gpt" / "report.html").read_text()
     assert list((tmp_path / "scenes_gpt" / "grids").glob("samples_*.png"))
     model = taming.ImageGenerator.from_pretrained("scenes_gpt")
     assert isinstance(model.condition_tokenizer, CellClasses)

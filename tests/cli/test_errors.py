@@ -80,7 +80,7 @@ def test_run_directory_in_use(run: Run, vqgan_run: Path, folder_overrides: tuple
 def test_tokenizers_that_are_none(run: Run, images: Path, transformer_run: Path) -> None:
     for path, message in (
         (images, "neither a model directory"),
-        (transformer_run / "metrics.csv", "checkpoint of this project"),
+        (transformer_run / "metrics.csv", "is damaged, incomplete or of another program"),
     ):
         overrides = (f"data.path={images}", *TINY_TRANSFORMER, f"vqgan={path}")
         fails(run("train_transformer", *overrides), message)
@@ -92,7 +92,7 @@ def test_data_that_do_not_fit_the_tokenizer(run: Run, vqgan_run: Path, tmp_path:
     fails(outcome, "pictures of 1 channels", "pictures of 3 channels")
     write_images(tmp_path / "flat", 8)
     outcome = run(*command, "data.path=flat", "data.val_fraction=0.25", "conditioning=class")
-    fails(outcome, "conditioning=class", "one folder a class")
+    fails(outcome, "conditioning=class", "one folder per class")
 
 
 def test_perceptual_weights_missing(
