@@ -41,7 +41,7 @@ def test_a_run_without_a_checkpoint_is_watched(
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "metrics.csv").write_text("step,train/loss\n")
     outcome = succeeds(run("studio", "checkpoint=begun"))
-    assert "nothing else" in outcome.out
+    assert "The studio only shows how the training progresses." in outcome.out
     assert served["models"] == (None, None, Path("begun"))
 
 
