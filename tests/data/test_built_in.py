@@ -29,8 +29,7 @@ def test_digits() -> None:
     assert (len(train), len(val)) == (1438, 359)  # a fifth
     assert (data.channels, data.resolution, data.num_classes) == (1, (24, 24), 10)
     shares = np.bincount([val.label(i) for i in range(len(val))])
-    assert shares.min() >= 35
-    assert shares.max() <= 37
+    assert 35 <= shares.min() <= shares.max() <= 37
     for item in range(20):
         number = int(train.name(item).split("/")[1])
         expected = (original.images[number] / 16 * 2 - 1).repeat(3, 0).repeat(3, 1)

@@ -161,26 +161,22 @@ def test_shards_opened_as_a_folder_of_images(shards: Path, path: str) -> None:
         ImageFolder(shards / path, PictureReader())
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut off", "cut off between files", "a header", "compressed", "empty", "two in one"]
-)
-def test_a_damaged_shard(shards: Path, damage: str) -> None:
+def test_a_damaged_shard(shards: Path) -> None:
     path = shards / "000001.tar"
     content = path.read_bytes()
     with tarfile.open(path) as archive:
         second = archive.getmembers()[2].offset
-    path.write_bytes(
-        {
-            "cut off": content[: second + 600],
-            "cut off between files": content[:second],
-            "a header": content[:second] + b"x" * 512 + content[second + 512 :],
-            "compressed": b"\x1f\x8b" + content,
-            "empty": b"",
-            "two in one": content + content,
-        }[damage]
-    )
-    with pytest.raises(UserError, match=r"the shard .*000001\.tar cannot be read \(.*fetch or"):
-        opened(shards)
+    for damaged in (
+        content[: second + 600],
+        content[:second],  # cut off between files
+        content[:second] + b"x" * 512 + content[second + 512 :],  # a header
+        b"\x1f\x8b" + content,  # compressed
+        b"",
+        content + content,  # two in one
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"shard .*000001\.tar cannot be read \(.*fetch or"):
+            opened(shards)
 
 
 def test_whole_shards_are_checked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,7 @@ def test_added_images_move_few_others() -> None:
     names = [f"{i}.png" for i in range(1100)]
     before = {names[i] for i in held_out_split(names[:1000], [None] * 1000, 0.1)[1]}
     after = {names[i] for i in held_out_split(names, [None] * 1100, 0.1)[1]}
-    assert len(before) == 100
-    assert len(after) == 110
+    assert (len(before), len(after)) == (100, 110)
     assert len(before - after) < 20
 
 
@@ -37,9 +36,7 @@ def test_the_last_image_of_a_class_stays_in_training() -> None:
 
 def test_one_item_at_least_is_held_out() -> None:
     train, val = held_out_split(NAMES[:20], [None] * 20, 0.01)
-    assert len(val) == 1
-    assert len(train) == 19
-    assert not set(train) & set(val)
+    assert (len(train), len(val), len({*train, *val})) == (19, 1, 20)
 
 
 def test_all_items_are_on_both_sides_if_none_can_be_held_out() -> None:
