@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.build import build
 from taming.cli.saved_config import RESOLVED_FILE, check_origin, load_resolved_config
+from taming.cli.setting_types import check_types
 from taming.data.module import ImageDataModule
 from taming.serialization import SavedModel, find_model
 from taming.tokenizer import VQGAN, Tokenizer, height_and_width
@@ -87,12 +88,13 @@ def open_data_of_run(command_config: DictConfig, run: Path) -> ImageDataModule:
     """Opens the data of a run again, as the run's configuration describes it.
 
     Raises:
-        UserError: if the data do not exist any more, or `check_origin` refuses the configuration.
+        UserError: if the data do not exist any more, or the configuration is wrong or refused.
     """
     path = run / RESOLVED_FILE
     plain = load_resolved_config(path)
     saved_config = OmegaConf.create({name: plain.get(name) for name in ("data", "seed")})
     check_origin(saved_config, command_config, path)
+    check_types(saved_config, IMAGE_TYPES)
     data = build_data(saved_config)
     set_up_data(data)
     return data

@@ -138,6 +138,7 @@ def build_trainer(config: DictConfig) -> L.Trainer:
         default_precision(device) if precision == "auto" else supported_precision(precision, device)
     )
     clock = {"_target_": "taming.training.Clock", "duration": settings.max_time}
+    plugins = [build(plugin) for plugin in settings.get("plugins") or []]
     discriminator = OmegaConf.select(config, "adversary._target_") is not None
     callbacks = [*build_all(config.callbacks), build(OmegaConf.create(clock))]
     if settings.get("enable_progress_bar") is False:  # Lightning refuses a callback that shows it
@@ -147,7 +148,7 @@ def build_trainer(config: DictConfig) -> L.Trainer:
         callbacks=callbacks,
         logger=False,
         strategy=choose_strategy(settings, discriminator),
-        plugins=[*map(build, settings.get("plugins") or []), *environment_plugins()],
+        plugins=[*plugins, *environment_plugins(plugins)],
     )
     connect_processes(trainer)
     return trainer

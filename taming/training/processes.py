@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +10,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
     LightningEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
@@ -37,12 +38,14 @@ def choose_strategy(settings: Mapping[str, Any], discriminator: bool) -> Any:
     return data_parallel(discriminator, accumulates=settings["accumulate_grad_batches"] > 1)
 
 
-def environment_plugins() -> list[SLURMEnvironment]:
+def environment_plugins(plugins: Sequence[Any] = ()) -> list[SLURMEnvironment]:
     """Returns a plugin that stops Lightning from requeueing a SLURM job, in such a job.
 
     Lightning would save its checkpoint in the middle of a step. `train` ends the step first, and
-    leaves requeueing to submitit.
+    leaves requeueing to submitit. The user's `plugins` may have an environment already.
     """
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        return []
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
         return [SLURMEnvironment(auto_requeue=False)]
     return []

@@ -56,6 +56,13 @@ def test_a_stage_1_run(run: Run, vqgan: Path) -> None:
     assert Path("vqgan/curves.png").is_file()
 
 
+def test_a_run_with_a_setting_of_the_wrong_type(run: Run, vqgan: Path) -> None:
+    config = vqgan / "config.yaml"
+    config.write_text(config.read_text().replace("val_fraction: ", "val_fraction: x"))
+    succeeds(run("report", "runs=vqgan"))
+    assert "val_fraction should be a valid number" in (vqgan / "report.html").read_text()
+
+
 def test_a_comparison_of_generators_one_without_its_data(
     run: Run, vqgan: Path, folder_overrides: tuple[str, ...]
 ) -> None:

@@ -151,6 +151,7 @@ def test_lightning_queues_no_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
     (environment,) = environment_plugins()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
+    assert environment_plugins([environment]) == []
     trainer = build_trainer(composed("train_vqgan", "data.path=x", "trainer=cpu"))
     assert [e.auto_requeue for e in vars(trainer._accelerator_connector).values()
             if isinstance(e, SLURMEnvironment)] == [False, False]  # fmt: skip
