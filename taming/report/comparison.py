@@ -129,9 +129,7 @@ def _cells(name: str, runs: Sequence[Mapping[str, float]], columns: Sequence[str
 
 def _side_by_side(paths: Sequence[Path]) -> Image.Image:
     pictures = [np.asarray(Image.open(path, formats=["PNG"])) for path in paths]  # (H W 3)
-    height = max(len(picture) for picture in pictures)
-    padded = [
-        np.pad(picture, ((0, height - len(picture)), (0, GAP), (0, 0)), constant_values=255)
-        for picture in pictures
-    ]
+    height = max(map(len, pictures))
+    padding = [((0, height - len(picture)), (0, GAP), (0, 0)) for picture in pictures]
+    padded = [np.pad(p, w, constant_values=255) for p, w in zip(pictures, padding, strict=True)]
     return Image.fromarray(np.concatenate(padded, axis=1)[:, :-GAP])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -76,15 +77,12 @@ def attention(subject: Subject, images: Images) -> Iterator[Part]:
     heads = evenly_spaced(maps.shape[2], MAX_HEADS)
     for i, name in enumerate(subject.captions(images)):
         for number, position in enumerate(positions):
-            rows = {}
-            for layer in layers:
-                pictures = []
-                for head in heads:
-                    weights = maps[i, layer, head, number]
-                    lit = on_image(pixels[i], weights.view(height, width).numpy(), position)
-                    tooltip = f"{1 - weights.sum():.0%} on the condition"
-                    pictures.append(Picture.of(lit, tooltip))
-                rows[f"layer {layer + 1}"] = pictures
+            rows: dict[str, list[Picture]] = {}
+            for layer, head in product(layers, heads):
+                weights = maps[i, layer, head, number]
+                lit = on_image(pixels[i], weights.view(height, width).numpy(), position)
+                picture = Picture.of(lit, f"{1 - weights.sum():.0%} on the condition")
+                rows.setdefault(f"layer {layer + 1}", []).append(picture)
             row, column = divmod(position, width)
             yield Matrix(
                 join(name, f"token {position + 1}, row {row + 1}, column {column + 1}"),
@@ -123,8 +121,8 @@ def surprise(subject: Subject, images: Images, held_out: Images | None) -> Itera
         groups.append(Group("mean at each position", [picture(bits.mean(0))]))
     captions = subject.captions(images)
     for name, image, bits in zip(captions, pixels, _bits(subject, images), strict=True):
-        text = f"{bits.mean():.2f} bits per token"
-        groups.append(Group(join(name, text), [Picture.of(image), picture(bits)]))
+        caption = join(name, f"{bits.mean():.2f} bits per token")
+        groups.append(Group(caption, [Picture.of(image), picture(bits)]))
     yield Pictures(groups, f"image · bits, from black for 0 to bright for {uniform:.3g}, a guess")
 
 

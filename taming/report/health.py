@@ -13,10 +13,7 @@ from taming.training import HealthWatch, OverfittingWatch
 __all__ = ["LOW_PSNR", "findings"]
 
 LOW_PSNR = 20.0  # dB; reconstructions below it look blurred
-WATCHES = {
-    "taming.training.HealthWatch": HealthWatch,
-    "taming.training.OverfittingWatch": OverfittingWatch,
-}
+WATCHES = {f"taming.training.{watch.__name__}": watch for watch in (HealthWatch, OverfittingWatch)}
 
 
 def findings(run: RunRecord, advice: str = "") -> list[Finding]:

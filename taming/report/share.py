@@ -82,7 +82,6 @@ def model_card(
     """Returns the model card: what the model is, how to load it, its numbers and its settings."""
     from huggingface_hub import ModelCardData
 
-    is_generator = saved_model.kind == "generator"
     data = ModelCardData(
         license=license,
         library_name="taming",
@@ -92,6 +91,7 @@ def model_card(
     title = f"# {repo.rpartition('/')[2]}\n\n{DESCRIPTIONS[saved_model.kind]}"
     parts = [f"---\n{data.to_yaml()}\n---\n\n{title}"]
     if has_grid:
+        is_generator = saved_model.kind == "generator"
         caption = "Samples" if is_generator else "Images and their reconstructions"
         parts.append(f"![{caption}]({GRID})")
     usage = USAGE[saved_model.kind].format(name=f"hf:{repo}")

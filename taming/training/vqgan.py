@@ -212,17 +212,11 @@ class VQGANTraining(TrainingModule):
             weighted_sum = weighted_sum + weight * losses[name]
         return {**losses, "reconstruction_loss": weighted_sum}
 
-    def _adapt(
-        self,
-        reconstructions: torch.Tensor,
-        gradient: torch.Tensor,
-        adversarial_gradient: torch.Tensor,
-    ) -> None:
+    def _adapt(self, reconstructions: torch.Tensor, *gradients: torch.Tensor) -> None:
         """Measures the adaptive weight at the decoder's last layer, over all ranks (eq. 7)."""
         assert self.adversary is not None
         at_last_layer = means_over_ranks(
-            self._at_last_layer(reconstructions, gradient),
-            self._at_last_layer(reconstructions, adversarial_gradient),
+            *(self._at_last_layer(reconstructions, gradient) for gradient in gradients)
         )
         weight = adaptive_weight(*at_last_layer, maximum=self.adversary.adaptive_max)
         # a float16 overflow costs one step, which the scaler skips, and not the following ones

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from fake_cuda import Watch, everywhere_cuda, fake_cuda, to_cuda
+from tiny_models import tiny_vqgan
 from torch import Tensor
 
 from taming.conditioning import ClassLabel, Conditioning, ImageCondition, Unconditional
@@ -34,15 +35,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def tokenizer(resolution: int = 4, **quantizer: Any) -> VQGAN:
-    return VQGAN(
-        quantizer={"kind": "vector", "codebook_size": 8, "codebook_dim": 4, **quantizer},
-        resolution=resolution,
-        base_channels=4,
-        channel_multipliers=[1, 2],
-        num_residual_blocks=1,
-        attention_resolutions=[],
-        latent_channels=4,
-    )
+    codes = {"kind": "vector", "codebook_size": 8, "codebook_dim": 4, **quantizer}
+    return tiny_vqgan(resolution=resolution, quantizer=codes)
 
 
 def build_on_cpu(conditioning: Conditioning, **options: Any) -> ImageGenerator:

@@ -8,13 +8,17 @@ import pytest
 from taming.training import MetricsFile
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.csv"
+
+
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_one_row_per_report_and_one_column_per_metric(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+def test_one_row_per_report_and_one_column_per_metric(path: Path) -> None:
     file = MetricsFile(path)
     file.log_metrics({"train/loss": 1 / 3, "epoch": 0}, 1)
     file.log_metrics({"val/psnr": 20.0}, 1)
@@ -26,8 +30,7 @@ def test_one_row_per_report_and_one_column_per_metric(tmp_path: Path) -> None:
     ]
 
 
-def test_a_resumed_run_repeats_no_row(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
+def test_a_resumed_run_repeats_no_row(path: Path) -> None:
     file = MetricsFile(path)
     for step in range(1, 6):
         file.log_metrics({"train/loss": float(step)}, step)
@@ -39,9 +42,8 @@ def test_a_resumed_run_repeats_no_row(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_only_loses_its_rows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "metrics.csv"
     file = MetricsFile(path)
     file.log_metrics({"train/loss": 0.5, "val/psnr": 20.0}, 1)
     really_open = Path.open
@@ -73,8 +75,7 @@ def test_a_full_disk_only_loses_its_rows(
         (b"2,0.25,30\r\n" + bytes(200_000) + b"3,0.2,31\r\n\xff\xfe,1,1\r\n", "12"),
     ],
 )
-def test_a_damaged_file_is_continued(tmp_path: Path, damaged: bytes, steps: str) -> None:
-    path = tmp_path / "metrics.csv"
+def test_a_damaged_file_is_continued(path: Path, damaged: bytes, steps: str) -> None:
     path.write_bytes(b"step,train/loss,val/psnr\r\n1,0.5,\r\n" + damaged)
     MetricsFile(path).log_metrics({"train/loss": 0.125, "test/psnr": 40.0}, 8)
     assert [row["step"] for row in rows(path)] == [*steps, "8"]

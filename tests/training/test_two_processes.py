@@ -110,6 +110,7 @@ class OnCPU(fsdp.FullyShardedDataParallel):
         super().__init__(*args, device_id=torch.device("cpu"), **settings)
 
 
+Both = tuple[Path, list[dict[str, Any]]]  # a folder, and the results of two ranks
 SPLIT: dict[str, Any] = {"ema_decay": None, "val_check_interval": 1}
 
 
@@ -142,17 +143,12 @@ def on_rank(rank: int, folder: str, port: int) -> None:
             vqgan = tiny_vqgan(revive_after=100, ema_decay=0.9)
             module = vqgan_training(tiny_adversary(lecam_weight=0.1), vqgan)
         with pytest.raises(SystemExit) as ended:
+            intervals = {"val_check_interval": 100, "log_every_n_steps": 30}
             run_training(
-                Path(folder, f"{kind}_counted"),
-                module,
-                data,
-                max_steps=45,
-                val_check_interval=100,
-                log_every_n_steps=30,
-                devices=2,
+                Path(folder, f"{kind}_counted"), module, data, max_steps=45, **intervals, devices=2,
                 strategy=data_parallel(kind == "vqgan"),
                 callbacks=[counting, Terminated(), Clock("00:01:00:00")],
-            )
+            )  # fmt: skip
         results[f"{kind}_counted"] = (counting.batches, module.global_step, ended.value.code)
     fsdp.FullyShardedDataParallel = OnCPU
     results["fsdp"] = []
@@ -166,7 +162,7 @@ def on_rank(rank: int, folder: str, port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     """What two ranks have done, and where."""
     folder = tmp_path_factory.mktemp("both")
     run_training(folder / "fsdp", *exact("transformer", 4), max_steps=2, **SPLIT)
@@ -179,9 +175,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
-def test_two_processes_train_as_one(
-    both: tuple[Path, list[dict[str, Any]]], tmp_path: Path, kind: str
-) -> None:
+def test_two_processes_train_as_one(both: Both, tmp_path: Path, kind: str) -> None:
     """To 1e-6: a part of each batch, and accumulation."""
     folder, ranks = both
     recorder = run_training(tmp_path / "alone", *exact(kind, 4), max_steps=5).recorder
@@ -208,7 +202,7 @@ def same_weights(one: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_are_split_among_processes_and_put_together(
-    both: tuple[Path, list[dict[str, Any]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    both: Both, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One process, two with half of the weights each, and one again; the moments come along."""
     folder, ranks = both
@@ -226,9 +220,8 @@ def test_weights_are_split_among_processes_and_put_together(
     with pytest.raises(UserError, match=r"last\.ckpt cannot be read.*damaged"):
         GPT.load_saved(damaged)
     single = run_training(tmp_path / "alone", *exact("transformer", 4), max_steps=6, **SPLIT)
-    after = run_training(
-        folder / "fsdp", *exact("transformer", 4), max_steps=6, resume=True, **SPLIT
-    )
+    stage_2 = exact("transformer", 4)
+    after = run_training(folder / "fsdp", *stage_2, max_steps=6, resume=True, **SPLIT)
     assert "resumes with 1 instead of 2 processes" in caplog.text
     assert (folder / "fsdp" / "checkpoints" / "last.ckpt").is_file()
     expected, actual = (run.recorder.column("train/loss") for run in (single, after))
@@ -253,7 +246,7 @@ REPORT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
-def test_collectives_of_a_step(both: tuple[Path, list[dict[str, Any]]], kind: str) -> None:
+def test_collectives_of_a_step(both: Both, kind: str) -> None:
     for rank in both[1]:
         actual, *end = rank[f"{kind}_counted"]
         assert end == [40, 143]  # a signal to one process ends all after the same step
@@ -270,15 +263,12 @@ def test_collectives_of_a_step(both: tuple[Path, list[dict[str, Any]]], kind: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STAGES)
-def test_batches_between_the_steps_exchange_no_gradients(
-    both: tuple[Path, list[dict[str, Any]]], kind: str
-) -> None:
+def test_batches_between_the_steps_exchange_no_gradients(both: Both, kind: str) -> None:
     for rank in both[1]:
         batches = rank[kind][1]
         assert [batch["bucket 0"] for batch in batches] == [0, 1] * 5
-        assert all(
-            set(between) <= {"barrier", "all_reduce", "all_gather"} for between in batches[::2]
-        )
+        for between in batches[::2]:
+            assert set(between) <= {"barrier", "all_reduce", "all_gather"}
 
 
 @pytest.mark.parametrize("step", [0, 2, 5])  # before the discriminator's start, then, afterwards
@@ -288,9 +278,8 @@ def test_every_weight_gets_a_gradient_that_other_ranks_wait_for(
 ) -> None:
     """Plain data-parallel training waits for all of them, and AdamW counts them."""
     levels = {"levels": [4, 4]} if quantizer == "finite_scalar" else {}
-    module = without_trainer(
-        vqgan_training(tiny_adversary("group"), tiny_vqgan(quantizer, **levels)), step
-    )
+    module = vqgan_training(tiny_adversary("group"), tiny_vqgan(quantizer, **levels))
+    without_trainer(module, step)
     monkeypatch.setattr("taming.training.vqgan.num_ranks", lambda: 2)
     backward(module, {"images": image_data().train_dataset.tensors["images"][:2]})
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
