@@ -110,18 +110,16 @@ def _model_table(saved_model: SavedModel) -> Table:
     vqgan = saved_model.parts.get("tokenizer", saved_model)
     quantizer = vqgan.config.get("quantizer", {})
     codes = [f"{name} {quantizer[name]}" for name in QUANTIZER_FIELDS if name in quantizer]
+    models = saved_model, *saved_model.parts.values()
+    tensors = (tensor for model in models for tensor in model.state.values())
     fields = {
         "resolution": vqgan.config.get("resolution"),
         "image_channels": vqgan.config.get("image_channels"),
         "codes": ", ".join(codes),
         "classes": ", ".join(saved_model.config.get("conditioning", {}).get("class_names") or []),
-        "parameters": sum(map(_num_parameters, (saved_model, *saved_model.parts.values()))),
+        "parameters": sum(t.numel() for t in tensors if t.is_floating_point()),
     }
     return Table(("", ""), [[name, as_text(value)] for name, value in fields.items() if value])
-
-
-def _num_parameters(saved_model: SavedModel) -> int:
-    return sum(t.numel() for t in saved_model.state.values() if t.is_floating_point())
 
 
 def _run_sections(run: RunRecord) -> Iterator[str]:

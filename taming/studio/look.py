@@ -63,12 +63,10 @@ class LookPage:
                         self.codes = show_picture("Each code decoded alone: click a code", "codes")
                     with gr.Column(min_width=240, visible=generator is not None):
                         self.surprise = show_picture("Surprise: bits of each code", "surprise")
-        with gr.Row(visible=False) as self.details:
-            self._add_code()
         pictures = [self.image, self.codes, self.surprise]
         self.overview: list[Any] = [self.drawing, *pictures, self.about]
-        if generator is not None:
-            self._listen_to_changes(generator)
+        with gr.Row(visible=False) as self.details:
+            self._add_code()
 
         def condition(*values: Any) -> Tensor | None:
             if conditions is None or generator is None:
@@ -133,33 +131,31 @@ class LookPage:
         """Adds what puts another code at the position."""
         last_code = self.model.tokenizer.codebook_size - 1
         info = "for this position; or click a candidate"
-        self.new_code = _whole_number("new code", info, 0, last_code)
+        new_code = _whole_number("new code", info, 0, last_code)
         with gr.Accordion("How to draw the rest", open=False):
-            self.sampling = SamplingControls(generator, num_images=None)
+            sampling = SamplingControls(generator, num_images=None)
         with gr.Row():
-            self.change_button = gr.Button("Change the code and redraw the rest", variant="primary")
-            self.cancel = gr.Button("Cancel")
+            button = gr.Button("Change the code and redraw the rest", variant="primary")
+            cancel = gr.Button("Cancel")
         self.candidates.select(
-            self._clicked_candidate, self.candidates, self.new_code, api_visibility="private"
+            _clicked_candidate, self.candidates, new_code, api_visibility="private"
         )
 
-    def _listen_to_changes(self, generator: ImageGenerator) -> None:
         def change(
             drawing: Drawing | None, position: int, code: int, *values: Any
         ) -> Iterator[list[Any]]:
             """Puts another code at a position and redraws the codes after it."""
             drawing = _require(drawing)
-            _, options = self.sampling.read(*values)
+            _, options = sampling.read(*values)
             tokens = torch.cat([drawing.tokens[:, :position], torch.tensor([[code]])], 1)
             step = drawing
             for step in draw_rows(generator, 1, drawing.condition, options, tokens):
                 yield [gr.skip(), enlarge(step.pixels[0]), gr.skip(), gr.skip(), "drawing …"]
             yield self._overview(step)
 
-        inputs = [self.drawing, self.position, self.new_code, *self.sampling.components]
-        click, cancel = self.change_button.click, self.cancel
+        inputs = [self.drawing, self.position, new_code, *sampling.components]
         self._show_after(
-            on_device(click, change, inputs, self.overview, name="change", cancel=cancel)
+            on_device(button.click, change, inputs, self.overview, name="change", cancel=cancel)
         )
 
     def listen_to(self, grid: gr.Image, drawing: gr.State, tabs: gr.Tabs, tab: str) -> None:
@@ -251,11 +247,10 @@ class LookPage:
             generator, tokens, position, condition, NUM_CANDIDATES
         )
         pictures = single_codes(model.tokenizer, best_codes[0])
+        numbers, shares = best_codes[0].tolist(), probabilities[0].tolist()
         gallery = [
             (enlarge(one, CODE_SIDE), f"{number}: {share:.1%}{' (now)' * (number == int(code))}")
-            for one, number, share in zip(
-                pictures, best_codes[0].tolist(), probabilities[0].tolist(), strict=True
-            )
+            for one, number, share in zip(pictures, numbers, shares, strict=True)
         ]
         return [*values, gallery]
 
@@ -264,9 +259,9 @@ class LookPage:
             height, width = enlarge(_require(drawing).pixels[0]).shape[:2]
             return _clicked_cell(event, (width, height), *self.model.grid_size)
 
-    @staticmethod
-    def _clicked_candidate(event: gr.SelectData, gallery: list[tuple[Any, str]]) -> int:
-        return int(gallery[event.index][1].split(":")[0])
+
+def _clicked_candidate(event: gr.SelectData, gallery: list[tuple[Any, str]]) -> int:
+    return int(gallery[event.index][1].split(":")[0])
 
 
 def _whole_number(label: str, info: str, value: int, maximum: int) -> gr.Number:

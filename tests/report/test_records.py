@@ -85,8 +85,8 @@ def test_single_points_are_drawn(tmp_path: Path) -> None:
 
 
 def test_curves_are_a_picture(tmp_path: Path) -> None:
-    save_curves(record(metrics={"train/loss": series(1.0, np.nan), "val/psnr": series(3.0)}),
-                tmp_path / "curves.png")  # fmt: skip
+    metrics = {"train/loss": series(1.0, np.nan), "val/psnr": series(3.0)}
+    save_curves(record(metrics=metrics), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     save_curves(record(), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()

@@ -44,6 +44,10 @@ def source(image: Any) -> str:
     return str(image.get_attribute("src"))
 
 
+def until_replaced(page: Any, src: str) -> None:
+    page.wait_for_function("src => !document.querySelector(`img[src='${src}']`)", arg=src)
+
+
 def says(page: Any, text: str) -> None:
     page.locator(".toast-body", has_text=text).first.wait_for()
 
@@ -76,7 +80,7 @@ def test_draw_look_and_change_a_code(page: Any, studios: dict[str, str]) -> None
         arg=[panel.get_by_label("new code").element_handle(), code],
     )
     panel.get_by_role("button", name="Change the code").click()
-    page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
+    until_replaced(page, before)
     panel.get_by_text(f"code {code}", exact=True).wait_for()
 
 
@@ -126,7 +130,7 @@ def test_a_label_map_is_painted(page: Any, studios: dict[str, str]) -> None:
     before = source(grid)
     fill_first_cell(page, panel.locator("canvas").first)
     panel.get_by_role("button", name="Draw").click()
-    page.wait_for_function("before => !document.querySelector(`img[src='${before}']`)", arg=before)
+    until_replaced(page, before)
 
 
 def fill_first_cell(page: Any, canvas: Any) -> None:
@@ -193,6 +197,4 @@ def test_cancel_ends_a_drawing(page: Any, studios: dict[str, str]) -> None:
     page.wait_for_timeout(4000)
     assert source(grid) == cancelled  # no row came after
     panel.get_by_role("button", name="Draw").click()
-    page.wait_for_function(
-        "before => !document.querySelector(`img[src='${before}']`)", arg=cancelled
-    )
+    until_replaced(page, cancelled)

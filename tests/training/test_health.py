@@ -137,9 +137,8 @@ def test_overfitting_gives_one_warning_and_only_while_training_improves() -> Non
     losses = [(2.0, 3.0), (1.9, 2.5), (1.5, 2.6), (1.2, 2.8), (1.0, 2.9)]
     warnings = [watch.check(step, *pair) for step, pair in enumerate(losses)]
     assert [text is not None for text in warnings] == [False, False, False, True, False]
-    text = str(warnings[3])
     for part in ("since step 1", "2.5000 to 2.8000", "1.9000 to 1.2000", "best.ckpt keeps step 1"):
-        assert part in text
+        assert part in str(warnings[3])
     resumed = OverfittingWatch(patience=1)  # a run goes on with the patience it is given
     resumed.load_state_dict(watch.state_dict())
     assert resumed.check(5, 0.9, 3.0) is None  # it has warned already
@@ -163,16 +162,9 @@ def test_overfitting_reaches_the_user_of_a_resumed_run(
         data = token_data()  # what is learned by heart makes validation worse
         data.train_dataset.tensors["indices"] = torch.full((10, 8, 8), 3)
         data.val_dataset.tensors["indices"] = torch.full((7, 8, 8), 5)
-        run = run_training(
-            tmp_path,
-            transformer_training(),
-            data,
-            resume=max_steps == 4,
-            max_steps=max_steps,
-            ema_decay=None,
-            val_check_interval=1,
-            callbacks=[OverfittingWatch(patience=2)],
-        )
+        changes = {"resume": max_steps == 4, "max_steps": max_steps, "val_check_interval": 1}
+        changes |= {"ema_decay": None, "callbacks": [OverfittingWatch(patience=2)]}
+        run = run_training(tmp_path, transformer_training(), data, **changes)
         losses += [value for _, value in run.recorder.column("val/loss")]
     assert losses == sorted(losses)  # the first is the best
     (message,) = [text for text in caplog.messages if "overfitting: since" in text]
@@ -184,9 +176,8 @@ def test_overfitting_reaches_the_user_of_a_resumed_run(
 
 
 def remarks(images: torch.Tensor, batch_size: int = 4, **changes: Any) -> list[str]:
-    data: Any = SimpleNamespace(
-        train_dataset=[{"images": image} for image in images], batch_size=batch_size
-    )
+    items = [{"images": image} for image in images]
+    data = SimpleNamespace(train_dataset=items, batch_size=batch_size)
     return unusual_data(data, VQGAN(**{**tiny_vqgan(codebook_size=200).config, **changes}))
 
 

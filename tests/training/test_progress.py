@@ -17,8 +17,7 @@ def resume(tmp_path: Path) -> Callable[..., Run]:
     run_training(tmp_path, *stage("transformer"), max_steps=4)
 
     def resumed(max_steps: int = 8, **options: Any) -> Run:
-        callbacks = [StepProgress(**options)]
-        settings: dict[str, Any] = {"resume": True, "max_steps": max_steps, "callbacks": callbacks}
+        settings = {"resume": True, "max_steps": max_steps, "callbacks": [StepProgress(**options)]}
         return run_training(tmp_path, *stage("transformer"), enable_progress_bar=True, **settings)
 
     return resumed
