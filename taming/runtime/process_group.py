@@ -71,7 +71,7 @@ def means_over_ranks(*values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def from_first_rank(values: torch.Tensor) -> torch.Tensor:
-    """Returns the first rank's tensor on every rank, without gradient; all have one shape."""
+    """Returns the first rank's tensor on every rank, without gradient; shapes must be equal."""
     if _alone():
         return values.detach()
     copy = _own_copy(values)

@@ -117,9 +117,9 @@ class LookPage:
                 6,
                 allow_preview=False,
             )
+            on_device(show.click, *self.showing, name="show_code")  # first, for its name
             if generator is not None:
                 self._add_change(generator)
-        on_device(show.click, *self.showing, name="show_code")
         for picture in (self.image, self.codes, self.surprise):
             clicked = picture.select(
                 self._clicked_position, self.drawing, self.position, api_visibility="private"

@@ -41,7 +41,7 @@ FiniteNumber = Annotated[float, Ge(0), Lt(math.inf)]
 class TrainingResult:
     """The outcome of a run, as in `result.json`."""
 
-    step: int  # completed ones
+    step: int  # completed steps
     interrupted: bool  # by the user
     exported_step: int  # of the model in `model/`
     metrics: dict[str, float]  # of the latest validation up to that step

@@ -137,9 +137,9 @@ def find_condition_tokenizer(
 ) -> Tokenizer | None:
     """Returns the tokenizer of the condition images; None without them.
 
-    It is the stage-1 model at `path`, or for label maps one code per `cell` pixels squared, by
-    default `downsample_factor`. A resumed run's `saved_model` contains it. The training data need
-    not be set up.
+    It is the stage-1 model at `path`. Label maps need none: each cell of `cell` × `cell` pixels is
+    a code, by default of `downsample_factor` pixels per side. The `saved_model` of a resumed run
+    contains the tokenizer. The training data need not be set up.
 
     Raises:
         UserError: if the settings do not fit the images or each other.
