@@ -26,7 +26,7 @@ class KeyValueCache:
         self.context: list[KeysAndValues | None] = [None] * num_layers
 
     def allocate(self, keys: Tensor, values: Tensor, length: int) -> KeysAndValues:
-        """Returns zeros for keys and values like these: a NaN would spoil sums despite the mask."""
+        """Returns zeroed memory, because a NaN would spoil sums despite the mask."""
         shape = self.num_sequences, keys.shape[1], length
         return keys.new_zeros(*shape, keys.shape[3]), values.new_zeros(*shape, values.shape[3])
 
@@ -35,7 +35,7 @@ class CacheView:
     """The part of a cache that one call of the transformer writes and reads.
 
     Args:
-        cache: has the keys and values of all positions before these.
+        cache: holds the keys and values of all earlier positions.
         positions: `(n,)` int64, the positions of the call's tokens.
         visible: number of positions to read, up to the last of `positions`. Or `(s,)` int64, 0 to
             s - 1: a compiled step always reads s positions, and a mask hides the later ones.

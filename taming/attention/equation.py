@@ -4,7 +4,7 @@
 
 Vaswani et al. 2017, "Attention Is All You Need", equation 1. Rows are tokens. Row i of the softmax
 says how much query i takes of each value. `attention` and `fused_attention` compute the same; a
-test holds them equal.
+test compares them.
 """
 
 import math

@@ -37,7 +37,7 @@ class AutoencoderShape:
     dropout: float = 0.0
 
     def residual_blocks(self, level: int, in_channels: int, count: int) -> list[nn.Module]:
-        """Builds a level's residual blocks, each with an attention block if its height has one."""
+        """Builds a level's residual blocks, each followed by attention if the level has it."""
         channels = self.base_channels * self.channel_multipliers[level]
         layers: list[nn.Module] = []
         for index in range(count):

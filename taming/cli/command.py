@@ -47,7 +47,7 @@ log = logging.getLogger("taming")
 def command(main: Callable[..., Any]) -> Callable[[], None]:
     """Turns the function that `hydra.main` returns into a program for the command line.
 
-    The program prints a mistake of the user as one line on standard error and exits with status 2.
+    The program prints a user error as one line on standard error and exits with status 2.
     A command's module and its file in `configs/` share a name.
     """
     name = main.__module__.rpartition(".")[2]
@@ -154,11 +154,13 @@ def _lock(directory: Path) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout as error:
         raise UserError(
-            f"another process is training in {directory}. Wait until it has ended, or give another "
+            f"another process is training in {directory}. Wait for it to end, or give another "
             "run_dir."
         ) from error
     except (OSError, NotImplementedError) as error:  # some network file systems
-        log.info("note: %s cannot be locked (%s). Start no other run there.", directory, error)
+        log.info(
+            "note: %s cannot be locked (%s). Do not start a second run there.", directory, error
+        )
     try:
         yield
     finally:

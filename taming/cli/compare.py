@@ -18,7 +18,7 @@ def main(config: DictConfig) -> None:
     from taming.runtime.errors import UserError
 
     if not isinstance(config.runs, str):
-        raise UserError("runs is one folder, which holds a sweep. report takes several runs.")
+        raise UserError("runs must be one folder that holds a sweep. Use report for several runs.")
     text, notes = write_comparison(config.runs, resolved(config)["columns"])
     print(text)
     for note in notes:

@@ -68,8 +68,8 @@ def with_tokenizer_shape(
         config.data.resolution = height if height == width else [height, width]
     elif resolution is None and height_and_width(config.data.resolution) != tokenizer.resolution:
         log.warning(
-            "note: the tokenizer was trained at %d×%d, and data.resolution is %s. Leave it out to "
-            "use the tokenizer's.",
+            "note: the tokenizer was trained at %d×%d, but data.resolution is %s. Leave "
+            "data.resolution out to use the tokenizer's.",
             *tokenizer.resolution,
             config.data.resolution,
         )

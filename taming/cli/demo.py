@@ -65,7 +65,7 @@ The README has a recipe for a CPU.""")
 
 
 def run_commands(config: DictConfig, output_dir: Path) -> None:
-    """Runs both trainings and the sampling."""
+    """Trains both stages and samples."""
     vqgan, transformer = str(output_dir / "vqgan"), str(output_dir / "transformer")
     seed = override("seed", config.seed)
     run_command(

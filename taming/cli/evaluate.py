@@ -34,7 +34,7 @@ def main(config: DictConfig) -> None:
     from taming.training.processes import set_up_data
 
     if (config.checkpoint is None) == (config.samples is None):
-        raise UserError("give a checkpoint=PATH, or samples=PATH of generated images.")
+        raise UserError("give checkpoint=PATH, or samples=PATH for generated images.")
     check_types(config, {**ENCODING_TYPES, "frechet.weights": str | None})
     join_processes()
     config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
@@ -80,9 +80,7 @@ def main(config: DictConfig) -> None:
     for file in files:
         print(f"wrote {file}")
         if file.name == "classifier":
-            print(
-                f"evaluate with the same classifier again: add {setting('classifier', str(file))}"
-            )
+            print(f"to evaluate with this classifier again, add {setting('classifier', str(file))}")
     checkpoint = setting("checkpoint", config.checkpoint)
     if isinstance(subject, ImageGenerator):
         settings = [checkpoint]

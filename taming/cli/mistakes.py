@@ -48,7 +48,8 @@ def check_overrides(overrides: Sequence[Override]) -> None:
                 raise UserError(f"{override.input_line}: give a path, or leave it out.")
             if isinstance(value, int | float):
                 text = str(override.input_line).partition("=")[2]
-                raise UserError(f"{name}={text} is a number to Hydra. Write '{name}=\"{text}\"'.")
+                advice = f"Write '{name}=\"{text}\"'."
+                raise UserError(f"Hydra reads {name}={text} as a number. {advice}")
         elif (config_directory() / name).is_dir() and not isinstance(value, str | list | dict):
             raise UserError(f"{override.input_line}: give one of the options of {name}.")
 
@@ -66,10 +67,10 @@ def check_config(config: DictConfig) -> None:
     if missing:
         example = " ".join(f"{name}=VALUE" for name in missing)
         raise UserError(
-            f"these values must be given: {', '.join(missing)}. Add to the command: {example}"
+            f"required settings are missing: {', '.join(missing)}. Add to the command: {example}"
         )
     if config.get("resume") == "auto" and "${now:" in dict(settings_in(config))["run_dir"]:
-        raise UserError("resume=auto needs a directory that is the same each time: give run_dir=…")
+        raise UserError("resume=auto needs the same directory each time. Give run_dir=…")
     for name in TABLE[Trait.INPUT]:
         value = OmegaConf.select(config, name, throw_on_resolution_failure=False)
         if not isinstance(value, str) or re.match(r"hf:|\w+://", value):
@@ -121,15 +122,15 @@ def _explain(error: HydraException, config_name: str) -> str:
     if isinstance(error, OverrideParseException):
         return (
             f"the setting {error.override} cannot be read. Is each quote closed? A value with "
-            "spaces, signs such as = , [ & # ~ or letters such as é needs two pairs of quotes, "
-            "one for the shell and one for Hydra: 'data.path=\"my images, size=64\"'."
+            "spaces, characters such as = , [ & # ~ or letters such as é needs two pairs of "
+            "quotes, one for the shell and one for Hydra: 'data.path=\"my images, size=64\"'."
         )
     text = str(error)
     if ambiguous := re.match(r"Ambiguous value for argument '([^']+)'", text):
         name, _, value = ambiguous[1].partition("=")
         return (
-            f"{ambiguous[1]} has several values. Add --multirun for a run with each, or write "
-            f"'{name}=[{value}]' for a list, '{name}=\"{value}\"' for a text with commas."
+            f"{ambiguous[1]} has several values. Add --multirun to run each of them, or write "
+            f"'{name}=[{value}]' for a list or '{name}=\"{value}\"' for text with commas."
         )
     if missing := re.search(r"Could not find '([^']+)'", text):
         options = re.findall(r"^\t([^\t\n=]+)$", text, re.MULTILINE)
@@ -147,7 +148,8 @@ def _explain_unknown(name: str, config_name: str) -> str:
     if name in _names(config_name, []):
         conflicting = [o for o in options if name not in _names(config_name, [o])]
         if conflicting:
-            return f"{name} does not go with {' and '.join(conflicting)}: leave out one of them."
+            conflicts = " and ".join(conflicting)
+            return f"{name} cannot be combined with {conflicts}. Leave out one of them."
     names = _names(config_name, options)
     last = re.split(r"[./]", name)[-1]
     nearest = (
@@ -166,7 +168,7 @@ def _key(override: str) -> str:
 
 
 def _names(config_name: str, overrides: list[str]) -> list[str]:
-    """Returns names of settings and groups under these overrides; without them if one is wrong."""
+    """Returns the names of settings and groups; ignores the overrides if one of them is wrong."""
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):

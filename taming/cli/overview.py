@@ -69,7 +69,7 @@ def _described(path: Path, group: str) -> Iterator[tuple[str, str]]:
     """
     text = path.read_text("utf-8") if path.is_file() else ""
     package = re.match(r"# @package ([\w.]+)", text)
-    if group and package and package[1] == "_global_":  # an experiment sets those of other files
+    if group and package and package[1] == "_global_":  # its settings are described in other files
         return
     parents = [(-1, package[1] if group and package else group)]  # indents and names
     for line in text.splitlines():

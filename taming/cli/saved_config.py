@@ -54,14 +54,15 @@ def load_saved_config(path: Path) -> DictConfig:
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(saved_config, DictConfig):
-        raise UserError(f"{path} holds no settings by name.")
+        raise UserError(f"{path} is not a configuration file, because its settings have no names.")
     for key, text in leaves(settings):
         rest, count = (text, 1) if isinstance(text, str) and "${" in text else ("", 0)
         while count:
             rest, count = REFERENCE.subn("x", rest)
         if "$" in rest:
             raise UserError(
-                f"{path}: {key}={text} looks beyond the file. Write the value itself there."
+                f"{path}: {key}={text} refers to something outside the file. "
+                "Replace it with a value."
             )
     return saved_config
 
@@ -137,7 +138,7 @@ def resume_config(config: DictConfig) -> DictConfig:
     check_origin(saved_config, config, path)
     max_time = OmegaConf.select(saved_config, "trainer.max_time")
     if max_time is not None:
-        log.info("note: trainer.max_time=%s was for one session", max_time)
+        log.info("note: trainer.max_time=%s applied only to the earlier session", max_time)
         saved_config.trainer.max_time = None
     overrides = {o.split("=", 1)[0].lstrip("+"): o for o in HydraConfig.get().overrides.task}
     for name in sorted(overrides.keys() - {"resume"}, key=lambda name: name.count(".")):
@@ -153,9 +154,8 @@ def _override(saved_config: DictConfig, config: DictConfig, name: str, override:
         return
     if _is_fixed(name, before, now):
         raise UserError(
-            f"resume= continues the run with its own configuration: {override} cannot be combined "
-            "with it, because a run keeps its model and its images. Other settings can change, "
-            "such as trainer.max_steps=… and logger=…."
+            f"{override} cannot be combined with resume=, because a resumed run keeps its model "
+            "and its images. Other settings can change, such as trainer.max_steps=… and logger=…."
         )
     if "." in name and not override.startswith("+"):
         group = OmegaConf.select(saved_config, name.split(".")[0])
@@ -186,14 +186,14 @@ def resume_same_command(config: DictConfig) -> DictConfig:
             OmegaConf.update(config, key, saved_settings.get(key, now), force_add=True)
         elif _is_fixed(key.removesuffix("._target_"), before, now):
             raise UserError(
-                f"the run in {run_dir} started with {key}={before}, and now it is {now}. "
-                "Give the first value, or another run_dir."
+                f"the run in {run_dir} started with {key}={before}, but the command has {now}. "
+                "Restore the original value, or give another run_dir."
             )
     config.resume = str(run_dir)
     return config
 
 
 def _is_fixed(name: str, before: Any, now: Any) -> bool:
-    """Returns whether a change concerns the model, or which images train it."""
+    """Returns whether a change affects the model or the choice of training images."""
     adds_split = name == "data.val_path" and (before is None) != (now is None)
     return adds_split or has_trait(name, Trait.FIXED)

@@ -50,8 +50,8 @@ def main(config: DictConfig) -> float | None:
     data = build_data(config, conditions=False)
     if not uses_label_maps == vqgan.label_maps == data.label_maps:
         raise UserError(
-            "training.reconstruction=cross_entropy and data=label_maps need each other, and only "
-            "one of them is set (experiment=label_map sets both)."
+            "training.reconstruction=cross_entropy and data=label_maps belong together, but only "
+            "one of them is set. experiment=label_map sets both."
         )
     set_up_data(data, run.trainer)
     log_notes(unusual_data(data, vqgan) + unusual_schedule(adversary, run.trainer.max_steps))

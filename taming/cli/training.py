@@ -103,7 +103,7 @@ def start_run(config: DictConfig, kind: str, types: Mapping[str, Any]) -> Run | 
         return None
     if resume is not None and num_steps >= max_steps:
         raise UserError(
-            f"the run in {run_dir} has done {num_steps} steps, and trainer.max_steps is "
+            f"the run in {run_dir} has completed {num_steps} steps, and trainer.max_steps is "
             f"{max_steps}. To continue it, give a larger number, such as "
             f"trainer.max_steps={2 * num_steps}."
         )
@@ -117,7 +117,7 @@ def start_run(config: DictConfig, kind: str, types: Mapping[str, Any]) -> Run | 
     is_occupied = on_first_rank(lambda: bool(checkpoints) or (run_dir / "model").exists())
     if is_occupied and resume_from is None:
         raise UserError(
-            f"{run_dir} holds a run already. Continue it with {setting('resume', str(run_dir))}, "
+            f"{run_dir} already holds a run. Continue it with {setting('resume', str(run_dir))}, "
             "or give another run_dir."
         )
     return Run(config, trainer, resume_from, saved_model)
@@ -253,7 +253,7 @@ def _write_report(run_dir: Path, images: Any, device: torch.device) -> None:
         write_report([run_dir], run_dir / "report.html", open_data=lambda _: images, device=device)
     except Exception as error:
         log.warning(
-            "%s was not written (%s: %s), but everything else was. Write it later: %s runs=%s",
+            "%s was not written (%s: %s), but everything else was. To write it: %s runs=%s",
             run_dir / "report.html",
             type(error).__name__,
             error,

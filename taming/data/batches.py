@@ -35,10 +35,10 @@ class LoaderOptions:
 class EndlessBatches(Sampler[list[tuple[int, int]]]):
     """Yields batches of `(index, draw)` forever, a pure function of the seed and the batch number.
 
-    The stream is one seeded permutation of the data after the other, so each pass has every item
-    once and drops none. With b items per batch and W ranks, global batch k covers b·W positions of
+    The stream is a series of seeded permutations of the data, so each pass has every item once and
+    drops none. With b items per batch and W ranks, global batch k covers b·W positions of
     the stream, and rank r takes the r-th run of b positions. `draw` is the position. It is unique
-    in a training and seeds the augmentation of the item.
+    in a training run and seeds the augmentation of the item.
 
     Args:
         num_items: number of items in the data set.
@@ -94,7 +94,7 @@ def make_loader(dataset: Dataset[Any], num_workers: int, **batching: Any) -> Dat
 
 
 def ignore_signals(worker: int) -> None:
-    """Makes a loader process ignore the signals that stop a training after its current step."""
+    """Makes a loader process ignore the signals that stop training after the current step."""
     for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):  # multiprocessing itself uses SIGTERM
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

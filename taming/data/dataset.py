@@ -203,7 +203,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
                 f"{problem}, as are {num_broken - 1} others that passed the check at the start "
                 f"(max_broken_fraction is {limit:g}). Remove them; check=full finds them."
             )
-        log.warning("%s and replaced by another image; %d so far", problem, num_broken)
+        log.warning("%s and was replaced by another image; %d so far", problem, num_broken)
 
     def _check_sizes(self) -> int:
         """Checks all known sizes; returns how many images are smaller than the result."""

@@ -211,8 +211,8 @@ def open_files(
     ignored = join_names([f"{count} {suffix}" for suffix, count in files.ignored.most_common()])
     if not files.entries:
         raise UserError(
-            f"{path} holds no images{f' (but {ignored})' if ignored else ''}. Images are files in "
-            f"it, or in folders below it, that end in {', '.join(sorted(suffixes))}."
+            f"{path} holds no images{f' (but {ignored})' if ignored else ''}. Images can be at any "
+            f"depth, and their names must end in {', '.join(sorted(suffixes))}."
         )
     if ignored:
         log.info("%s: ignored %s", path, ignored)
@@ -222,7 +222,7 @@ def open_files(
         files.entries = FileTable(e for e in files.entries if e.name.startswith(start))
         if not files.entries:
             raise UserError(
-                f"{path} holds no images in the folder {start[:-1]}; its folders with images: "
+                f"{path} holds no images in the folder {start[:-1]}. Its folders with images are: "
                 f"{join_names(sorted(folders, key=natural_key))}."
             )
     return files

@@ -64,7 +64,7 @@ class Table(NamedTuple):
             return None if value is None else str(value)
         if value >= len(self.class_names):
             raise UserError(
-                f"{self.description}: a row has the class {value}, and {self.label_columns[0]} "
+                f"{self.description}: a row has the class {value}, but {self.label_columns[0]} "
                 f"lists only {len(self.class_names)}. Set data.source.label_column."
             )
         return self.class_names[value] if value >= 0 else None
@@ -181,7 +181,7 @@ class TableSource:
         if missing := [one for one in shards if "://" not in one and not Path(one).is_file()]:
             raise MissingPathError(
                 f"{self.path}: {len(missing)} of {len(shards)} shards are missing "
-                f"({join_names(missing)}). Fetch them, or leave them out of data.path."
+                f"({join_names(missing)}). Download them, or leave them out of data.path."
             )
         if shards:
             # the library would take them from the first samples, and others may have other files
@@ -223,14 +223,14 @@ def check_shard(path: Path) -> None:
             raise tarfile.ReadError(f"damaged, or a second archive, at byte {archive.offset:,}")
     except Exception as error:  # a damaged archive makes tarfile raise nearly anything
         raise UserError(
-            f"the shard {path} cannot be read ({error}): fetch or make it again. Shards must not "
-            "be compressed."
+            f"the shard {path} cannot be read ({error}). Download or create it again. Shards must "
+            "not be compressed."
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(TableSource):
-    """Images of a dataset that is on the disk or is downloaded; see `TableSource`.
+    """Images of a dataset that is on disk or can be downloaded; see `TableSource`.
 
     Args:
         val_split: the part to validate on; None to hold out a share of `split`.
@@ -301,7 +301,7 @@ class ImageTable(ImageList):
 
 
 def _in_natural_order(table: Table) -> tuple[Table, list[str]]:
-    """Sorts the samples of shards by the names of their images; drops samples without image."""
+    """Sorts the samples of shards by the names of their images; drops samples without an image."""
     columns = table.rows.select_columns(table.image_columns).flatten()
     columns = columns.select_columns([f"{name}.path" for name in table.image_columns])[:]
     paths: list[Any] = [

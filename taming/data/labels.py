@@ -47,7 +47,7 @@ def find_labels(
     if missing := [name for name in names if name not in table]:
         raise UserError(
             f"{files.path}: {labels} has no label for {len(missing)} of {len(names)} images, such "
-            f"as {missing[0]}. Names must be relative to {files.path}, and the table has "
+            f"as {missing[0]}. Names must be relative to {files.path}, but the table has "
             f"{next(iter(table), 'nothing')}."
         )
     return number_classes([table[name] for name in names], known_classes, f"{files.path}, {labels}")
@@ -177,7 +177,7 @@ def folder_labels(
 
 
 def _class_level(folders: Sequence[tuple[str, ...]], one_is_enough: bool) -> int:
-    """Counts the leading folders that all paths share, minus one if it is the only class."""
+    """Counts the leading folders that all paths share, except a last one that is the only class."""
     first, last = min(folders), max(folders)
     level = 0
     while level < min(len(first), len(last)) and first[level] == last[level]:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class EndlessDataModule(L.LightningDataModule):
     """Endless training batches (see `EndlessBatches`), and validation in a fixed order.
 
-    The length of a training is a number of steps. A resumed training continues with the next batch.
+    The length of a training run is a number of steps. A resumed run continues with the next batch.
     The trainer must not add its own sampler (`use_distributed_sampler=False`), because the batches
     of a rank are its own already. Rank r of W takes every W-th validation item from the r-th on, so
     no item comes twice, and one rank may get one item more than another. Validation items are
@@ -86,8 +86,8 @@ class EndlessDataModule(L.LightningDataModule):
         num_items = len(self.train_dataset)
         if num_items != state_dict["num_items"]:
             note = (
-                "note: the run has trained on %d images so far, and there are %d now. They come in "
-                "another order, and other images may be held out for validation."
+                "note: the run started with %d training images, and there are %d now. Their order "
+                "changes, and other images may be held out for validation."
             )
             log.warning(note, state_dict["num_items"], num_items)
 

@@ -211,9 +211,9 @@ class LabelMapReader:
             opened.load()
             if opened.mode not in ONE_CHANNEL or opened.format == "JPEG":
                 raise UserError(
-                    f"{name} is a {opened.format} picture of mode {opened.mode}, not a label map, "
-                    "whose only channel, grey or palette, holds class numbers. Set the folder of "
-                    "the label maps (subfolder, or condition_folder of pairs)."
+                    f"{name} is a {opened.format} picture of mode {opened.mode}, not a label map. "
+                    "A label map has one channel (grey or palette) of class numbers. Set the "
+                    "folder of the label maps (subfolder, or condition_folder of pairs)."
                 )
             classes = self._class_numbers(np.asarray(opened), name)
         return Image.frombytes("P", classes.shape[::-1], classes.tobytes())
@@ -228,16 +228,16 @@ class LabelMapReader:
             if separate and (classes == last).any():
                 raise UserError(
                     f"{name} has unlabelled pixels ({self.unlabelled}), which become the last "
-                    f"class, {last}, and also other pixels of class {last}. Raise the number of "
-                    "classes by one, or set an unlabelled_class."
+                    f"class, {last}, but other pixels already have class {last}. Raise the number "
+                    "of classes by one, or set an unlabelled_class."
                 )
             classes[empty] = last if self.unlabelled_class is None else self.unlabelled_class
         for value in (classes.min(), classes.max()):
             if not 0 <= value <= last:
                 raise UserError(
-                    f"{name} has a pixel of value {value}, and there are {self.num_classes} "
+                    f"{name} has a pixel of value {value}, but there are only {self.num_classes} "
                     f"classes, 0 to {last}. Correct their number, or set unlabelled={value} if it "
-                    "means unlabelled pixels."
+                    "marks unlabelled pixels."
                 )
         return classes.astype(np.uint8)
 

@@ -54,11 +54,11 @@ def make_shards(
 
     Raises:
         UserError: if there are no images, one cannot be read, the output cannot be written, or
-            the output directory holds shards already.
+            the output directory already holds shards.
     """
     files, output_dir = open_files(source), Path(output_dir).expanduser()
     if any(output_dir.glob("*.tar")):
-        raise UserError(f"{output_dir} holds shards already. Remove them or choose another.")
+        raise UserError(f"{output_dir} already holds shards. Remove them, or give another folder.")
     names = [entry.name for entry in files.entries]
     class_names, numbers = find_labels(files, names, labels)
     keys = _keys(names)

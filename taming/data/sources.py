@@ -137,9 +137,9 @@ class PairFiles(ImageFiles):
         pairs = [stem for stem in image_of if stem in condition_of]
         if not pairs:
             raise UserError(
-                f"{images.description}: no image, such as {images.name(0)}, has a condition of the "
-                f"same name, such as {conditions.name(0)}. Paths below the two folders must be the "
-                "same up to the suffix."
+                f"{images.description}: no image (such as {images.name(0)}) has the name of a "
+                f"condition (such as {conditions.name(0)}). Paths below the two folders must be "
+                "the same up to the suffix."
             )
         alone = [images.name(i) for stem, i in image_of.items() if stem not in condition_of]
         alone += [conditions.name(i) for stem, i in condition_of.items() if stem not in image_of]
@@ -187,9 +187,9 @@ def hold_out(whole: Part, fraction: float) -> tuple[Part, Part]:
     train, val = held_out_split(names, labels, fraction)
     if train == val:
         log.warning(
-            "note: no image can be held out, because each is the last of its class. Validation is "
-            "on the training images, so its numbers say nothing about new ones. Give more images "
-            "or a data.val_path."
+            "note: no image can be held out, because each class has only one image. Validation "
+            "uses the training images, so its metrics say nothing about new images. Add images, "
+            "or set data.val_path."
         )
     return whole._replace(indices=train), whole._replace(indices=val)
 

@@ -53,8 +53,8 @@ class ImageStream(TableSource):
         num_val = self.num_val_images
         if num_images <= num_val:
             raise UserError(
-                f"{self.path} has {num_images} images, and {num_val} of them are for validation: "
-                "lower data.source.num_val_images."
+                f"{self.path} has only {num_images} images, but {num_val} are for validation. "
+                "Lower data.source.num_val_images."
             )
         train = StreamedImages(self, num_val, num_images, class_names, self.shuffle_buffer)
         return Part(train), Part(StreamedImages(self, 0, num_val, class_names, num_val))
@@ -110,8 +110,8 @@ class ImageStream(TableSource):
 class StreamedImages(ImageList):
     """A stretch of a stream as an `ImageList`.
 
-    Images are read in blocks. The last two blocks load at once. A block further on is read up to
-    there, and for one further back the stream is read again from its start.
+    Images are read in blocks, and the last two blocks stay in memory. For a later block, the stream
+    is read up to it. For an earlier block, the stream is read again from its start.
 
     Args:
         stream: the stream.
@@ -198,8 +198,8 @@ class StreamedImages(ImageList):
         missing = min(self.block, len(self) - first) - len(images)
         if batch is None or missing > 0:
             raise UserError(
-                f"{self.description} has ended after {self.start + first + len(images)} images, "
-                f"and not {self.stop}: correct data.source.num_images."
+                f"{self.description} ended after {self.start + first + len(images)} images, not "
+                f"{self.stop}. Correct data.source.num_images."
             )
         classes = self._table.classes(batch) or [None] * len(images)
         self._blocks.pop(self._next - 2, None)

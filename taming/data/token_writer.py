@@ -140,7 +140,7 @@ class TokenWriter:
                 try:
                     content = self._read(shard)
                 except Exception as error:  # a damaged zip file makes NumPy raise nearly anything
-                    log.warning("%s is damaged (%s) and written again", self._path(shard), error)
+                    log.warning("%s is damaged (%s). Writing it again.", self._path(shard), error)
                     self._path(shard).unlink()
                     return
                 replaced.update(content["replaced"].tolist())

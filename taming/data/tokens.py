@@ -140,7 +140,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         self.check(BLOCKS_CHECKED)
 
     def check(self, max_blocks: int | None = None) -> None:
-        """Compares each file with its checksums: whole, or at most so many blocks of 16 MiB.
+        """Compares each file, or at most `max_blocks` blocks of 16 MiB, with its checksums.
 
         Raises:
             UserError: if the cache is damaged.

@@ -46,13 +46,13 @@ class ImageTransform:
     1. `pad` black pixels on every side.
     2. `resize` and `crop`. A *window* of the image becomes the result:
 
-       - `shorter_side`: the window has the shape of `resolution` and is as large as fits. With
+       - `shorter_side`: the window has the shape of `resolution` and is as large as possible. With
          `crop="center"` it is in the middle. With `crop="random"` its sides are multiplied by a
          factor drawn uniformly from `crop_scale`, and its place is drawn too, so that
          `crop_scale=(1, 1)` moves along the longer side only. An antialiased Lanczos filter
          resizes it.
        - `stretch`: the window is the whole image (`crop="none"`). The same filter resizes it and
-         changes its aspect.
+         changes its aspect ratio.
        - `enlarge`: the window is the whole image (`crop="none"`). Each pixel is repeated a whole
          number of times.
        - `none`: the window has exactly `resolution` pixels, in the middle or at a random place.
@@ -70,7 +70,7 @@ class ImageTransform:
         horizontal_flip: whether to mirror.
         random_shift: pixels; for pictures without conditions only, like `pad`.
         pad: pixels.
-        condition_resolution: pixels of a condition, with the same aspect; None for `resolution`.
+        condition_resolution: pixels of a condition, with equal aspect ratio; None for `resolution`.
         draft: whether training decodes JPEGs at a half, a quarter or an eighth of their size, if
             every window still has twice the pixels of the result along each side. Images with
             conditions are always decoded at full size.
@@ -109,7 +109,7 @@ class ImageTransform:
         if height * condition_width != width * condition_height:
             raise UserError(
                 f"condition_resolution is {condition_height}x{condition_width} and resolution "
-                f"{height}x{width}. Both must have the same aspect."
+                f"{height}x{width}. Both must have the same aspect ratio."
             )
 
     @property
@@ -146,7 +146,7 @@ class ImageTransform:
     def pair(
         self, image: AnyImage, condition: AnyImage, rng: np.random.Generator | None = None
     ) -> tuple[AnyImage, AnyImage]:
-        """Transforms an image and its condition of the same aspect, with the same view."""
+        """Transforms an image and its condition of the same aspect ratio, with the same view."""
         size, condition_size = (image.height, image.width), (condition.height, condition.width)
         self.check_size(size)
         check_same_shape(size, condition_size)
@@ -238,11 +238,11 @@ class ImageTransform:
 
 
 def check_same_shape(size: tuple[int, int], condition_size: tuple[int, int]) -> None:
-    """Raises a `UserError` unless two (height, width) have the same aspect, up to one pixel."""
+    """Raises a `UserError` unless two sizes have the same aspect ratio, up to one pixel."""
     (height, width), (condition_height, condition_width) = size, condition_size
     scale = condition_width / width
     if abs(condition_height - height * scale) > max(1.0, scale):
         raise UserError(
             f"an image of {height}x{width} pixels (height x width) has a condition of "
-            f"{condition_height}x{condition_width}. Both must have the same aspect."
+            f"{condition_height}x{condition_width}. Both must have the same aspect ratio."
         )

@@ -72,7 +72,7 @@ def classification_accuracy(samples: SampleSet, real: RealImages) -> dict[str, A
 
     This is the classification accuracy score (Ravuri and Vinyals 2019, "Classification Accuracy
     Score for Conditional Generative Models"). Training works as in `train_on_real`. The result is
-    empty but on the first process.
+    empty except on the first process.
     """
     samples.gather()
     data, judges, training = real.data, real.judges, real.options.classifier_training

@@ -110,7 +110,7 @@ class ClassifierTraining:
     seed: Annotated[int, Ge(0)] = 0
 
     def steps_for(self, num_images: int) -> int:
-        """Returns the number of steps of a training on `num_images` images."""
+        """Returns the number of steps for training on `num_images` images."""
         limit = math.ceil(self.max_epochs * num_images / self.batch_size)
         return min(self.num_steps, max(limit, MIN_STEPS))
 

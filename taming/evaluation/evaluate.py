@@ -79,8 +79,8 @@ def evaluate_model(
         notes: written after the numbers.
 
     Returns:
-        The contents of metrics.json, and the files and folders written. Both are empty but on the
-        first process.
+        The contents of metrics.json, and the files and folders written. Both are empty except on
+        the first process.
 
     Raises:
         UserError: if model, data and classifier do not fit each other, or if the model does not

@@ -122,7 +122,7 @@ class JudgedImages:
 
         `agreement` is the share of images whose own class the classifier predicts. With class
         names, `by_class` lists for each class its images, their `agreement`, and `instead`, the
-        commonest wrong prediction. `compare_features` adds the distances to the reference. If an
+        most common wrong prediction. `compare_features` adds the distances to the reference. If an
         image is not finite, the only other number is `num_not_finite`.
         """
         judges, seed = self.judges, self.judges.seed

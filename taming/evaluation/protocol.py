@@ -1,7 +1,7 @@
 """The evaluation protocol: everything that affects a metric except the model.
 
-Published distances differ by the choice of reference images, their number, and how they are
-resized, more than by the models (Parmar et al. 2022, "On Aliased Resizing and Surprising Subtleties
+The choice of reference images, their number, and how they are resized affect published distances
+more than the models do (Parmar et al. 2022, "On Aliased Resizing and Surprising Subtleties
 in GAN Evaluation"). Only numbers of one protocol belong in one table.
 """
 

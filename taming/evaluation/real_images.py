@@ -33,7 +33,7 @@ def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
     if data.resolution != model.resolution:
         height, width = model.resolution
         raise UserError(
-            f"The images are {data.resolution[0]}×{data.resolution[1]} and the generator makes "
+            f"The images are {data.resolution[0]}×{data.resolution[1]}, but the generator makes "
             f"{height}×{width}. Set data.resolution=[{height},{width}], or leave it out."
         )
     difference = None
@@ -52,7 +52,7 @@ def _condition_difference(
     """Describes how the condition images differ from the generator's; None if they do not."""
     reader, tokenizer = data.condition_reader, generator.require_condition_tokenizer()
     if reader is None:
-        return "they have no condition images, use data=paired"
+        return "they have no condition images (use data=paired)"
     tokenizer.check_kind(reader.label_maps, reader.channels)
     if not reader.label_maps:
         return None
@@ -74,7 +74,7 @@ def check_classifier(classifier: ImageClassifier, data: ImageDataModule) -> None
     if difference is not None:
         raise UserError(
             f"The classifier does not fit the data: {difference}. Use classifier=null to train "
-            "another one."
+            "a new one."
         )
 
 

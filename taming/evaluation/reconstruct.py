@@ -86,8 +86,8 @@ def reconstruct_images(
         side_by_side: whether these files show the image next to its reconstruction.
 
     Returns:
-        The contents of metrics.json, and the files and folders written. Both are empty but on the
-        first process.
+        The contents of metrics.json, and the files and folders written. Both are empty except on
+        the first process.
 
     Raises:
         MissingPathError: if `path` does not exist.

@@ -245,7 +245,7 @@ def biased_judges_note(
 
     Args:
         judges: names of the networks that judge.
-        training_network: the network of the perceptual loss; None if there is none.
+        training_network: the network of the perceptual loss; None without one.
         is_known: whether the settings of the training are known.
     """
     if is_known:  # LPIPS' name of a network is the beginning of torchvision's

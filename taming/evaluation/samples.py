@@ -115,8 +115,8 @@ def measure_samples(
     """Measures a set of samples.
 
     Returns:
-        The numbers, the digest of the pixels, and a grid of the first samples of each class. On
-        the first process only: the others get nothing of use.
+        The numbers, the digest of the pixels, and a grid of the first samples of each class. They
+        are meaningful on the first process only.
     """
     judges = real.judges if has_classes else replace(real.judges, classifier=None)
     judged, sample_set = JudgedImages(judges), None
@@ -149,7 +149,7 @@ def measure_samples(
 
 
 def training_numbers(real: RealImages, count: int) -> dict[str, Any]:
-    """Returns the numbers of `count` training images, as if they were samples; first process."""
+    """Returns the numbers of `count` training images as samples; on the first process only."""
     judges = real.judges
     assert real.train is not None and judges.features is not None
     size = real.train.num_images

@@ -1,4 +1,4 @@
-"""Validation images through a model: how well they are reconstructed, how probable their tokens."""
+"""Validation images through a model: reconstruction quality and token likelihood."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def measure_validation(
 
     Returns:
         The numbers, `reconstructions` and for a generator `likelihood`, and the picture
-        `reconstructions.png`. Both are empty but on the first process.
+        `reconstructions.png`. Both are empty except on the first process.
     """
     tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
     judges, device = real.judges, tokenizer.device

@@ -113,7 +113,7 @@ class ImageGenerator(ConditionalTransformer):
             num_images: b.
             condition: `(b,)` int64 class labels, class names, or one name for all; or `(b c H W)`
                 condition images or their codes `(b h w)` int64. None: no condition.
-            temperature: see `SamplingOptions`, as for the arguments up to `seed`.
+            temperature: see `SamplingOptions`, as for all arguments up to `seed`.
             top_k: see `SamplingOptions`.
             top_p: see `SamplingOptions`.
             guidance_scale: the `scale` of a constant `Guidance`.

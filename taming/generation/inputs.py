@@ -158,7 +158,7 @@ def _open_conditions(
     if not isinstance(conditioning, ImageCondition):
         if images.path is not None:
             raise UserError(
-                "conditions.path: this model was not trained on condition images. To continue "
+                "conditions.path: this model was not trained on condition images. To complete "
                 "images, give them as complete.path."
             )
         return None
@@ -192,12 +192,10 @@ def _pair(conditions: ImageDataset, complete: ImageDataset) -> tuple[ImageDatase
     unpaired = {*stems[0]} ^ {*stems[1]}
     if not any(images.images.broken for images in both):
         raise UserError(
-            "conditions and images to complete are paired in their order, and some have no partner "
-            f"of the same name: remove {join_names(sorted(unpaired))}."
+            "conditions and images to complete must be pairs of the same name, but some have no "
+            f"partner: remove {join_names(sorted(unpaired))}."
         )
-    log.warning(
-        "left out, because the partner is broken or missing: %s", join_names(sorted(unpaired))
-    )
+    log.warning("left out because a partner is broken or missing: %s", join_names(sorted(unpaired)))
     indices = [[i for i, stem in enumerate(names) if stem not in unpaired] for names in stems]
     first, second = (
         ImageDataset(Part(images.images, indices=rest), images.transform, seed=0)
@@ -230,19 +228,19 @@ def _add_labels(
             default = (
                 "no class is requested" if unconditional else "samples use all classes in turn"
             )
-            inputs.note = f"no folder has the name of a class: {default}. Set `classes` to choose."
+            inputs.note = f"no folder is named after a class: {default}. Set `classes` to choose."
             if unconditional:
                 return
     labels = conditioning.labels(range(conditioning.num_classes) if classes is None else classes)
     if not len(labels):
-        raise UserError("`classes` is empty: name a class, or leave it out for all in turn.")
+        raise UserError("`classes` is empty. Name a class, or leave it out to use all classes.")
     inputs.labels = labels[torch.arange(inputs.num_images) % len(labels)]
 
 
 def _folder_classes(
     files: Sequence[str], path: str | Path, class_names: Sequence[str]
 ) -> list[str] | None:
-    """Returns each image's class by the name of its folder; None if no folder has such a name.
+    """Returns each image's class from its folder; None if no folder is named after a class.
 
     As in training, the outermost such folder below `path` counts; `path` itself comes last.
 
@@ -262,7 +260,7 @@ def _folder_classes(
             classes.append(name)
     if classes and unclassified:
         raise UserError(
-            f"{path}: {len(unclassified)} of {len(files)} images are in no folder with a class's "
-            f"name, such as {unclassified[0]}. Move them, or set `classes`."
+            f"{path}: {len(unclassified)} of {len(files)} images are in no folder named after a "
+            f"class, such as {unclassified[0]}. Move them, or set `classes`."
         )
     return classes or None

@@ -140,5 +140,5 @@ class SamplingOptions:
                 f"{problem['loc'][0]} is {problem['input']!r}: {problem['msg']}."
             ) from error
         if options is not None and new_options != cls():
-            raise UserError("pass temperature, seed and so on inside `options`, not next to it.")
+            raise UserError("pass temperature, seed and so on in `options`, not in addition to it.")
         return options or new_options

@@ -40,7 +40,7 @@ def sample_best(
     first_image: int = 0,
     progress: bool = False,
 ) -> BestSamples:
-    """Draws several candidates for each image and keeps the one that is surest of its class.
+    """Draws several candidates for each image and keeps the one that most probably shows its class.
 
     More candidates give better but less varied images. This is classifier-based rejection sampling
     (Razavi et al. 2019, "Generating Diverse High-Fidelity Images with VQ-VAE-2", §3.3).
@@ -67,7 +67,7 @@ def sample_best(
     num_classes = generator.conditioning.num_classes
     if num_classes is None:
         raise UserError(
-            "rejection sampling needs a requested class, and this model was not trained on classes."
+            "rejection sampling needs a requested class, but this model has no classes."
         )
     labels = generator.conditioning.check(condition, num_images)
     assert labels is not None

@@ -63,12 +63,12 @@ def sample_images(
         generator: the model; this function converts its weights to `dtype`.
         output_dir: where to write. It must not contain `images/`.
         options: how to draw.
-        num_images: None: as many as conditions or images to complete, the larger number of both;
-            16 without either.
+        num_images: None: as many as conditions or images to complete, whichever are more; 16
+            without either.
         classes: labels or names, which the images take in turn. "none" requests no class, unless a
             class has this name. None: all classes in turn. An image to complete then has the class
-            whose name its folder has; if no folder has a class's name and the model can do without
-            a class, no class is requested.
+            that its folder is named after. If no folder is named after a class and the model can
+            do without a class, no class is requested.
         conditions: condition images, taken in turn.
         complete: images to complete, taken in turn. If some have the same names as conditions, all
             must.
@@ -123,8 +123,8 @@ def _check_classifier(
 ) -> None:
     if inputs.labels is None:
         raise UserError(
-            "rejection.classifier needs a requested class: use a model of classes, and name "
-            "some with `classes`."
+            "rejection.classifier needs a requested class. Use a model of classes, and choose some "
+            "with `classes`."
         )
     if hasattr(classifier, "num_classes") and hasattr(classifier, "class_names"):
         difference = class_difference(classifier, generator.conditioning)
@@ -141,7 +141,7 @@ def _draw(
 ) -> Samples | None:
     """Draws batch after batch, each process its share. Only the first process gets the samples."""
     if options.compile:
-        log.info("compiling first: the progress bar stops for about half a minute")
+        log.info("compiling first: the progress bar pauses for about half a minute")
     total, size = inputs.num_images, options.images_at_once
     batches = [range(start, min(start + size, total)) for start in range(0, total, size)]
     single = len(batches) == 1  # the bar then counts its tokens or candidates

@@ -119,7 +119,7 @@ def resolve(
         UserError: see `sample_tokens`.
     """
     if num_images < 1:
-        raise UserError(f"num_images is {num_images} and must be at least 1.")
+        raise UserError(f"num_images is {num_images}, but must be at least 1.")
     condition = model.conditioning.check(condition, num_images)
     if not options.guidance.is_off and condition is None:
         raise UserError(
@@ -131,7 +131,7 @@ def resolve(
         given_tokens = torch.empty(num_images, 0, dtype=torch.int64)
     given_tokens = model.check_tokens(given_tokens, options.grid_size or model.grid_size)
     if len(given_tokens) != num_images:
-        raise UserError(f"given_tokens are of {len(given_tokens)} images, not {num_images}.")
+        raise UserError(f"given_tokens has {len(given_tokens)} rows for {num_images} images.")
     if options.seed is None:
         options = replace(options, seed=int(torch.randint(2**62, ())))
     options = decide_compilation(options, model.device, model.grid_size, num_images)

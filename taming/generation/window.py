@@ -56,7 +56,7 @@ def plan_windows(
             window thus never cuts through a cell of a condition image.
 
     Raises:
-        UserError: if the grid is smaller than the window or does not divide by the step, or the
+        UserError: if the grid is smaller than the window or not a multiple of the step, or the
             stride is out of range.
     """
     (grid_height, grid_width), (height, width), (row_step, column_step) = grid_size, window, step
@@ -75,7 +75,7 @@ def plan_windows(
         stride = max(column_step, width // 4 // column_step * column_step)
     if not 1 <= stride <= width or stride % column_step:
         raise UserError(
-            f"stride is {stride} and must be 1 to {width}, the width of the trained grid, and a "
+            f"stride is {stride}, but must be 1 to {width}, the width of the trained grid, and a "
             f"multiple of {column_step}."
         )
     runs: list[WindowRun] = []

@@ -28,7 +28,7 @@ class RotaryPositions2D(nn.Module):
             NaN marks a token outside the grid (a class label, a start token): it is not rotated.
         zero_outside: replace queries and keys of tokens outside the grid by zero, as LlamaGen does.
             Such a query attends to all keys alike, and such a key gets the score 0.
-        base: ratio of the fastest to the slowest speed, nearly.
+        base: approximate ratio of the fastest to the slowest speed.
     """
 
     table: Tensor

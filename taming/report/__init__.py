@@ -1,1 +1,1 @@
-"""The report about training runs: one HTML file that works without a network."""
+"""The report on training runs: one HTML file that works without a network."""

@@ -93,7 +93,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text cells, with an optional second table at its side."""
+    """A table of text cells, with an optional second table next to it."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -123,7 +123,7 @@ def load_subject(
         if open_data is not None:
             opened = open_data(run)
             if not isinstance(opened, ImageDataModule):
-                raise UserError("the run used a data module of another program.")
+                raise UserError("the run used a custom data module.")
             data, images = opened, select_images(opened.val_dataset, opened.train_dataset)
             facts["images"] = opened.summary()
     except UserError as error:

@@ -1,7 +1,7 @@
 """Collectives of the processes of one training, or of one command under `torchrun`.
 
-Every rank must call a collective equally often, or all wait for ever. A single process keeps its
-own values.
+All ranks must make the same collective calls, or they wait forever. A single process keeps its own
+values.
 """
 
 import math

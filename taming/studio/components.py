@@ -1,7 +1,7 @@
 """The page's components: pictures to show, upload and paint, and numbers with a range.
 
-Some components get their own `preprocess` function. A subclass would not do, because Gradio writes
-a file next to the module of each subclass.
+Some components get their own `preprocess` function. A subclass would not work, because Gradio
+writes a file next to the module of each subclass.
 """
 
 from io import BytesIO
@@ -89,7 +89,7 @@ def _read_layer(file: Any, flatten_on_white: bool = False) -> Image.Image | None
 
 
 def in_range(component: Ranged) -> Ranged:
-    """Makes an empty value, or a value out of range, a one-line error in the page."""
+    """Turns an empty or out-of-range value into a one-line error on the page."""
     read = component.preprocess
     least, greatest = component.minimum, component.maximum
 
@@ -101,7 +101,7 @@ def in_range(component: Ranged) -> Ranged:
                 greatest is not None and payload > greatest
             ):
                 limits = f"at least {least:g}" if greatest is None else f"{least:g} to {greatest:g}"
-                raise UserError(f"{component.label} is {payload:g} and must be {limits}.")
+                raise UserError(f"{component.label} is {payload:g}, but must be {limits}.")
             return read(payload)
 
     component.preprocess = preprocess

@@ -1,4 +1,4 @@
-"""One job at a time on the device, and every error as one line in the page."""
+"""One job at a time on the device, and every error as one line on the page."""
 
 import inspect
 import logging
@@ -23,7 +23,7 @@ _device = Lock()
 
 @contextmanager
 def errors_in_page() -> Iterator[None]:
-    """Shows errors in the page: a user's mistake by its message, others by their first line."""
+    """Shows errors on the page: a user's mistake by its message, others by their first line."""
     try:
         yield
     except Exception as error:
@@ -52,7 +52,7 @@ def on_device(
 ) -> Any:
     """Runs a function, or the steps of an iterator, whenever an event occurs; one job at a time.
 
-    Its errors appear in the page. Programs can call it only by a `name`. The button `cancel` stops
+    Its errors appear on the page. Programs can call it only by a `name`. The button `cancel` stops
     the job, running or waiting.
     """
     event = listen(

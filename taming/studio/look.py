@@ -128,7 +128,7 @@ class LookPage:
         on_device(self.layer.input, *self.showing)
 
     def _add_change(self, generator: ImageGenerator) -> None:
-        """Adds what puts another code at the position."""
+        """Adds the controls that put another code at the position."""
         last_code = self.model.tokenizer.codebook_size - 1
         info = "for this position; or click a candidate"
         new_code = _whole_number("new code", info, 0, last_code)

@@ -51,7 +51,7 @@ class Tokenizer(PretrainedModel):
         factor = self.downsample_factor
         if height % factor or width % factor:
             raise UserError(
-                f"the resolution {height}×{width} does not divide by the downsample factor "
+                f"the resolution {height}×{width} is not a multiple of the downsample factor "
                 f"{factor}. Use multiples of {factor}, or train with another factor: "
                 "2^(number of channel_multipliers - 1), or condition_cell for label maps."
             )

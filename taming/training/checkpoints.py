@@ -150,7 +150,7 @@ class IntervalCheckpoint(ModelCheckpoint):
     """Saves a checkpoint every few minutes, always between two steps.
 
     `ModelCheckpoint(train_time_interval=...)` also saves within a step of several batches, from
-    which no run can resume exactly, and lets all ranks wait for the first at each batch.
+    which no run can resume exactly, and makes all ranks wait for the first at each batch.
 
     Args:
         minutes: between two checkpoints; several ranks check the time every 20 steps.

@@ -159,7 +159,7 @@ def encode_splits(
 ) -> tuple[TokenDataset, TokenDataset]:
     """Returns the token caches of the training and the validation images; see `encode_dataset`.
 
-    Validation images have one view, and so have training images if nothing augments them.
+    Validation images have one view, and so do training images if nothing augments them.
     """
     if num_views > 1 and not images.transform.augments:
         log.warning(

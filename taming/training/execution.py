@@ -40,7 +40,7 @@ ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-tr
 
 @dataclass(frozen=True)
 class Execution:
-    """How the steps of a training are computed."""
+    """How the steps of a training run are computed."""
 
     precision: str  # as in Lightning's `Trainer`
     channels_last: bool  # the memory format of images and weights
@@ -69,8 +69,8 @@ def choose_execution(
     | channels_last | on GPUs                                          | the opposite           |
     | compile       | no                                               | yes                    |
 
-    Alternatives are timed if the training takes at least five minutes, and compilation if it takes
-    at least half an hour. Trainings of fewer than 500 batches are not timed. Several processes
+    Alternatives are timed if the run takes at least five minutes, and compilation if it takes
+    at least half an hour. Runs of fewer than 500 batches are not timed. Several processes
     would have to agree, so they are not timed either. Timing uses copies of the module, and the
     batch of `load_batch`. `precision` is in Lightning's long form.
     """

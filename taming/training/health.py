@@ -1,4 +1,4 @@
-"""Early warnings about a training that goes wrong."""
+"""Early warnings when training goes wrong."""
 
 import logging
 import math
@@ -51,8 +51,8 @@ class _Watch(L.Callback):
 class HealthWatch(_Watch):
     """Warns when stage 1 goes wrong, and says what to change.
 
-    It checks each report of training metrics. A warning comes after `patience` reports in a row
-    with the same problem. It comes again only after the problem has disappeared in between.
+    It checks each report of training metrics and warns after `patience` reports in a row with the
+    same problem. It repeats a warning only if the problem disappeared in between.
 
     Args:
         min_codebook_usage: share of the codes in use below which the codebook is collapsing.

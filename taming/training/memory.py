@@ -1,4 +1,4 @@
-"""The memory and disk space that a training needs."""
+"""The memory and disk space that a training run needs."""
 
 import logging
 import math
@@ -51,18 +51,18 @@ def check_room(
     used, free = sum(path.stat().st_size for path in files), shutil.disk_usage(run_dir).free
     needs = (
         f"{_size(memory)} of {_size(total)} of memory, and more for the images of a batch; up to "
-        f"{_size(disk)} of disk for checkpoints, where {_size(free)} are free"
+        f"{_size(disk)} of disk space for checkpoints ({_size(free)} free)"
     )
     smaller = "Make the model smaller, or split stage 2 among GPUs (trainer=fsdp)."
     if least > total:
-        raise UserError(f"the training needs {needs}. {smaller}")
+        raise UserError(f"the run needs {needs}. {smaller}")
     if free < checkpoint:
-        raise UserError(f"the training needs {needs}: too little for even one. Free some space.")
+        raise UserError(f"the run needs {needs}, too little for one checkpoint. Free some space.")
     if memory > total:
-        warn("the training may need %s. %s", needs, smaller)
+        warn("the run may need %s. %s", needs, smaller)
     elif free + used < disk:
         advice = "Free some space, or keep one checkpoint: keep_checkpoints=1"
-        warn("the training needs %s. %s", needs, advice)
+        warn("the run needs %s. %s", needs, advice)
     else:
         log.info("needs %s", needs)
 

@@ -1,4 +1,4 @@
-"""The processes of a training: choosing a strategy for them, starting and connecting them."""
+"""The processes of a training run: choosing a strategy for them, starting and connecting them."""
 
 import logging
 import os
@@ -52,14 +52,14 @@ def environment_plugins(plugins: Sequence[Any] = ()) -> list[SLURMEnvironment]:
 
 
 def connect_processes(trainer: L.Trainer) -> None:
-    """Connects the processes of a training that `torchrun`, SLURM or the like has started."""
+    """Connects the processes that `torchrun`, SLURM or the like has started for training."""
     environment = getattr(trainer.strategy, "cluster_environment", None)  # None: a single device
     if not isinstance(environment, LightningEnvironment | None):
         start_processes(trainer)
 
 
 def start_processes(trainer: L.Trainer) -> None:
-    """Starts the other processes of a training if that is still to be done, and connects all.
+    """Starts the other processes of a training run if nothing else does, and connects all.
 
     Lightning would start them in `fit`, but they also share the work that comes before it.
     """
@@ -76,7 +76,7 @@ def start_processes(trainer: L.Trainer) -> None:
 
 
 def set_up_data(data: L.LightningDataModule, trainer: L.Trainer | None = None) -> None:
-    """Sets the data up; the first process checks the images before `trainer` starts the others."""
+    """Sets up the data; the first process checks the images before `trainer` starts the others."""
 
     @cache
     def find_images() -> Any:

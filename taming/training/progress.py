@@ -1,4 +1,4 @@
-"""Progress of a training: a bar in a terminal, and a line every half minute elsewhere."""
+"""Progress of a training run: a bar in a terminal, and a line every half minute elsewhere."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Stops a training between two steps, at a signal or when its time is up."""
+"""Stops training between two steps, at a signal or when its time is up."""
 
 import signal
 import sys
@@ -101,7 +101,7 @@ class Clock(Timer):
 
     The limit, `max_time`, includes the last validation: the training ends when the remaining time
     is no longer than the latest validation. Lightning's timer checks after each batch, which can be
-    within a step, and lets all ranks wait for the first.
+    within a step, and makes all ranks wait for the first.
 
     Args:
         duration: the limit, as in Lightning's `Timer`; None for no limit.

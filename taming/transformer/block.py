@@ -107,7 +107,7 @@ class TransformerBlock(nn.Module):
         """Maps `(b n d)` to `(b n d)`.
 
         Args:
-            x: the tokens; with a cache, those that it does not have yet.
+            x: the tokens; with a cache, only the new ones.
             context: the context's keys and values `(b heads c d_k)`, which every token attends to.
             mask: boolean `(n n_k)`, instead of the causal mask.
             update_cache: see `MultiHeadAttention.forward`.

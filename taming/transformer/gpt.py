@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer that predicts each codebook token from those before it.
+"""GPT: a decoder-only transformer that predicts each codebook token from the previous ones.
 
 Esser et al. 2021, section 3.2: p(s) = ∏ᵢ p(sᵢ | s₀ … sᵢ₋₁, c). The condition c is a prefix of the
 sequence, or a context that every layer attends to.
@@ -183,8 +183,8 @@ class GPT(PretrainedModel):
     ) -> Tensor:
         """Returns −log p of each token in nats, `(b n)`, without storing all logits at once.
 
-        Takes the arguments of `token_logits`, and `targets` `(b n)` to predict other tokens than
-        the input.
+        Takes the arguments of `token_logits`, and `targets` `(b n)` to predict tokens
+        other than the input.
         """
         features = self._features_before(prefix, tokens, context)
         targets = tokens if targets is None else targets

@@ -87,14 +87,17 @@ def test_a_tokenizer_of_label_maps(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "must be given: data.channels"),
+        ([], "settings are missing: data.channels"),
         (["data.channels=5", "data.source.subfolder=image"], "not a label map"),
-        (["data.channels=3", "data.source.subfolder=label"], "a pixel of value 3, and there are 3"),
+        (
+            ["data.channels=3", "data.source.subfolder=label"],
+            "a pixel of value 3, but there are only 3",
+        ),
         (
             ["data.channels=5", "data.source.subfolder=label", "training.reconstruction=l1"],
             "experiment=label_map sets both",
         ),
-        (["data=image_folder", "data.channels=3"], "data=label_maps need each other"),
+        (["data=image_folder", "data.channels=3"], "data=label_maps belong together"),
     ],
 )
 def test_label_maps_that_do_not_fit(run: Run, overrides: list[str], message: str) -> None:
@@ -194,7 +197,7 @@ def test_an_error_in_a_loaders_worker_is_told_in_a_line(run: Run, tokenizer: Non
             "condition_tokenizer=tokenizer",
             "pictures of 3 channels, and the images are label maps of 4",
         ),
-        (True, "condition_cell=5", "does not divide by the downsample factor 5"),
+        (True, "condition_cell=5", "is not a multiple of the downsample factor 5"),
         (True, "condition_as=suffix", "condition_as should be 'prefix' or 'context'"),
         (False, "conditioning=image", "need images with condition images"),
         (False, "condition_as=context", "condition_as=context needs condition im"),

@@ -112,7 +112,7 @@ def test_errors_before_the_checkpoint_is_read(run: Run, tmp_path: Path) -> None:
     fails(call(run, config="nowhere.yaml"), "config=nowhere.yaml does not exist")
     fails(call(run, config="f16-2048"), "neither a file nor a published model", "f16-1024")
     (tmp_path / "list.yaml").write_text("- 1\n")
-    fails(call(run, config="list.yaml"), "list.yaml holds no settings by name")
+    fails(call(run, config="list.yaml"), "list.yaml is not a configuration file")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     fails(call(run, config="broken.yaml"), "broken.yaml cannot be read: while parsing")
     (tmp_path / "full").mkdir()

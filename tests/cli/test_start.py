@@ -34,8 +34,8 @@ def test_mistakes_help_and_completion_import_nothing_heavy(tmp_path: Path) -> No
         "train_vqgan --cfg job": "learning_rate: 0.0004",
         "train_vqgan -sc query=bash": "size=tiny",
         "train_vqgan data.pat=x": "no setting data.pat. Did you mean data.path",
-        "train_transformer data.path=x": "must be given: vqgan",
-        "sample seed=3": "must be given: checkpoint",
+        "train_transformer data.path=x": "settings are missing: vqgan",
+        "sample seed=3": "settings are missing: checkpoint",
         "sample checkpoint=nowhere": "checkpoint=nowhere does not exist",
     }
     typed = "python scripts/train_vqgan.py size="
@@ -117,7 +117,7 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.path=2024", "data.path=2024 is a number to Hydra. Write 'data.path=\"2024\"'"),
+        ("data.path=2024", "Hydra reads data.path=2024 as a number. Write 'data.path=\"2024\"'"),
         ("run_dir=2024_01", "Write 'run_dir=\"2024_01\"'"),
         ("data.val_path=", "data.val_path=: give a path, or leave it out"),
         ("run_dir=null", "run_dir=null: give a path, or leave it out"),
@@ -125,7 +125,7 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
         ("data.path=my=images", "data.path=my=images cannot be read"),
         ("images", "images has no value. Settings are NAME=VALUE"),
         ('data.path="~nobody/x"', "data.path=~nobody/x does not exist"),
-        ("seed=0,1", "--multirun for a run with each, or write 'seed=[0,1]'"),
+        ("seed=0,1", "--multirun to run each of them, or write 'seed=[0,1]'"),
         ("logger=null", "logger=null: give one of the options of logger"),
         ("resume=nowhere", "nothing to resume: nowhere"),
         ("experiment=flower64", "'experiment/flower64'; there are"),

@@ -50,7 +50,7 @@ def test_runs_that_differ_in_their_seed_alone_make_a_row(run: Run, tmp_path: Pat
         assert grids.size == (20 + 8 + 20, 30)
     succeeds(run("compare", "runs=sweep/2_+recipe-esser2021_seed-0", "columns=[ssim]"))
     fails(run("compare", "runs=sweep", "columns=[psnr,ssim]"), "has no 'ssim'; it has psnr")
-    fails(run("compare", "runs=[sweep,sweep]"), "runs is one folder", "report takes several")
+    fails(run("compare", "runs=[sweep,sweep]"), "runs must be one folder", "Use report for several")
     fails(run("compare", "runs=sweep/0_+recipe-ours_seed-0/grids"), "holds no finished runs")
 
 

@@ -120,7 +120,7 @@ def test_a_single_image_is_trained_and_validated_on(
 ) -> None:
     data = module(make_folder({"": 1}) / "0.png")
     assert (len(data.train_dataset), len(data.val_dataset)) == (1, 1)
-    assert "its numbers say nothing about new ones" in caplog.text
+    assert "its metrics say nothing about new images" in caplog.text
 
 
 def test_setup_happens_once_and_reports(make_folder: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +196,7 @@ def test_resuming_with_other_images_warns(
     assert caplog.messages == []
     resumed.load_state_dict(interrupted.state_dict())
     (note,) = caplog.messages
-    assert "has trained on 15 images so far, and there are 9 now" in note
+    assert "started with 15 training images, and there are 9 now" in note
 
 
 def test_ranks_divide_the_stream_of_one_rank() -> None:

@@ -145,7 +145,7 @@ def test_shapes_that_differ(pairs: Path) -> None:
     [
         ({"condition_reader": LabelMapReader(4)}, r"label/street/\d\.png has a pixel of value 4, "),
         ({"condition_folder": "image"}, r"picture of mode RGB.*condition_folder of pairs"),
-        ({"condition_folder": "maps"}, r"no images in the folder maps; .*image/street"),
+        ({"condition_folder": "maps"}, r"no images in the folder maps\. .*image/street"),
     ],
 )
 def test_data_that_does_not_fit(pairs: Path, settings: Any, message: str) -> None:
@@ -159,7 +159,7 @@ def test_names_that_do_not_fit(pairs: Path) -> None:
         module(pairs).setup()
     (pairs / "label" / "street").rename(pairs / "label" / "road")
     (pairs / "label" / "road" / "3.tif").unlink()
-    message = r"no image, such as image/street/0\.bmp, .* such as label/road/0\.png.*suffix"
+    message = r"no image \(such as image/street/0\.bmp\) .* \(such as label/road/0\.png\).*suffix"
     with pytest.raises(UserError, match=message):
         module(pairs).setup()
 

@@ -72,7 +72,7 @@ def test_names_with_dots_and_several_suffixes(folder: Path, tmp_path: Path) -> N
     assert (len(images), images.class_names) == (14, ["cat.v1", "dog"])
     names = {images.name(i) for i in range(len(images))}
     assert names >= {"cat.v1/a_b.JPG", "cat.v1/a_b_again2.png"}
-    with pytest.raises(UserError, match="holds shards already"):
+    with pytest.raises(UserError, match="already holds shards"):
         make_shards(folder, tmp_path / "x", shard_size=1)
 
 
@@ -138,7 +138,7 @@ def test_an_image_with_a_longer_ending(folder: Path, tmp_path: Path) -> None:
 
 def test_missing_shards(shards: Path) -> None:
     (shards / "000002.tar").unlink()
-    with pytest.raises(UserError, match=r"1 of 4 shards are missing \(.*000002\.tar\)\. Fetch"):
+    with pytest.raises(UserError, match=r"1 of 4 shards are missing \(.*000002\.tar\)\. Download"):
         opened(shards / "{000000..000003}.tar")
     with pytest.raises(UserError, match=r"1 of 1 shards are missing \(.*x\*\.tar\)"):
         opened(shards / "x*.tar")
@@ -175,7 +175,7 @@ def test_a_damaged_shard(shards: Path) -> None:
         content + content,  # two in one
     ):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"shard .*000001\.tar cannot be read \(.*fetch or"):
+        with pytest.raises(UserError, match=r"shard .*000001\.tar cannot be read \(.*Download or"):
             opened(shards)
 
 

@@ -153,7 +153,7 @@ def test_parquet_without_its_number_of_images(parquet: Path) -> None:
     assert (len(train.images), len(val.images)) == (8, 3)
     with pytest.raises(UserError, match=r"cannot be loaded: .*kind"):
         stream(parquet, label_column="kind").open()
-    with pytest.raises(UserError, match="has 11 images, and 11 of them are for validation"):
+    with pytest.raises(UserError, match="has only 11 images, but 11 are for validation"):
         stream(parquet, num_val_images=11).open()
 
 
@@ -199,7 +199,7 @@ def test_classes_that_not_all_images_have(
 
 def test_wrong_numbers(shards: Path) -> None:
     train, _ = stream(shards, num_images=12, num_classes=1).open()
-    with pytest.raises(UserError, match=r"ended after 11 images, and not 12: correct"):
+    with pytest.raises(UserError, match=r"ended after 11 images, not 12\. Correct"):
         train.images.load(8)
     with pytest.raises(UserError, match=r"has the class 1\. The classes are 0\."):
         [train.images.label(index) for index in range(8)]

@@ -100,7 +100,7 @@ def test_a_classifier_in_training_mode_is_used_in_evaluation_mode() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": make(Unconditional())}, "not trained on classes"),
+        ({"model": make(Unconditional())}, "has no classes"),
         ({"labels": LABELS + 1}, "class label 2"),
         ({"classifier": lambda images: torch.zeros(2, 3)}, r"\(2, 3\) for 7 images.* 2 classes"),
     ],

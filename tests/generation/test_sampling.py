@@ -270,7 +270,7 @@ def test_conditions_and_images_to_complete_must_be_pairs(
     inputs: dict[str, Any] = {
         "conditions": InputImages(maps), "complete": ImagesToComplete(photos), "batch_size": 1
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"no partner .* remove 001\.$"):
+    with pytest.raises(UserError, match=r"no partner: remove 001\.$"):
         draw(of_label_maps(), tmp_path, **inputs)
     assert len(draw(of_label_maps(), tmp_path, **inputs, num_images=1)) == 1
     inputs["conditions"] = InputImages(maps / "002.png")  # one for all
@@ -295,7 +295,7 @@ def test_the_partner_of_a_broken_image_is_left_out(
     model = of_label_maps()
     inputs = {"conditions": InputImages(maps), "complete": ImagesToComplete(photos)}
     samples = draw(model, tmp_path, **inputs)
-    assert "left out, because the partner is broken or missing: 001" in caplog.text
+    assert "left out because a partner is broken or missing: 001" in caplog.text
     (photos / "001.png").unlink()
     expected = model.complete(as_images(photos, [0, 1]), 1, one_hot_of(maps, [0, 2]), seed=0)
     assert np.array_equal(samples, to_uint8(expected))
@@ -381,7 +381,7 @@ def test_a_smaller_last_batch_needs_no_second_compilation(
         ("free", {"conditions": InputImages("maps")}, "was not trained on condition images"),
         ("free", {"conditions": InputImages(subfolder="a")}, "no effect without conditions.path"),
         ("free", {"complete": ImagesToComplete("photos", keep_rows=2)}, "keep_rows is 2.* 1 to 1"),
-        ("free", {"classifier": brightness}, "use a model of classes"),
+        ("free", {"classifier": brightness}, "Use a model of classes"),
         ("tokens", {}, "no tokenizer"),
         ("classes", {"classes": "none"}, "without condition_dropout"),
         ("classes", {"classes": ["none", 0]}, "'none' does not exist"),

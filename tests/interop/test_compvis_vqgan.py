@@ -169,7 +169,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         ({"model": None}, "config is wrong"),
         (changed(tanh_out=True), "tanh_out=True in the config is not supported"),
         (changed(double_z=True), "do not match the config"),
-        (changed(resolution=15), "15×15 does not divide"),
+        (changed(resolution=15), "15×15 is not a multiple"),
     ],
 )
 def test_wrong_configs_are_named(config: dict[str, Any], message: str) -> None:

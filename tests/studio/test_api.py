@@ -223,15 +223,15 @@ def error_of(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize(
     ("position", "value", "part"),
     [
-        (0, 0, "images is 0 and must be 1 to 64"),
+        (0, 0, "images is 0, but must be 1 to 64"),
         (0, 1000, "images is 1000"),
         (0, None, "images is empty"),
-        (1, -1.0, "temperature is -1 and must be 0 to 2"),
+        (1, -1.0, "temperature is -1, but must be 0 to 2"),
         (1, None, "temperature is empty"),
-        (2, -3, "top-k is -3 and must be at least 0"),
-        (3, 0.0, "top-p is 0 and must be 0.01 to 1"),
+        (2, -3, "top-k is -3, but must be at least 0"),
+        (3, 0.0, "top-p is 0, but must be 0.01 to 1"),
         (3, 2.0, "top-p is 2"),
-        (4, 99.0, "guidance is 99 and must be 0 to 10"),
+        (4, 99.0, "guidance is 99, but must be 0 to 10"),
         (5, -1, "seed is -1"),
         (5, None, "seed is empty"),
         (6, 17, "choices"),
@@ -256,9 +256,9 @@ def test_other_mistakes_give_a_one_line_error(
     assert "guidance" in error_of(lambda: client.predict(*guided, -2, api_name="/generate"))
     client.predict(handle_file(write_picture(tmp_path / "a.png")), 1, api_name="/look")
     text = error_of(lambda: client.predict(99, 0, api_name="/show_code"))
-    assert "position is 99 and must be 0 to 15" in text
+    assert "position is 99, but must be 0 to 15" in text
     text = error_of(lambda: client.predict(5, 99, *SETTINGS, api_name="/change"))
-    assert "new code is 99 and must be 0 to 15" in text
+    assert "new code is 99, but must be 0 to 15" in text
     Image.fromarray(np.full((8, 8), 9, np.uint8)).save(tmp_path / "nine.png")
     for name, part in (("a.png", "not a label map"), ("nine.png", "3 classes")):
         file = handle_file(tmp_path / name)

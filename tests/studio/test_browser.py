@@ -102,7 +102,7 @@ def test_an_upload_shows_its_codes_and_nothing_is_shown_before(
     assert not panel.get_by_text("new code").is_visible()
     panel.get_by_label("position").fill("99")
     panel.get_by_role("button", name="Show this code").click()
-    says(page, "position is 99 and must be 0 to 15")
+    says(page, "position is 99, but must be 0 to 15")
 
 
 def test_a_picture_is_drawn_upon_and_completed(

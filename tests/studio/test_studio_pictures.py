@@ -96,7 +96,10 @@ def test_attention_has_a_map_for_each_head() -> None:
 def test_a_number_out_of_range_leaves_no_traceback_in_the_terminal() -> None:
     number = in_range(gr.Number(label="position", minimum=0, maximum=15))
     assert number.preprocess(15) == 15
-    for value, message in ((99, "position is 99 and must be 0 to 15"), (None, "position is empty")):
+    for value, message in (
+        (99, "position is 99, but must be 0 to 15"),
+        (None, "position is empty"),
+    ):
         with pytest.raises(gr.Error, match=message) as raised:
             number.preprocess(value)
         assert not raised.value.print_exception
