@@ -122,7 +122,9 @@ def test_too_many_files_that_break_later_are_an_error(make_folder: Any) -> None:
     data = dataset(root)
     for i in range(2):
         (root / f"{i}.png").write_bytes(b"gone")
-    with pytest.raises(UserError, match=r"1\.png is broken.*1 others.*broken_fraction is 0\.25"):
+    with pytest.raises(
+        UserError, match=r"1\.png is broken.*1 others.*max_broken_fraction is 0\.25"
+    ):
         data[0]
 
 

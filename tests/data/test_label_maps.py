@@ -65,7 +65,9 @@ def test_classes_that_do_not_exist() -> None:
         read(grey([0, 255, 11]))  # they share no class unless told to
     with pytest.raises(UserError, match="11 colours for 12 classes"):
         LabelMapReader(12, palette=[(0, 0, 0)] * 11)
-    with pytest.raises(UserError, match=r"class=12 does not exist\. The 12 classes are 0 to 11"):
+    with pytest.raises(
+        UserError, match=r"unlabelled_class=12 does not exist\. The 12 classes are 0 to 11"
+    ):
         LabelMapReader(12, unlabelled_class=12)
 
 

@@ -119,5 +119,7 @@ def test_a_table_in_a_damaged_archive(make_folder: Any) -> None:
 
 
 def test_a_missing_table(make_folder: Any) -> None:
-    with pytest.raises(MissingPathError, match=r"folder does not exist .*Give auto, folders"):
+    with pytest.raises(
+        MissingPathError, match=r"labels=folder does not exist .*Give auto, folders"
+    ):
         labelled(make_folder({"a": 2}), "folder")
