@@ -96,7 +96,7 @@ def test_rows_without_class_or_image(table: Any, tmp_path: Path) -> None:
 def test_a_class_beyond_the_names() -> None:
     table = Table(None, "x train", ["image"], ["label"], ["a"])
     assert table.classes({"label": [0, None, -1]}) == ["a", None, None]
-    with pytest.raises(UserError, match="x train: a row has the class 1, and label lists only 1"):
+    with pytest.raises(UserError, match="x train: a row has the class 1, but label lists only 1"):
         table.classes({"label": [1]})
 
 
