@@ -39,7 +39,8 @@ class CacheView:
         positions: `(n,)` int64, the positions of the call's tokens.
         visible: number of positions to read, up to the last of `positions`. Or `(s,)` int64, 0 to
             s - 1: a compiled step always reads s positions, and a mask hides the later ones.
-        rows: the sequences that the call decodes.
+        start: the first sequence that the call decodes.
+        stop: the sequence after the last one; None for all from `start` on.
 
     Attributes:
         mask: boolean `(n s)`, True where a token may attend; None where causal order suffices.
@@ -50,11 +51,12 @@ class CacheView:
         cache: KeyValueCache,
         positions: Tensor,
         visible: int | Tensor,
-        rows: slice = slice(None),
+        start: int | None = None,
+        stop: int | None = None,
     ) -> None:
         self.cache = cache
         self.positions = positions
-        self.rows = rows
+        self.start, self.stop = start, stop  # no slice: torch.compile 2.11 refuses one
         if isinstance(visible, int):
             assert positions.device.type != "cpu" or positions[-1] == visible - 1
             self.num_visible, self.mask = visible, None
@@ -88,4 +90,5 @@ class CacheView:
 
     def _rows(self, memory: KeysAndValues | None) -> KeysAndValues:
         assert memory is not None
-        return memory[0][self.rows], memory[1][self.rows]
+        keys, values = memory
+        return keys[self.start : self.stop], values[self.start : self.stop]

@@ -44,7 +44,7 @@ def next_tokens(
     The latest tokens are at a position `(1,)`; for `visible` see `CacheView`.
     """
     tokens = latest if choose.num_sequences == 1 else torch.cat([latest, latest])
-    view = CacheView(cache, position, visible, slice(len(tokens)))
+    view = CacheView(cache, position, visible, stop=len(tokens))
     return choose(next_logits(transformer, view, tokens), position - num_prefix + 1)
 
 
@@ -118,7 +118,7 @@ class Decoder:
         prompt = prompt.rows(rows)
         tokens = tokens.repeat(len(prompt.prefix) // len(tokens), 1)
         positions = self.positions[: self.num_prefix + tokens.shape[1]]
-        view = CacheView(self.cache, positions, len(positions), rows)
+        view = CacheView(self.cache, positions, len(positions), rows.start, rows.stop)
         return next_logits(self.transformer, view, tokens, prompt)
 
     @without_cudnn_attention()

@@ -72,7 +72,7 @@ def test_rows_are_decoded_separately(module: MultiHeadAttention, x: Tensor) -> N
     cache = KeyValueCache(num_layers=1, num_sequences=2, max_length=6)
     prefill, last = torch.arange(6).split([5, 1])
     for row in (slice(1), slice(1, None)):
-        call(module, x[row], CacheView(cache, prefill, 5, row))
+        call(module, x[row], CacheView(cache, prefill, 5, row.start, row.stop))
     output = call(module, x, CacheView(cache, last, 6))
     torch.testing.assert_close(output, module(x, causal=True)[:, 5:])
 

@@ -131,8 +131,11 @@ def test_two_half_batches_have_the_gradient_of_the_whole() -> None:
             backward(module, {"images": batch()["images"][part]}, 1 / len(parts))
         actual.append(gradients(module))
     assert any(name.startswith("adversary") for name in actual[0])
+    largest = max(float(gradient.abs().max()) for gradient in actual[0].values())
     for name, gradient in actual[0].items():
-        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-7)
+        # a bias before a normalisation has a gradient of 0, but for rounding
+        tolerance = 1e-4 * float(gradient.abs().max()) + 1e-6 * largest
+        torch.testing.assert_close(actual[1][name], gradient, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("limit", [0.5, 100.0, None])
