@@ -58,6 +58,7 @@ class CacheView:
         self.positions = positions
         self.start, self.stop = start, stop  # no slice: torch.compile 2.11 refuses one
         if isinstance(visible, int):
+            assert positions.device.type != "cpu" or positions[-1] == visible - 1
             self.num_visible, self.mask = visible, None
         else:
             self.num_visible, self.mask = visible.shape[0], visible <= positions[:, None]
