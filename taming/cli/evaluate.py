@@ -134,7 +134,8 @@ def _warn_of_trained_images(config: DictConfig, run_config: DictConfig) -> None:
         value = OmegaConf.select(source, f"data.{name}")
         return Path(value).expanduser().resolve() if value and name.endswith("path") else value
 
-    for name in ("val_path", "val_fraction") if run_config else ():
+    names = "val_path", "val_fraction", "test_fraction", "source.group", "source.val_split"
+    for name in names if run_config else ():
         held_out, path = value(run_config, name), value(run_config, "path")
         if held_out != value(config, name) and path == value(config, "path"):
             logging.getLogger("taming").warning(

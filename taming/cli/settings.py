@@ -27,10 +27,10 @@ TABLE = {
     # A name may be a pattern; one with ~ is an override that deletes a setting.
     Trait.FIXED: ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay",
         "condition_*", "conditioning", "data", "data.channels", "data.resolution", "data.source",
-        "data.source.labels", "data.source.num_val_images", "data.source.shuffle_buffer",
-        "data.source.split", "data.source.val_split", "data.val_fraction", "experiment",
-        "finetune*", "model*", "perceptual*", "quantizer*", "recipe", "run_dir", "seed", "size*",
-        "vqgan"),
+        "data.source.group", "data.source.labels", "data.source.num_val_images",
+        "data.source.shuffle_buffer", "data.source.split", "data.source.val_split",
+        "data.test_fraction", "data.val_fraction", "experiment", "finetune*", "model*",
+        "perceptual*", "quantizer*", "recipe", "run_dir", "seed", "size*", "vqgan"),
     # `auto` or null lets the first training choose, and a resumed run keeps the choice
     Trait.CHOSEN_ONCE: ("data.channels", "data.resolution", "trainer.precision",
         "training.channels_last", "training.compile"),

@@ -80,22 +80,23 @@ class _InMemory:
 class Digits(_InMemory):
     """scikit-learn's 1,797 handwritten digits, 8x8, light on dark, which come with the library.
 
-    Their levels 0 to 16 are scaled to 0 to 255. There is no official split, so `val_fraction` is
-    held out.
+    Their levels 0 to 16 are scaled to 0 to 255. There is no official split, so `val_fraction` and
+    `test_fraction` are held out, see `ImageFiles`.
     """
 
     val_fraction: Fraction = 0.2
+    test_fraction: Fraction | None = None
     image_size: ClassVar = (8, 8)
 
-    def open(self) -> tuple[Part, Part]:
-        """Loads the digits and holds out a share for validation."""
+    def open(self) -> tuple[Part, ...]:
+        """Loads the digits and holds out a share for validation, and one for testing."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
         images = np.round(digits.images * (255 / 16)).astype(np.uint8)
         names = [str(n) for n in range(10)]
         array = ImageArray("digits", images, digits.target, names, self.channels)
-        return hold_out(Part(array), self.val_fraction)
+        return hold_out(Part(array), self.val_fraction, self.test_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)

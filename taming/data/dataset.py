@@ -28,6 +28,8 @@ class ImageList(Protocol):
         reader: turns what `load` returns into tensors.
         class_names: empty without classes.
         labels: the class of each image, if there are classes.
+        groups: the group of each image, such as its video; images of a group are never split
+            between training and validation. Empty if each image is on its own.
         sizes: (height, width) of each image, where known.
         in_memory: whether loading an image only copies it.
         max_broken_fraction: the share of images that may fail to load.
@@ -39,6 +41,7 @@ class ImageList(Protocol):
     reader: Reader
     class_names: list[str]
     labels: Any = ()
+    groups: Sequence[str] = ()
     sizes: list[tuple[int, int]] | None = None
     in_memory: bool = False
     max_broken_fraction: float = 0.0
@@ -66,7 +69,7 @@ class ImageList(Protocol):
 
 
 class Part(NamedTuple):
-    """The images for training or for validation: all of a list, or some of it.
+    """The images for training, validation or testing: all of a list, or some of it.
 
     Attributes:
         images: the list.

@@ -21,7 +21,7 @@ from taming.data.dataset import ImageList, Part
 from taming.data.files import natural_key
 from taming.data.labels import Labels, folder_labels, number_classes
 from taming.data.readers import AnyImage, BrokenImageError, Reader, decoding
-from taming.data.sources import Fraction, hold_out
+from taming.data.sources import Fraction, check_groups, hold_out
 from taming.runtime.errors import MissingPathError, UserError, join_names
 
 __all__ = ["HuggingFaceImages", "Table", "TableSource"]
@@ -96,8 +96,10 @@ class TableSource:
     label_column: str | None = None
     max_broken_fraction: Annotated[float, Ge(0), Le(1)] = 0.2
 
-    def open_table(self, split: str, *, streaming: bool = False) -> Table:
+    def open_table(self, split: str, *, group: str | None = None, streaming: bool = False) -> Table:
         """Opens a part of the dataset, and downloads or converts it first unless it streams.
+
+        The table also has the column `group`, if there is one.
 
         Raises:
             UserError: if it cannot be opened, or a column is missing.
@@ -105,7 +107,8 @@ class TableSource:
         try:
             import datasets
 
-            rows = self._load(split, streaming)
+            groups = [] if group is None else [group]
+            rows = self._load(split, groups, streaming)
             features = rows.features or {}
             images, labels = self._image_columns, self._label_columns
             if not self.shards:
@@ -117,7 +120,7 @@ class TableSource:
                         f"{self.path} {split} has {len(images) or 'no'} columns of the type Image; "
                         f"it has {join_names(list(features))}. Set data.source.image_column."
                     )
-            rows = rows.select_columns(images + labels)
+            rows = rows.select_columns(list(dict.fromkeys(images + labels + groups)))
             for name in images:
                 rows = rows.cast_column(name, datasets.Image(decode=False))
         except ImportError as error:
@@ -170,7 +173,7 @@ class TableSource:
             return [self.label_column]
         return ["cls", "json"] if self.shards else []
 
-    def _load(self, split: str, streaming: bool) -> Any:
+    def _load(self, split: str, groups: list[str], streaming: bool) -> Any:
         import datasets
 
         path, options = expanduser(self.path), {}  # noqa: PTH111 (keeps "//")
@@ -186,7 +189,8 @@ class TableSource:
         if shards:
             # the library would take them from the first samples, and others may have other files
             features = dict.fromkeys(self._image_columns, datasets.Image())
-            features |= dict.fromkeys(self._label_columns, datasets.Value("string"))
+            texts = self._label_columns + groups
+            features |= dict.fromkeys(texts, datasets.Value("string"))
             if "json" in features:
                 features["json"] = {"label": datasets.Value("string")}
             options["features"] = datasets.Features(features)
@@ -235,22 +239,31 @@ class HuggingFaceImages(TableSource):
     Args:
         val_split: the part to validate on; None to hold out a share of `split`.
         val_fraction: the share to hold out, see `held_out_split`.
+        test_fraction: the share of the part with the validation images to set aside for testing,
+            before anything else is held out; None for no test images.
+        group: the column that names the groups of the images, which are not split; None for none.
     """
 
     val_split: str | None = None
     val_fraction: Fraction = 0.05
+    test_fraction: Fraction | None = None
+    group: str | None = None
 
-    def open(self) -> tuple[Part, Part]:
+    def open(self) -> tuple[Part, ...]:
         """Opens the dataset.
 
         Raises:
-            UserError: if it cannot be opened, or has other columns or classes.
+            UserError: if it cannot be opened, or has other columns or classes, or a group is split.
         """
-        train = ImageTable(self.open_table(self.split), self)
+        train = self._images(self.split)
         if self.val_split is None:
-            return hold_out(Part(train), self.val_fraction)
-        val = ImageTable(self.open_table(self.val_split), self, train.class_names)
-        return Part(train), Part(val)
+            return hold_out(Part(train), self.val_fraction, self.test_fraction)
+        val = self._images(self.val_split, train.class_names)
+        check_groups(train, val)
+        return Part(train), *hold_out(Part(val), self.test_fraction)
+
+    def _images(self, split: str, known_classes: Sequence[str] | None = None) -> "ImageTable":
+        return ImageTable(self.open_table(split, group=self.group), self, known_classes)
 
 
 class ImageTable(ImageList):
@@ -267,7 +280,7 @@ class ImageTable(ImageList):
     """
 
     def __init__(
-        self, table: Table, source: TableSource, known_classes: Sequence[str] | None = None
+        self, table: Table, source: HuggingFaceImages, known_classes: Sequence[str] | None = None
     ) -> None:
         self.description, self.reader = table.description, source.reader
         self.max_broken_fraction = source.max_broken_fraction
@@ -277,6 +290,7 @@ class ImageTable(ImageList):
         self._table = table
         self.class_names, labels = _labels(table, self._names, known_classes)
         self.labels = np.array(labels, np.int64)
+        self.groups = [] if source.group is None else _groups(table, source.group)
 
     def __len__(self) -> int:
         return len(self._table.rows)
@@ -316,6 +330,17 @@ def _in_natural_order(table: Table) -> tuple[Table, list[str]]:
         )
     names = [paths[index].removeprefix("./") for index in order]
     return table._replace(rows=table.rows.select(order)), names
+
+
+def _groups(table: Table, column: str) -> list[str]:
+    """Returns the group of each row."""
+    groups = table.rows.select_columns([column])[:][column]
+    if without := sum(group in (None, "") for group in groups):
+        raise UserError(
+            f"{table.description}: {without} of {len(groups)} rows have no {column}. Fill the "
+            "column, or set data.source.group=null."
+        )
+    return list(map(str, groups))
 
 
 def _labels(

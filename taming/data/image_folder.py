@@ -17,7 +17,7 @@ from tqdm import tqdm
 from taming.data.array_files import ArrayReader
 from taming.data.dataset import ImageList
 from taming.data.files import FileEntry, open_files
-from taming.data.labels import find_labels
+from taming.data.labels import find_groups, find_labels
 from taming.data.readers import AnyImage, BrokenImageError, Reader, decoding, header_size
 from taming.runtime.errors import UserError, join_names, replacing
 
@@ -44,8 +44,8 @@ class ImageFolder(ImageList):
         known_classes: for validation data, the class names of the training data.
 
     Raises:
-        MissingPathError: if the path does not exist.
-        UserError: if there are no images, or the classes do not fit.
+        MissingPathError: if the path or a table does not exist.
+        UserError: if there are no images, or the classes or groups do not fit.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ImageFolder(ImageList):
         reader: Reader,
         *,
         labels: str = "none",
+        group: str | None = None,
         known_classes: Sequence[str] | None = None,
         subfolder: str | None = None,
         max_broken_fraction: float = 1.0,
@@ -66,6 +67,7 @@ class ImageFolder(ImageList):
         self.broken: list[tuple[str, str]] = []
         names = [entry.name for entry in self._entries]
         self.class_names, self.labels = find_labels(self._files, names, labels, known_classes)
+        self.groups = find_groups(self._files, names, labels, group) if group else []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,6 +106,7 @@ class ImageFolder(ImageList):
         """Keeps only these images, in this order."""
         self._entries = self._entries.select(indices)
         self.labels = [self.labels[i] for i in indices]
+        self.groups = [self.groups[i] for i in indices] if self.groups else []
         self.sizes = None if self.sizes is None else [self.sizes[i] for i in indices]
 
     def drop_broken(

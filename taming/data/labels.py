@@ -1,4 +1,4 @@
-"""The classes of image files, from their folders or from a table."""
+"""The classes and groups of image files, from their folders or from a table."""
 
 import csv
 import io
@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 from taming.data.files import FileList, natural_key
 from taming.runtime.errors import MissingPathError, UserError, join_names
 
-__all__ = ["Labels", "find_labels", "folder_labels", "number_classes"]
+__all__ = ["Labels", "find_groups", "find_labels", "folder_labels", "number_classes"]
 
+GROUP_TABLE = "metadata.csv"  # unless the classes come from another table
 SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
 
 Labels = tuple[list[str], list[int | None]]  # class names; the class number of each image
@@ -43,14 +44,37 @@ def find_labels(
         return [], [None] * len(names)
     if labels in ("auto", "folders"):
         return folder_labels(names, str(files.path), known_classes, required=labels == "folders")
-    table = _read_table(_table_content(files, labels), labels)
+    classes = _column(files, names, labels, "label")
+    return number_classes(classes, known_classes, f"{files.path}, {labels}")
+
+
+def find_groups(files: FileList, names: Sequence[str], labels: str, column: str) -> list[str]:
+    """Returns the group of each image, from a column of a `.csv` table.
+
+    Args:
+        files: the images.
+        names: their names.
+        labels: as in `find_labels`. Without a table there, `metadata.csv` has the groups.
+        column: the column of the table.
+
+    Raises:
+        MissingPathError: if the table does not exist.
+        UserError: if the table cannot be read or lacks the column or an image.
+    """
+    table = GROUP_TABLE if labels in ("auto", "folders", "none") else labels
+    return _column(files, names, table, column)
+
+
+def _column(files: FileList, names: Sequence[str], path: str, column: str) -> list[str]:
+    """Returns the value of each image in a column of a table."""
+    table = _read_table(_table_content(files, path, column), path, column)
     if missing := [name for name in names if name not in table]:
         raise UserError(
-            f"{files.path}: {labels} has no label for {len(missing)} of {len(names)} images, such "
+            f"{files.path}: {path} has no {column} for {len(missing)} of {len(names)} images, such "
             f"as {missing[0]}. Names must be relative to {files.path}, but the table has "
             f"{next(iter(table), 'nothing')}."
         )
-    return number_classes([table[name] for name in names], known_classes, f"{files.path}, {labels}")
+    return [table[name] for name in names]
 
 
 def number_classes(
@@ -79,7 +103,7 @@ def number_classes(
     return class_names, [number[name] for name in classes]
 
 
-def _table_content(files: FileList, path: str) -> bytes:
+def _table_content(files: FileList, path: str, column: str) -> bytes:
     try:
         with suppress(OSError, KeyError), files.open_name(path) as file:
             return file.read()
@@ -87,38 +111,42 @@ def _table_content(files: FileList, path: str) -> bytes:
             return file.read()
     except Exception as error:  # a damaged archive makes zipfile raise nearly anything
         raise UserError(f"{files.path}: {path} cannot be read ({error}).") from error
+    setting = f"labels={path}" if column == "label" else f"{path}, which group={column} needs,"
     raise MissingPathError(
-        f"labels={path} does not exist in {files.path} or {Path.cwd()}. Give auto, folders, none, "
-        "or a .csv or .json file."
+        f"{setting} does not exist in {files.path} or {Path.cwd()}. Give auto, folders, none, or a "
+        ".csv or .json file as labels."
     )
 
 
-def _read_table(content: bytes, path: str) -> dict[str, str]:
-    """Returns the label of each file name."""
+def _read_table(content: bytes, path: str, column: str) -> dict[str, str]:
+    """Returns the value of each file name in a column; a `.json` has only labels."""
     try:
         text = content.decode("utf-8-sig")  # Excel writes a mark first
         if path.lower().endswith(".json"):
+            if column != "label":
+                raise ValueError("a .json has no columns")
             table = json.loads(text)
             table = table.get("labels", table) if isinstance(table, dict) else table
             pairs = list(table.items()) if isinstance(table, dict) else table
         else:
             rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
             columns = rows.fieldnames or ()
-            if text and not {"file_name", "label"} <= set(columns):
+            if text and not {"file_name", column} <= set(columns):
                 raise ValueError(f"its columns are {', '.join(columns)}")
-            pairs = [(row["file_name"], row["label"]) for row in rows]
-        labels: dict[str, str] = {}
-        for name, label in pairs:
-            if label not in (None, ""):
+            pairs = [(row["file_name"], row[column]) for row in rows]
+        values: dict[str, str] = {}
+        for name, value in pairs:
+            if value not in (None, ""):
                 file_name = PurePosixPath(name.replace("\\", "/")).as_posix()
-                if labels.setdefault(file_name, str(label)) != str(label):
-                    raise ValueError(f"{name} is {labels[file_name]} and {label}")
-        return labels
+                if values.setdefault(file_name, str(value)) != str(value):
+                    raise ValueError(f"{name} is {values[file_name]} and {value}")
+        return values
     except Exception as error:  # unexpected content makes all of the above raise anything
+        contents = "labels" if column == "label" else column
         raise UserError(
-            f"{path} is not a table of labels ({type(error).__name__}: {error}). A .csv has the "
-            'columns file_name and label; a .json is {"a/1.png": "cat", ...} or '
-            '{"labels": [["a/1.png", 0], ...]}.'
+            f"{path} is not a table of {contents} ({type(error).__name__}: {error}). A .csv has "
+            f"the columns file_name and {column}; a .json of labels is "
+            '{"a/1.png": "cat", ...} or {"labels": [["a/1.png", 0], ...]}.'
         ) from error
 
 

@@ -48,6 +48,7 @@ class EndlessDataModule(L.LightningDataModule):
 
     train_dataset: Any
     val_dataset: Any
+    test_dataset: Any = None  # for `evaluate`, if images are set aside
 
     def __init__(self, loader: LoaderOptions, seed: int = 0) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ class EndlessDataModule(L.LightningDataModule):
 
 
 class ImageDataModule(EndlessDataModule):
-    """Images for training and validation.
+    """Images for training, validation and, if the source sets some aside, testing.
 
     A batch is a dictionary: `images` float32 `(b c H W)`, pictures in [-1, 1] or one-hot label maps
     of 0 and 1; with classes, `labels` int64 `(b,)`; with pairs, `conditions` float32
@@ -176,7 +177,7 @@ class ImageDataModule(EndlessDataModule):
     Args:
         source: the data. It is opened once, by `setup` or when a data set is first used, unless
             `parts` are set to what another process has opened.
-        transform: for both parts; validation images are not augmented.
+        transform: for all parts; only training images are augmented.
         loader: batch sizes and loader processes.
         seed: seed of order and augmentation, not negative.
         conditions: whether pairs have their conditions; the images are the same.
@@ -222,15 +223,15 @@ class ImageDataModule(EndlessDataModule):
             log.info("%s", self.summary())
 
     @cached_property
-    def parts(self) -> tuple[Part, Part]:
-        """The images for training and for validation."""
+    def parts(self) -> tuple[Part, ...]:
+        """The images for training, for validation and, if any, for testing."""
         return self.source.open()
 
     @cached_property
     def _datasets(self) -> list[ImageDataset]:
         parts = self.parts
         if self.condition_reader is None:
-            parts = parts[0]._replace(conditions=None), parts[1]._replace(conditions=None)
+            parts = tuple(part._replace(conditions=None) for part in parts)
         return [ImageDataset(part, self.transform, seed=self.seed) for part in parts]
 
     @property
@@ -244,6 +245,11 @@ class ImageDataModule(EndlessDataModule):
         return self._datasets[1]
 
     @property
+    def test_dataset(self) -> ImageDataset | None:
+        """The images set aside for `evaluate`; None without them."""
+        return self._datasets[2] if len(self._datasets) > 2 else None
+
+    @property
     def num_classes(self) -> int | None:
         """Number of classes; None without classes."""
         return len(self.class_names) or None
@@ -255,14 +261,15 @@ class ImageDataModule(EndlessDataModule):
 
     def summary(self) -> str:
         """Describes the number, classes, size and kind of the images."""
-        train, val = self._datasets
+        train, val, *test = self._datasets
         noun, kind = "images", str(self.source.reader)
         if self.condition_reader is not None:
             noun, kind = "pairs", f"{kind} from {self.condition_reader}"
+        tested = f"{len(test[0]):,} set aside to test, " if test else ""
         sources = dict.fromkeys(part.images.description for part in self._datasets)
         text = (
             f"{' and '.join(sources)}: {len(train):,} {noun} to train and {len(val):,} to "
-            f"validate, {self.num_classes or 'no'} classes, "
+            f"validate, {tested}{self.num_classes or 'no'} classes, "
             f"{self.resolution[0]}x{self.resolution[1]}, {kind}"
         )
         if magnified := train.num_magnified + val.num_magnified:

@@ -56,6 +56,20 @@ def test_files_of_all_kinds(table: Any, tmp_path: Path, kind: str) -> None:
     assert again.fingerprint() == train.images.fingerprint()
 
 
+def test_groups_and_test_images(table: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    table(12, video=list("aabbccddeeff")).to_parquet(path)
+    parts = source(path, group="video", val_fraction=0.25, test_fraction=0.3).open()
+    assert [len(part.indices or ()) for part in parts] == [6, 2, 4]
+    groups = [{part.images.groups[i] for i in part.indices or ()} for part in parts]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 6
+    with pytest.raises(UserError, match="film"):
+        source(path, group="film").open()
+    table(4, video=["a", "a", None, "b"]).to_parquet(tmp_path / "y.parquet")
+    with pytest.raises(UserError, match="1 of 4 rows have no video"):
+        source(tmp_path / "y.parquet", group="video").open()
+
+
 def test_batches_with_workers(table: Any, tmp_path: Path) -> None:
     table(label=[0, 1, 1, 0] * 2).to_parquet(tmp_path / "x.parquet")
     one, several = (

@@ -123,3 +123,33 @@ def test_a_missing_table(make_folder: Any) -> None:
         MissingPathError, match=r"labels=folder does not exist .*Give auto, folders"
     ):
         labelled(make_folder({"a": 2}), "folder")
+
+
+def groups(path: Path, labels: str = "auto", group: str = "video") -> Any:
+    return ImageFolder(path, PictureReader(), labels=labels, group=group).groups
+
+
+def test_groups_of_a_table(make_folder: Any) -> None:
+    root = make_folder({"a": 2, "b": 1})
+    rows = "file_name,label,video\na/0.png,x,1\na/1.png,y,1\nb/0.png,x,2\n"
+    (root / "metadata.csv").write_text(rows)
+    (root / "labels.csv").write_text(rows.replace(",2", ",3"))
+    assert groups(root) == groups(root, "none") == groups(zipped(root)) == ["1", "1", "2"]
+    assert groups(root, "labels.csv") == ["1", "1", "3"]
+    images = ImageFolder(root, PictureReader(), group="video")
+    images.select([2, 0])
+    assert images.groups == ["2", "1"]
+
+
+def test_tables_without_the_groups(make_folder: Any) -> None:
+    root = make_folder({"a": 2})
+    with pytest.raises(MissingPathError, match=r"metadata\.csv, which group=video needs, does not"):
+        groups(root)
+    (root / "metadata.csv").write_text("file_name,label,video\na/0.png,x,1\na/1.png,x,\n")
+    with pytest.raises(UserError, match=r"metadata\.csv has no video for 1 of 2 .*a/1\.png"):
+        groups(root)
+    with pytest.raises(UserError, match=r"not a table of film .*its columns are file_name, label"):
+        groups(root, group="film")
+    (root / "l.json").write_text('{"a/0.png": "cat", "a/1.png": "cat"}')
+    with pytest.raises(UserError, match=r"l\.json is not a table of video .*has no columns"):
+        groups(root, "l.json")

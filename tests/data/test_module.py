@@ -1,6 +1,7 @@
 import logging
 import signal
-from itertools import islice
+from collections import Counter
+from itertools import combinations, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,3 +210,71 @@ def test_batches_larger_than_the_data() -> None:
     (batch,) = first(1, num_items=3, batch_size=8)
     assert sorted(index for index, _ in batch[:6]) == [0, 0, 1, 1, 2, 2]
     assert len(batch) == 8
+
+
+def test_test_images_are_set_aside_first(make_folder: Any) -> None:
+    root = make_folder({"cat": 20, "dog": 20})
+    data = data_module(files(root, test_fraction=0.1))
+    parts = [data.train_dataset, data.val_dataset, data.test_dataset]
+    assert [len(part) for part in parts if part is not None] == [27, 9, 4]  # 0.25 of the rest
+    names = [part.name(i) for part in parts if part is not None for i in range(len(part))]
+    assert len(set(names)) == 40
+    assert "27 images to train and 9 to validate, 4 set aside to test, 2 classes" in data.summary()
+    # the same images as validation would get
+    val = data_module(files(root, val_fraction=0.1)).val_dataset
+    assert sorted(names[36:]) == sorted(val.name(i) for i in range(4))
+    assert data_module(files(root)).test_dataset is None
+
+
+def test_test_images_come_from_the_validation_path(make_folder: Any) -> None:
+    root, val = make_folder({"": 6}), make_folder({"": 4}, "val")
+    data = data_module(files(root, val_path=val, test_fraction=0.5))
+    parts = data.train_dataset, data.val_dataset, data.test_dataset
+    assert [len(part) for part in parts if part is not None] == [6, 2, 2]
+    digits = data_module(Digits(test_fraction=0.1), resize="enlarge", crop="none")
+    assert digits.test_dataset is not None and len(digits.test_dataset) == 180
+
+
+def write_groups(root: Path, group: str = "{}") -> None:
+    """Puts three images after each other into a group."""
+    images = sorted(path.relative_to(root) for path in root.rglob("*.*"))
+    rows = [f"{name},{group.format(i // 3)}" for i, name in enumerate(images)]
+    (root / "metadata.csv").write_text("\n".join(["file_name,video", *rows]) + "\n")
+
+
+def test_groups_stay_together(make_folder: Any) -> None:
+    root = make_folder({"cat": 12, "dog": 12})
+    write_groups(root)
+    source = files(root, group="video", test_fraction=0.25, val_fraction=1 / 3)
+    parts = source.open()
+    groups = [{part.images.groups[i] for i in part.indices or ()} for part in parts]
+    assert [len(part.indices or ()) for part in parts] == [12, 6, 6]  # two groups of each class
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 8
+
+
+def test_a_group_on_both_sides_of_a_given_split(make_folder: Any) -> None:
+    root, val = make_folder({"": 6}), make_folder({"": 3}, "val")
+    write_groups(root)
+    write_groups(val)
+    with pytest.raises(UserError, match=r"1 groups have images in .*photos and in .*val \(0\)"):
+        files(root, val_path=val, group="video").open()
+    write_groups(val, "other {}")
+    assert len(files(root, val_path=val, group="video").open()) == 2
+
+
+def test_an_emoji_and_its_versions_are_on_one_side(shared: Path) -> None:
+    path = shared / "data" / "emoji64.zip"
+    kwargs: dict[str, Any] = {"val_fraction": 0.1, "test_fraction": 0.1, "check": "none"}
+
+    def parts(**settings: Any) -> list[list[int]]:
+        return [part.indices or [] for part in files(path, **kwargs, **settings).open()]
+
+    images = files(path, group="emoji", check="none").open()[0].images
+    together, apart = parts(group="emoji"), parts()
+    emoji = [[{images.groups[i] for i in part} for part in split] for split in (together, apart)]
+    assert [len(a & b) for a, b in combinations(emoji[0], 2)] == [0, 0, 0]
+    assert min(len(a & b) for a, b in combinations(emoji[1], 2)) > 50  # what the column is for
+    for indices, separate in zip(together[1:], apart[1:], strict=True):  # classes keep their shares
+        counts = Counter(images.label(i) for i in indices)
+        expected = Counter(images.label(i) for i in separate)
+        assert all(abs(counts[label] - expected[label]) <= 4 for label in expected)

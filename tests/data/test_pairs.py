@@ -201,3 +201,12 @@ def test_camvid(shared: Path) -> None:
                 classes = np.asarray(Image.open(file))
             assert np.abs((item["images"].numpy() + 1) * 127.5 - picture).max() < 1e-3
             assert np.array_equal(item["conditions"].argmax(0), classes)
+
+
+def test_pairs_of_a_group_stay_together(pairs: Path) -> None:
+    names = sorted(file.name for file in (pairs / "image" / "street").iterdir())
+    rows = [f"image/street/{name},{i // 2}" for i, name in enumerate(names)]
+    (pairs / "metadata.csv").write_text("\n".join(["file_name,video", *rows]))
+    train, val = pair_files(pairs, group="video").open()
+    groups = [{part.images.groups[i] for i in part.indices or ()} for part in (train, val)]
+    assert [len(group) for group in groups] == [3, 1] and not groups[0] & groups[1]

@@ -42,3 +42,32 @@ def test_one_item_at_least_is_held_out() -> None:
 def test_all_items_are_on_both_sides_if_none_can_be_held_out() -> None:
     assert held_out_split(["a"], [None], 0.3) == ([0], [0])
     assert held_out_split(["a", "b"], [0, 1], 0.5) == ([0, 1], [0, 1])
+
+
+def test_a_group_is_never_split_and_classes_get_their_shares() -> None:
+    names = [f"{i}.png" for i in range(300)]
+    labels = [0] * 200 + [1] * 100
+    groups = [f"g{i // 2}" if i < 200 else f"g{i // 5}" for i in range(300)]  # of 2, of 5
+    train, val = held_out_split(names, labels, 0.1, groups)
+    assert not {groups[i] for i in train} & {groups[i] for i in val}
+    assert [sum(labels[i] == label for i in val) for label in (0, 1)] == [20, 10]
+    assert (train, val) == held_out_split(names, labels, 0.1, groups)
+    backwards = held_out_split(names[::-1], labels[::-1], 0.1, groups[::-1])[1]
+    assert {names[i] for i in val} == {names[::-1][i] for i in backwards}
+
+
+def test_groups_of_one_item_change_nothing() -> None:
+    assert held_out_split(NAMES, LABELS, 0.2, NAMES) == held_out_split(NAMES, LABELS, 0.2)
+
+
+def test_groups_larger_than_the_share_of_their_class() -> None:
+    names = [str(i) for i in range(1000)]
+    labels = [i // 100 for i in range(1000)]
+    groups = [str(i // 25) for i in range(1000)]  # four to a class, each with a fourth of it
+    train, val = held_out_split(names, labels, 0.1, groups)  # each class' share is ten
+    assert len(val) == 100 and {labels[i] for i in train} == set(range(10))
+    train, val = held_out_split(
+        names[:300], [None] * 300, 0.01, [str(i // 100) for i in range(300)]
+    )
+    assert (len(train), len(val)) == (200, 100)  # three images would be enough
+    assert held_out_split(names[:9], [None] * 9, 0.3, ["x"] * 9) == (list(range(9)),) * 2
