@@ -18,14 +18,16 @@ __all__ = ["main"]
 @hydra.main(config_path=CONFIGS, config_name="evaluate", version_base="1.3")
 @job
 def main(config: DictConfig) -> None:
-    """Measures a generator, a VQGAN or generated images against the validation images of `data`."""
+    """Measures a generator, a VQGAN or generated images against the held-out images of `data`."""
     from taming.cli.build import build, resolved
     from taming.cli.data import ENCODING_TYPES, build_data, with_tokenizer_shape
     from taming.cli.next_command import condition_settings, print_next, program, setting
     from taming.cli.saved_config import config_of_run
+    from taming.cli.selection import notes_on_images
     from taming.cli.setting_types import check_types
     from taming.evaluation import ImageClassifier, report_text
     from taming.evaluation.evaluate import evaluate_model
+    from taming.evaluation.real_images import choose_part
     from taming.generation import ImageGenerator, load_model
     from taming.losses import LPIPSLoss
     from taming.runtime.devices import find_device, join_processes
@@ -50,10 +52,10 @@ def main(config: DictConfig) -> None:
         tokenizer.require_pictures()
         with_tokenizer_shape(config, tokenizer, generator.resolution if generator else None)
         run_config = config_of_run(config.checkpoint)
-        _warn_of_trained_images(config, run_config)
         notes = _note_on_judges(config, run_config)
         data = build_data(config)
         set_up_data(data)
+        notes += notes_on_images(config, run_config, choose_part(data, options.part))
         subject = (generator or tokenizer).to(device)
     else:
         data, subject = _open_samples(config)
@@ -123,24 +125,3 @@ def _note_on_judges(config: DictConfig, run_config: DictConfig) -> list[str]:
     network = OmegaConf.select(run_config, "perceptual.backbone")
     note = biased_judges_note(list(filter(None, judges)), network, is_known=bool(run_config))
     return [note] if note else []
-
-
-def _warn_of_trained_images(config: DictConfig, run_config: DictConfig) -> None:
-    """Warns if the run, if there is one, held out other images of the same data."""
-    import logging
-    from pathlib import Path
-
-    def value(source: DictConfig, name: str) -> Any:
-        value = OmegaConf.select(source, f"data.{name}")
-        return Path(value).expanduser().resolve() if value and name.endswith("path") else value
-
-    names = "val_path", "val_fraction", "test_fraction", "source.group", "source.val_split"
-    for name in names if run_config else ():
-        held_out, path = value(run_config, name), value(run_config, "path")
-        if held_out != value(config, name) and path == value(config, "path"):
-            logging.getLogger("taming").warning(
-                "note: the run held out other images (data.%s=%s). The numbers may be too good, "
-                "because the model may have been trained on these images.",
-                name,
-                held_out,
-            )

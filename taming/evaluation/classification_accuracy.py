@@ -68,7 +68,7 @@ class SampleSet:
 
 
 def classification_accuracy(samples: SampleSet, real: RealImages) -> dict[str, Any]:
-    """Trains a classifier on samples, and returns its accuracy on the validation images.
+    """Trains a classifier on samples, and returns its accuracy on the held-out images.
 
     This is the classification accuracy score (Ravuri and Vinyals 2019, "Classification Accuracy
     Score for Conditional Generative Models"). Training works as in `train_on_real`. The result is
@@ -80,7 +80,8 @@ def classification_accuracy(samples: SampleSet, real: RealImages) -> dict[str, A
         lambda: _train(samples.dataset(data, training.seed), data, training, judges.device)
     )
     judges = replace(judges, classifier=classifier.to(judges.device), features=None)
-    judged = real.judge(judges, data.val_dataset, real.val_numbers, "their classifier")
+    images = real.held_out_dataset, real.held_out_numbers
+    judged = real.judge(judges, *images, "their classifier")
     if rank() > 0:
         return {}
     return {

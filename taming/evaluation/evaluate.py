@@ -55,7 +55,7 @@ def evaluate_model(
 ) -> tuple[dict[str, Any], list[Path]]:
     """Evaluates a generator, a tokenizer, or images that exist already.
 
-    - Validation images: the quality of their reconstructions, the likelihood of their tokens.
+    - Held-out images: the quality of their reconstructions, the likelihood of their tokens.
     - Samples: `compare_features` and `memorisation`.
     - As many training images: `compare_features`, as a baseline.
     - Samples with classes: how often a classifier that is trained on real images predicts the
@@ -128,7 +128,7 @@ def evaluate_model(
         sets = []
     if isinstance(subject, ImageGenerator):
         by_scale = prepare_sampling(subject, by_scale, options)
-        sets = [generator_samples(subject, data, one, num_samples) for one in by_scale]
+        sets = [generator_samples(subject, real, one, num_samples) for one in by_scale]
         numbers["sampling"] = {
             "num_samples": num_samples,
             "guidance_scales": list(options.guidance_scales),
@@ -148,11 +148,11 @@ def evaluate_model(
     if rank() > 0:
         return {}, []
 
-    numbers["validation_images"] = real.val.numbers()
+    numbers[f"{real.part}_images"] = real.held_out.numbers()
     if rows:
         numbers["samples"] = rows
     if features is not None:
-        count = num_samples if rows else real.val.num_images
+        count = num_samples if rows else real.held_out.num_images
         numbers["training_images"] = training_numbers(real, count)
         numbers["frechet_features"] = features.description
     protocol = evaluation_protocol(

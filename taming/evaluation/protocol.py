@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # compare.py needs protocols without the data module, which i
 
 __all__ = ["evaluation_protocol", "protocol_differences", "protocol_digest"]
 
-NOT_COMPARED = ("subject", "subject_digest", "code", "digest")  # they may differ within a table
+NOT_COMPARED = (  # they may differ within a table
+    *("subject", "subject_digest", "code", "digest", "part"),
+)
 INTERPOLATIONS = {"enlarge": "nearest", "none": "none"}  # by the transform's `resize`
 
 
@@ -46,9 +48,10 @@ def evaluation_protocol(
     if classifier is not None and num_samples is not None:
         training = asdict(real.options.classifier_training)
     protocol = {
-        "reference": real.data.val_dataset.images.description,
-        "reference_digest": real.val.digest,
-        "num_reference": real.val.num_images,
+        "reference": real.held_out_dataset.images.description,
+        "part": real.part,
+        "reference_digest": real.held_out.digest,
+        "num_reference": real.held_out.num_images,
         "num_training_images": 0 if real.train is None else real.train.num_images,
         "num_samples": num_samples,
         "resolution": list(real.data.resolution),

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -15,13 +15,13 @@ from taming.data.module import ImageDataModule
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.features import FeatureNetwork
 from taming.evaluation.judges import JudgedImages, Judges, in_proportion
-from taming.evaluation.options import EvaluationOptions
+from taming.evaluation.options import EvaluationOptions, HeldOutPart
 from taming.generation import ImageGenerator
 from taming.runtime.errors import UserError
 from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
 from taming.tokenizer import VQGAN
 
-__all__ = ["RealImages", "check_classifier", "check_data", "choose_images"]
+__all__ = ["RealImages", "check_classifier", "check_data", "choose_images", "choose_part"]
 
 
 def check_data(model: ImageGenerator | VQGAN, data: ImageDataModule) -> VQGAN:
@@ -92,8 +92,20 @@ def choose_images(
     return sample if dataset.block is None else sorted(sample)  # a stream is read in order
 
 
+def choose_part(data: ImageDataModule, part: HeldOutPart | Literal["auto"]) -> HeldOutPart:
+    """Returns which held-out images to measure; raises a `UserError` if there are none."""
+    if data.test_dataset is not None:
+        return "test" if part == "auto" else part
+    if part == "test":
+        raise UserError(
+            "The data have no test images. Set data.test_fraction as in the training run, or "
+            "part=validation."
+        )
+    return "validation"
+
+
 class RealImages:
-    """The validation images of an evaluation and a part of the training images, both judged.
+    """The held-out images of an evaluation and some of the training images, both judged.
 
     Args:
         data: the data module, set up.
@@ -101,15 +113,24 @@ class RealImages:
         options: how many images to choose, and where to keep their features.
 
     Attributes:
-        val_numbers: numbers of the chosen validation images.
-        val: the validation images, judged.
+        part: which images are held out: those for validation or those for testing.
+        held_out_dataset: the data set of these images.
+        held_out_numbers: numbers of the chosen images of the data set.
+        held_out: the chosen images, judged.
         train: the training images, judged by their features; None without a feature network.
     """
 
     def __init__(self, data: ImageDataModule, judges: Judges, options: EvaluationOptions) -> None:
         self.data, self.judges, self.options = data, judges, options
-        self.val_numbers = choose_images(data.val_dataset, options.max_images, judges.seed)
-        self.val = self.judge(judges, data.val_dataset, self.val_numbers, "validation images")
+        self.part = choose_part(data, options.part)
+        self.held_out_dataset = data.val_dataset
+        if self.part == "test":
+            assert data.test_dataset is not None
+            self.held_out_dataset = data.test_dataset
+        dataset = self.held_out_dataset
+        self.held_out_numbers = choose_images(dataset, options.max_images, judges.seed)
+        name = f"{self.part} images"
+        self.held_out = self.judge(judges, dataset, self.held_out_numbers, name)
         self.train: JudgedImages | None = None
         if judges.features is not None:
             train, count = data.train_dataset, options.max_training_images

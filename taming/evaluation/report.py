@@ -10,21 +10,22 @@ MAX_TABLE_CLASSES = 30
 Columns = Mapping[str, tuple[str, str]]  # title and format of a number, by its key
 
 LIKELIHOODS = {
-    "likelihood": "tokens of the validation images",
+    "likelihood": "tokens of the {part} images",
     "likelihood_without_condition": "the same tokens without their condition",
 }
 SETS = {
-    "reconstructions": "reconstructions of the validation images",
+    "reconstructions": "reconstructions of the {part} images",
     "training_images": "training images",
     "validation_images": "validation images",
+    "test_images": "test images",
 }
 COLUMNS: Columns = {
     "agreement": ("classifier predicts their class", "{:.1%}"),
     "classification_accuracy": ("classifier trained on them", "{:.1%}"),
     "classifier_score": ("classifier score", "{:.4g}"),
     "inception_score": ("Inception Score", "{:.4g}"),
-    "fid": ("FID to the validation images", "{:.4g}"),
-    "frechet_distance": ("Fréchet distance to the validation images", "{:.4g}"),
+    "fid": ("FID to the {part} images", "{:.4g}"),
+    "frechet_distance": ("Fréchet distance to the {part} images", "{:.4g}"),
     "kid": ("KID", "{:.4g}"),
     "kernel_distance": ("kernel distance", "{:.4g}"),
     "precision": ("precision", "{:.3f}"),
@@ -35,8 +36,8 @@ COLUMNS: Columns = {
 }
 MEMORISATION: Columns = {
     "training_distance": ("median distance to the nearest training image", "{:.4g}"),
-    "training_distance_of_held_out": ("median distance of validation images", "{:.4g}"),
-    "close_to_training": ("closer than 95% of the validation images", "{:.1%}"),
+    "training_distance_of_held_out": ("median distance of {part} images", "{:.4g}"),
+    "close_to_training": ("closer than 95% of the {part} images", "{:.1%}"),
 }
 QUALITY: Columns = {
     "psnr": ("PSNR", "{:.2f}"),
@@ -49,10 +50,11 @@ QUALITY: Columns = {
 def report_text(numbers: dict[str, Any]) -> str:
     """Returns report.md for the numbers in metrics.json."""
     compared = {name: row for name, row in _samples(numbers) if "training_distance" in row}
+    part = _part(numbers)
     parts = [
         _likelihood(numbers),
-        _table(image_sets(numbers), COLUMNS),
-        _table(compared, MEMORISATION),
+        _table(image_sets(numbers), COLUMNS, part=part),
+        _table(compared, MEMORISATION, part=part),
         _remarks(numbers),
         _tokenizer(numbers),
         _classes(numbers),
@@ -86,11 +88,18 @@ def _samples(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def image_sets(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the numbers of each set of images, by the set's title."""
-    sets = dict(_samples(numbers))
-    return sets | {title: numbers[name] for name, title in SETS.items() if name in numbers}
+    sets, part = dict(_samples(numbers)), _part(numbers)
+    titles = {name: title.format(part=part) for name, title in SETS.items()}
+    return sets | {title: numbers[name] for name, title in titles.items() if name in numbers}
 
 
-def _table(sets: Mapping[str, dict[str, Any]], columns: Columns, title: str = "") -> str:
+def _part(numbers: Mapping[str, Any]) -> str:
+    return "test" if "test_images" in numbers else "validation"
+
+
+def _table(
+    sets: Mapping[str, dict[str, Any]], columns: Columns, title: str = "", part: str = ""
+) -> str:
     """Lays out the numbers of sets of images in the columns that any of them has."""
     columns = {
         key: column for key, column in columns.items() if any(key in x for x in sets.values())
@@ -99,7 +108,8 @@ def _table(sets: Mapping[str, dict[str, Any]], columns: Columns, title: str = ""
     for name, numbers in sets.items():
         cells = [_cell(numbers, key, form) for key, (_, form) in columns.items()]
         rows.append([name, f"{numbers['num_images']:,}", *cells])
-    return markdown_table([title, "images", *(title for title, _ in columns.values())], rows)
+    titles = [title.format(part=part) for title, _ in columns.values()]
+    return markdown_table([title, "images", *titles], rows)
 
 
 def _cell(row: Mapping[str, Any], key: str, form: str) -> str:
@@ -118,7 +128,7 @@ def _likelihood(numbers: dict[str, Any]) -> str:
         return ""
     form = "{num_tokens:,} {nats_per_token:.4f} {bits_per_token:.4f} {perplexity:.2f}"
     rows = [
-        [title, *form.format(**numbers[name]).split()]
+        [title.format(part=_part(numbers)), *form.format(**numbers[name]).split()]
         for name, title in LIKELIHOODS.items()
         if name in numbers
     ]
@@ -155,7 +165,7 @@ def _tokenizer(numbers: dict[str, Any]) -> str:
         if tokenizer.get(key) is not None
     )
     text = (
-        f"The tokenizer on the validation images: {quality}, codebook usage "
+        f"The tokenizer on the {_part(numbers)} images: {quality}, codebook usage "
         f"{tokenizer['codebook_usage']:.1%}, codebook perplexity "
         f"{tokenizer['codebook_perplexity']:.1f}."
     )
@@ -182,7 +192,7 @@ def _classes(numbers: dict[str, Any]) -> str:
     sampled = [(name, row) for name, row in _samples(numbers) if "by_class" in row]
     if not sampled:
         return ""
-    real = numbers["validation_images"]["by_class"]
+    real = numbers[f"{_part(numbers)}_images"]["by_class"]
     labels = list(range(len(real)))
     title = ""
     if len(labels) > MAX_TABLE_CLASSES:

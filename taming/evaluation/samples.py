@@ -93,11 +93,11 @@ def prepare_sampling(
 
 
 def generator_samples(
-    generator: ImageGenerator, data: ImageDataModule, options: SamplingOptions, num_samples: int
+    generator: ImageGenerator, real: RealImages, options: SamplingOptions, num_samples: int
 ) -> Samples:
     """Returns samples of one guidance scale, with classes as frequent as in the training images."""
     key, scale = condition_key(generator), options.guidance.scale
-    dataset = data.val_dataset if key == "conditions" else data.train_dataset
+    dataset = real.held_out_dataset if key == "conditions" else real.data.train_dataset
     numbers = choose_images(dataset, num_samples, options.seed, repeat=True)
 
     def sample(start: int, batch: dict[str, Any]) -> Tensor:
@@ -136,13 +136,13 @@ def measure_samples(
     all_pictures = chain.from_iterable(part.items() for part in gather(pictures))
     numbers = dict(samples.settings)
     if rank() == 0:
-        numbers |= judged.numbers(real.val)
+        numbers |= judged.numbers(real.held_out)
     if sample_set is not None:
         numbers |= classification_accuracy(sample_set, real)
     if rank() > 0:
         return {}, "", None
     if real.train is not None and not judged.num_not_finite:
-        sets = (judged, real.val, real.train)
+        sets = (judged, real.held_out, real.train)
         numbers |= memorisation(*(images.features_on_device() for images in sets))
     grid = _grid(dict(sorted(all_pictures, key=lambda item: item[0])), judged)
     return numbers, judged.digest, grid
@@ -155,7 +155,7 @@ def training_numbers(real: RealImages, count: int) -> dict[str, Any]:
     size = real.train.num_images
     labels = [None] * size if real.train.labels is None else real.train.labels.tolist()
     numbers = in_proportion(labels, min(count, size), judges.seed)
-    features = real.train.features_on_device()[numbers], real.val.features_on_device()
+    features = real.train.features_on_device()[numbers], real.held_out.features_on_device()
     return {"num_images": len(numbers), **compare_features(*features, judges.features, judges.seed)}
 
 

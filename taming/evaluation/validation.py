@@ -1,4 +1,4 @@
-"""Validation images through a model: reconstruction quality and token likelihood."""
+"""Held-out images through a model: reconstruction quality and token likelihood."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ Batch = dict[str, Any]
 def measure_validation(
     subject: ImageGenerator | VQGAN, real: RealImages
 ) -> tuple[dict[str, Any], dict[str, Image.Image]]:
-    """Measures a tokenizer, or a generator and its tokenizer, on the validation images.
+    """Measures a tokenizer, or a generator and its tokenizer, on the held-out images.
 
     Returns:
         The numbers, `reconstructions` and for a generator `likelihood`, and the picture
@@ -46,7 +46,8 @@ def measure_validation(
     losses = _token_losses(subject)
     likelihoods = {name: TokenLikelihood().to(judges.device) for name in losses}
     with evaluation_mode(subject):
-        for _, batch in real.batches(real.data.val_dataset, real.val_numbers, "reconstructions"):
+        held_out = real.held_out_dataset, real.held_out_numbers
+        for _, batch in real.batches(*held_out, "reconstructions"):
             images = batch["images"].to(device)
             indices = tokenizer.encode(images)  # (b h w)
             reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
@@ -75,7 +76,7 @@ def measure_validation(
         }
     if rank() > 0:
         return {}, {}
-    reconstructed = judged.numbers(real.val)
+    reconstructed = judged.numbers(real.held_out)
     _add_quality(reconstructed, quality, real)
     numbers["reconstructions"] = reconstructed | usage | {"codebook_entropy": entropy}
     return numbers, {"reconstructions.png": _best_and_worst(tokenizer, quality["psnr"], real)}
@@ -102,7 +103,7 @@ def _add_quality(numbers: dict[str, Any], quality: dict[str, Tensor], real: Real
         numbers[name] = values.double().mean().item()
         if len(values) <= MAX_IMAGES:
             numbers[f"{name}_interval"] = mean_interval(values, real.judges.seed)
-    labels, classes = real.val.labels, real.judges.class_names
+    labels, classes = real.held_out.labels, real.judges.class_names
     if classes and labels is not None:
         rows = numbers.setdefault("by_class", [{"class": name} for name in classes])
         for label, row in enumerate(rows):
@@ -120,7 +121,7 @@ def _best_and_worst(tokenizer: VQGAN, psnr: Tensor, real: RealImages) -> Image.I
     extremes += [("worst", row) for row in order[len(order) - count :]]
     pictures, captions = [], []
     for title, row in extremes:
-        image = real.data.val_dataset[real.val_numbers[row]]["images"][None]
+        image = real.held_out_dataset[real.held_out_numbers[row]]["images"][None]
         reconstruction = tokenizer.decode(tokenizer.encode(image.to(tokenizer.device)))
         pictures += [to_uint8(image)[0], to_uint8(reconstruction)[0]]
         captions += [title, f"{psnr[row]:.1f} dB"]

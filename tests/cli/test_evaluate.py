@@ -232,6 +232,27 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     assert "held out other images (data.val_fraction=0.25)" in outcome.err
 
 
+def test_images_that_were_set_aside(evaluate: Run, transformer_run: Path, vqgan_run: Path) -> None:
+    fails(evaluate(f"checkpoint={transformer_run}", "part=test"), "The data have no test images")
+    on_these = "selected by val/loss on these images"
+    metrics = good(evaluate(f"checkpoint={transformer_run}"))
+    assert on_these in metrics["notes"][0] and metrics["contract"]["part"] == "validation"
+    for run in (transformer_run, vqgan_run):
+        settings = OmegaConf.load(run / "config.yaml")
+        OmegaConf.update(settings, "data.test_fraction", 0.2)
+        OmegaConf.save(settings, run / "config.yaml")
+    metrics = good(evaluate(f"checkpoint={transformer_run}", "data.test_fraction=0.2"))
+    assert "on the validation images, and not on these" in metrics["notes"][0]
+    assert metrics["contract"]["part"] == "test" and "validation_images" not in metrics
+    assert metrics["test_images"]["num_images"] == metrics["contract"]["num_reference"] == 3
+    report = Path("out/report.md").read_text()
+    assert "| reconstructions of the test images" in report and "validation images |" not in report
+    metrics = good(
+        evaluate(f"checkpoint={transformer_run}", "data.test_fraction=0.2", "part=validation")
+    )
+    assert on_these in metrics["notes"][0]
+
+
 def test_lpips_and_a_judge_that_is_the_network_of_the_training(
     evaluate: Run, vqgan_run: Path, squeezenet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
