@@ -28,6 +28,11 @@ def main(config: DictConfig) -> None:
     from taming.evaluation import ImageClassifier, report_text
     from taming.evaluation.evaluate import evaluate_model
     from taming.evaluation.real_images import choose_part
+    from taming.evaluation.reference import (
+        ReferenceProgram,
+        check_statistics_file,
+        open_reference,
+    )
     from taming.generation import ImageGenerator, load_model
     from taming.losses import LPIPSLoss
     from taming.runtime.devices import find_device, join_processes
@@ -37,12 +42,18 @@ def main(config: DictConfig) -> None:
 
     if (config.checkpoint is None) == (config.samples is None):
         raise UserError("give checkpoint=PATH, or samples=PATH for generated images.")
-    check_types(config, {**ENCODING_TYPES, "frechet.weights": str | None})
+    types = {"frechet.weights": str | None, "reference_program": ReferenceProgram | None}
+    check_types(config, {**ENCODING_TYPES, **types})
     join_processes()
     config.output_dir = on_first_rank(lambda: config.output_dir)  # it may contain the time
     options = build(config.evaluation)
     device = find_device(config.device)
     features = None if config.frechet.weights is None else build(config.frechet)
+    reference = None
+    if config.reference is not None:
+        reference = open_reference(config.reference, features, config.reference_program)
+    if config.write_statistics is not None:
+        check_statistics_file(config.write_statistics, features)
     lpips = None if config.lpips is None else LPIPSLoss(backbone=config.lpips)
     classifier = config.classifier and ImageClassifier.from_pretrained(config.classifier)
     subject: Any
@@ -68,6 +79,8 @@ def main(config: DictConfig) -> None:
         classifier=classifier,
         features=features,
         lpips=lpips,
+        reference=reference,
+        statistics_file=config.write_statistics,
         about={
             "checkpoint": config.checkpoint,
             "samples_from": config.samples,

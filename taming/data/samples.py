@@ -12,7 +12,7 @@ from taming.data.image_folder import ImageFolder
 from taming.data.readers import PictureReader
 from taming.runtime.errors import MissingPathError, UserError
 
-__all__ = ["open_samples"]
+__all__ = ["open_samples", "read_array"]
 
 
 def open_samples(
@@ -44,7 +44,7 @@ def open_samples(
     if not path.is_file():
         raise MissingPathError(f"{path} does not exist (looked from {Path.cwd()}).")
     try:
-        pixels, labels = _array(path, "arr_0"), _array(path, "arr_1")
+        pixels, labels = read_array(path, "arr_0"), read_array(path, "arr_1")
     except Exception as error:  # a damaged file makes zipfile and NumPy raise nearly anything
         raise UserError(f"{path} cannot be read as an .npz file of arrays: {error}.") from error
     if (
@@ -66,7 +66,7 @@ def open_samples(
     return ImageArray(str(path), pixels, labels, list(class_names), reader.channels)
 
 
-def _array(path: Path, name: str) -> np.ndarray | None:
+def read_array(path: Path, name: str) -> np.ndarray | None:
     """Returns an array of an `.npz` file, memory-mapped unless it is compressed."""
     with zipfile.ZipFile(path) as archive:
         if f"{name}.npy" not in archive.namelist():

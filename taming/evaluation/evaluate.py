@@ -1,6 +1,7 @@
 """Evaluates a generator, a tokenizer, or images that exist already."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,11 @@ from taming.evaluation.metrics import ReconstructionMetrics, metrics_device
 from taming.evaluation.options import EvaluationOptions
 from taming.evaluation.protocol import evaluation_protocol
 from taming.evaluation.real_images import RealImages, check_classifier, check_data
+from taming.evaluation.reference import (
+    NUM_PUBLISHED_SAMPLES,
+    ReferenceFile,
+    write_statistics,
+)
 from taming.evaluation.report import image_sets, report_text
 from taming.evaluation.samples import (
     Samples,
@@ -39,6 +45,8 @@ from taming.tokenizer import VQGAN
 
 __all__ = ["evaluate_model"]
 
+log = logging.getLogger("taming")
+
 
 def evaluate_model(
     subject: ImageGenerator | VQGAN | ImageDataset,
@@ -50,6 +58,8 @@ def evaluate_model(
     classifier: ImageClassifier | None = None,
     features: FeatureNetwork | None = None,
     lpips: LPIPSLoss | None = None,
+    reference: ReferenceFile | None = None,
+    statistics_file: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[Path]]:
@@ -75,6 +85,8 @@ def evaluate_model(
         classifier: None to train one if the samples have classes.
         features: network of distances; None for no distances.
         lpips: None for no LPIPS.
+        reference: a reference file for these features, to compare with too; None without one.
+        statistics_file: where `write_statistics` writes the held-out images; None for nowhere.
         about: origin of the subject and the data, written before the numbers.
         notes: written after the numbers.
 
@@ -96,6 +108,12 @@ def evaluate_model(
             raise UserError(f"{name} needs images of {metric.min_side} pixels or more.")
     if classifier is not None:
         check_classifier(classifier, data)
+    if reference is not None:
+        assert features is not None
+        warnings = reference.warnings(features, data.resolution)
+        notes = [*notes, *warnings]
+        for warning in warnings if rank() == 0 else []:
+            log.warning("note: %s", warning)
     by_scale: list[SamplingOptions] = []
     if isinstance(subject, ImageGenerator):
         by_scale = options_by_scale(subject, data, options)
@@ -111,8 +129,10 @@ def evaluate_model(
             classifier = on_first_rank(lambda: train_on_real(data, training, device, paths[0]))
     networks = classifier and classifier.to(device), features and features.to(device)
     lpips, seed = lpips and lpips.to(device), options.sampling.seed
-    judges = Judges(*networks, device, data.class_names, seed, lpips)
-    real = RealImages(data, judges, options)
+    spatial = features is not None and features.is_inception
+    spatial &= statistics_file is not None or (reference is not None and reference.needs_spatial)
+    judges = Judges(*networks, device, data.class_names, seed, lpips, spatial)
+    real = RealImages(data, judges, options, reference)
 
     numbers: dict[str, Any] = {"resolution": list(data.resolution)}
     pictures: dict[str, Image.Image] = {}
@@ -148,7 +168,8 @@ def evaluate_model(
     if rank() > 0:
         return {}, []
 
-    numbers[f"{real.part}_images"] = real.held_out.numbers()
+    held_out = real.held_out
+    numbers[f"{real.part}_images"] = held_out.numbers() | real.reference_numbers(held_out)
     if rows:
         numbers["samples"] = rows
     if features is not None:
@@ -165,6 +186,9 @@ def evaluate_model(
     numbers = {"contract": protocol, **about, **numbers}  # the file keeps the protocol's first name
     numbers["notes"] = [*notes, *_notes(subject, numbers, features, by_scale)]
     numbers = json.loads(json.dumps(numbers), parse_constant=lambda _: None)  # NaN becomes null
+    if statistics_file is not None and features is not None:
+        images = real.held_out_dataset, real.held_out_numbers
+        paths.append(write_statistics(statistics_file, held_out, features, *images))
     return numbers, paths + _write(output_dir, numbers, pictures)
 
 
@@ -193,6 +217,11 @@ def _notes(
         notes.append(
             f"Caution: {fewest:,} images give rough numbers only. Distances and precision say "
             "little below some hundreds. Use more images before you compare models."
+        )
+    if fewest < NUM_PUBLISHED_SAMPLES and "reference_file" in numbers["contract"]:
+        notes.append(
+            f"Published distances to a reference file use {NUM_PUBLISHED_SAMPLES:,} samples. With "
+            "fewer, distances are larger."
         )
     if features is None:
         return [*notes, "No Fréchet distance was measured because frechet.weights is not set."]

@@ -14,7 +14,13 @@ from taming.losses import Backbone, FrozenNetwork, Normalize, fitting, load_weig
 from taming.runtime.contexts import full_precision
 from taming.runtime.errors import UserError
 
-__all__ = ["FeatureExtractor", "FeatureNetwork", "InceptionFeatures", "load_feature_network"]
+__all__ = ["INCEPTION_WEIGHTS", "TENSORFLOW_RESIZE", "FeatureExtractor", "FeatureNetwork",
+    "InceptionFeatures", "load_feature_network"]  # fmt: skip
+
+TENSORFLOW_RESIZE = "bilinear as in TensorFlow 1, not antialiased"
+INCEPTION_WEIGHTS = "inception-2015-12-05"
+INCEPTION_DIGEST = "6726825d"  # start of the SHA-256 of torch-fidelity's file, part of its name
+SPATIAL_CHANNELS = 7
 
 KNOWN_NETWORKS = (
     f"Give {', '.join(Backbone.LAYERS)}, another torchvision classifier such as resnet50, a timm "
@@ -29,16 +35,24 @@ class FeatureNetwork(nn.Module):
         num_features: width f of the features.
         description: network and resolution, to be shown with every number.
         digest: SHA-256 of the weights file, in hex.
+        resize: how the network brings images to its resolution.
+        weights: name of the weights, or the beginning of their digest.
         is_inception: whether the distances are FID and KID.
     """
 
     num_features: int
     description: str
     digest: str
+    resize: str
+    weights: str
     is_inception = False
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns the logits of the Inception Score; other networks have none."""
+        raise NotImplementedError
+
+    def with_spatial(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the features and the spatial features of sFID; other networks have none."""
         raise NotImplementedError
 
     def notes(self, num_images: int) -> list[str]:
@@ -89,6 +103,7 @@ class FeatureExtractor(FeatureNetwork):
                 f"frechet.resolution={resolution}: {error!r}."
             ) from error
         self.digest = _file_digest(weights)
+        self.resize, self.weights = "bilinear, antialiased", self.digest[:8]
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b f)` float32."""
@@ -146,6 +161,7 @@ class InceptionFeatures(FeatureNetwork):
 
     num_features = 2048
     is_inception = True
+    resize = TENSORFLOW_RESIZE
 
     def __init__(self, *, weights: str | Path) -> None:
         super().__init__()
@@ -165,12 +181,32 @@ class InceptionFeatures(FeatureNetwork):
         self.frozen = FrozenNetwork(network)
         self.description = "Inception of FID (torch-fidelity), images at 299×299"
         self.digest = _file_digest(weights)
+        is_original = self.digest.startswith(INCEPTION_DIGEST)
+        self.weights = INCEPTION_WEIGHTS if is_original else self.digest[:8]
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps `(b c H W)` in [-1, 1], c of 3 or 1, to `(b 2048)` float32."""
         pixels = ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
         with torch.autocast(images.device.type, enabled=False), full_precision():
             return self.frozen(pixels.expand(-1, 3, -1, -1))[0]
+
+    def with_spatial(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the features, and the spatial features `(b 2023)` of sFID.
+
+        Nash et al. 2021, "Generating Images with Sparse Representations". ADM's evaluator takes the
+        first 7 channels of `mixed_6/conv:0` in TensorFlow's graph, 17×17 with the channels last.
+        torch-fidelity converts the weights of that layer to `Mixed_6d.branch1x1`.
+        """
+        network: Any = self.frozen.network
+        maps: list[Tensor] = []
+        hook = network.Mixed_6d.branch1x1.register_forward_hook(
+            lambda _, inputs, output: maps.append(output[:, :SPATIAL_CHANNELS])
+        )
+        try:
+            features = self(images)
+        finally:
+            hook.remove()
+        return features, maps[0].permute(0, 2, 3, 1).flatten(1)
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns the logits `(b 1008)` of the Inception Score, which leave out the bias."""

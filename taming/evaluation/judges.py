@@ -28,7 +28,7 @@ from taming.runtime.errors import replacing, writing
 from taming.runtime.process_group import gather_shares
 
 __all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "gather_rows",
-    "in_proportion", "probability_score"]  # fmt: skip
+    "in_proportion", "probability_score", "split_score"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Judges:
         class_names: in the order of the labels; empty without classes.
         seed: of intervals, subsets and the choice of images.
         lpips: compares reconstructions with their images.
+        spatial: whether to keep the spatial features of sFID, which Inception has.
     """
 
     classifier: ImageClassifier | None
@@ -50,6 +51,7 @@ class Judges:
     class_names: Sequence[str] = ()
     seed: int | None = 0
     lpips: LPIPSLoss | None = None
+    spatial: bool = False
 
 
 class JudgedImages:
@@ -60,6 +62,7 @@ class JudgedImages:
 
     Attributes:
         features: `(n f)`; None without a feature network.
+        spatial: features of sFID `(n s)`; None if the judges do not keep them.
         labels: `(n,)`; None without classes.
         logits: of the classifier, `(n k)`; None without one.
         num_images: n.
@@ -78,7 +81,9 @@ class JudgedImages:
         images = as_eight_bit(images.to(judges.device)).nan_to_num()
         pixels = ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
         rows = {"digests": _digests(pixels), "finite": finite}
-        if judges.features is not None:
+        if judges.features is not None and judges.spatial:
+            rows["features"], rows["spatial"] = judges.features.with_spatial(images)
+        elif judges.features is not None:
             rows["features"] = judges.features(images).float()
         if labels is not None:
             rows["labels"] = labels
@@ -95,13 +100,13 @@ class JudgedImages:
     def _set_rows(self, rows: dict[str, Tensor]) -> None:
         self._rows = rows
         self.features, self.labels = rows.get("features"), rows.get("labels")
-        self.logits = rows.get("logits")
+        self.logits, self.spatial = rows.get("logits"), rows.get("spatial")
         self.num_images = len(rows.get("digests", ()))
         self.num_not_finite = self.num_images - int(rows["finite"].sum()) if "finite" in rows else 0
 
     def save_features(self, path: Path) -> None:
         """Saves features, digests and labels as safetensors, for `load_features`."""
-        names = ("features", "digests", "labels")
+        names = ("features", "spatial", "digests", "labels")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path, "wb") as file:
@@ -185,11 +190,15 @@ def probability_score(logits: Tensor, *, num_splits: int = 10, seed: int | None 
     """
     order = np.random.default_rng(seed).permutation(len(logits))
     log_probabilities = logits[torch.from_numpy(order)].double().log_softmax(1)
-    scores = []
-    for split in log_probabilities.tensor_split(min(num_splits, len(logits))):
-        marginal = split.exp().mean(0).log()
-        scores.append((split.exp() * (split - marginal)).sum(1).mean().exp().item())
-    return float(np.mean(scores))
+    splits = log_probabilities.tensor_split(min(num_splits, len(logits)))
+    return float(np.mean(list(map(split_score, splits))))
+
+
+def split_score(log_probabilities: Tensor) -> float:
+    """Returns exp E KL(p(y|x) ‖ p(y)) of one split, from log p(y|x) `(n k)`."""
+    marginal = log_probabilities.exp().mean(0).log()
+    divergence = (log_probabilities.exp() * (log_probabilities - marginal)).sum(1)
+    return divergence.mean().exp().item()
 
 
 def as_eight_bit(images: Tensor) -> Tensor:

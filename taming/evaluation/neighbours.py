@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fidelity_and_diversity", "memorisation", "nearest"]
+__all__ = ["distance_blocks", "fidelity_and_diversity", "memorisation", "nearest"]
 
 NUM_NEIGHBOURS = 5  # Naeem et al. 2020
 BLOCK = 1024  # rows of distances at once
@@ -36,7 +36,7 @@ def fidelity_and_diversity(samples: Tensor, reference: Tensor) -> dict[str, Any]
     num_manifolds = torch.empty(len(samples), dtype=torch.int64, device=samples.device)
     recalled = torch.zeros(len(reference), dtype=torch.bool, device=samples.device)
     closest = torch.full_like(radii, torch.inf)
-    for rows, distances in _blocks(samples, reference):
+    for rows, distances in distance_blocks(samples, reference):
         num_manifolds[rows] = (distances < radii).sum(1)
         recalled |= (distances < sample_radii[rows, None]).any(0)
         closest = torch.minimum(closest, distances.amin(0))
@@ -70,7 +70,7 @@ def memorisation(samples: Tensor, held_out: Tensor, training: Tensor) -> dict[st
 def nearest(features: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the distance of each row to its nearest row of `reference`, and that row's number."""
     centre = reference.mean(0)
-    minima = [block.min(1) for _, block in _blocks(features - centre, reference - centre)]
+    minima = [block.min(1) for _, block in distance_blocks(features - centre, reference - centre)]
     return torch.cat([x.values for x in minima]), torch.cat([x.indices for x in minima])
 
 
@@ -78,7 +78,7 @@ def _radii_and_spread(features: Tensor) -> tuple[Tensor, float]:
     """Returns the distances to the k-th nearest other image, and the mean of all distances."""
     radii = features.new_empty(len(features))
     total = 0.0
-    for rows, distances in _blocks(features, features):
+    for rows, distances in distance_blocks(features, features):
         numbers = torch.arange(rows.start, rows.stop, device=features.device)
         distances[torch.arange(len(numbers)), numbers] = 0  # removes rounding
         total += distances.sum(dtype=torch.float64).item()
@@ -86,7 +86,7 @@ def _radii_and_spread(features: Tensor) -> tuple[Tensor, float]:
     return radii, total / (len(features) * (len(features) - 1))
 
 
-def _blocks(features: Tensor, reference: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def distance_blocks(features: Tensor, reference: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yields blocks of rows with their Euclidean distances to all of `reference`, `(b n)`."""
     for start in range(0, len(features), BLOCK):
         rows = slice(start, min(start + BLOCK, len(features)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # compare.py needs protocols without the data module, which i
 __all__ = ["evaluation_protocol", "protocol_differences", "protocol_digest"]
 
 NOT_COMPARED = (  # they may differ within a table
-    *("subject", "subject_digest", "code", "digest", "part"),
+    *("subject", "subject_digest", "code", "digest", "part", "reference_file"),
 )
 INTERPOLATIONS = {"enlarge": "nearest", "none": "none"}  # by the transform's `resize`
 
@@ -71,6 +71,8 @@ def evaluation_protocol(
     }
     if resized := sorted({*sample_sizes} - {real.data.resolution}):
         protocol["samples_resized_from"] = join_names([f"{h}×{w}" for h, w in resized])
+    if real.reference is not None and features is not None:
+        protocol |= real.reference.protocol(features)
     return {"digest": protocol_digest(protocol), **protocol}
 
 

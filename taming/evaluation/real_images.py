@@ -13,9 +13,9 @@ from taming.data import ImageDataset, LabelMapReader
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.evaluation.classifier import ImageClassifier
-from taming.evaluation.features import FeatureNetwork
 from taming.evaluation.judges import JudgedImages, Judges, in_proportion
 from taming.evaluation.options import EvaluationOptions, HeldOutPart
+from taming.evaluation.reference import ReferenceComparison, ReferenceFile
 from taming.generation import ImageGenerator
 from taming.runtime.errors import UserError
 from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
@@ -111,6 +111,7 @@ class RealImages:
         data: the data module, set up.
         judges: the networks that judge.
         options: how many images to choose, and where to keep their features.
+        reference: a reference file to compare with too; None without one.
 
     Attributes:
         part: which images are held out: those for validation or those for testing.
@@ -118,9 +119,16 @@ class RealImages:
         held_out_numbers: numbers of the chosen images of the data set.
         held_out: the chosen images, judged.
         train: the training images, judged by their features; None without a feature network.
+        reference: the reference file; None without one.
     """
 
-    def __init__(self, data: ImageDataModule, judges: Judges, options: EvaluationOptions) -> None:
+    def __init__(
+        self,
+        data: ImageDataModule,
+        judges: Judges,
+        options: EvaluationOptions,
+        reference: ReferenceFile | None = None,
+    ) -> None:
         self.data, self.judges, self.options = data, judges, options
         self.part = choose_part(data, options.part)
         self.held_out_dataset = data.val_dataset
@@ -135,8 +143,25 @@ class RealImages:
         if judges.features is not None:
             train, count = data.train_dataset, options.max_training_images
             numbers = choose_images(train, count, judges.seed)
-            network = replace(judges, classifier=None)
+            network = replace(judges, classifier=None, spatial=False)
             self.train = self.judge(network, train, numbers, "training images")
+        self.reference, self._comparison = reference, None
+        if reference is not None:
+            assert judges.features is not None
+            images = None
+            if (pictures := reference.images) is not None:
+                network = replace(judges, classifier=None)
+                images = self.judge(network, pictures, range(len(pictures)), "reference images")
+            if rank() == 0:
+                self._comparison = ReferenceComparison(reference, images, judges.features)
+
+    def reference_numbers(
+        self, judged: JudgedImages, shuffle_seed: int | None = None
+    ) -> dict[str, float]:
+        """Returns `ReferenceComparison.numbers`; empty without a reference file."""
+        if self._comparison is None:
+            return {}
+        return self._comparison.numbers(judged, shuffle_seed=shuffle_seed)
 
     def batches(
         self, dataset: ImageDataset, numbers: Sequence[int], name: str
@@ -156,7 +181,7 @@ class RealImages:
         self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int], name: str
     ) -> JudgedImages:
         """Judges these images, with a progress bar of this name."""
-        cache = on_first_rank(lambda: self._cache_file(judges.features, dataset, numbers))
+        cache = on_first_rank(lambda: self._cache_file(judges, dataset, numbers))
         cached = cache is not None and on_first_rank(cache.is_file)
         judged = JudgedImages(replace(judges, features=None) if cached else judges)
         if not cached or judges.classifier is not None:
@@ -168,11 +193,13 @@ class RealImages:
         return judged
 
     def _cache_file(
-        self, network: FeatureNetwork | None, dataset: ImageDataset, numbers: Sequence[int]
+        self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int]
     ) -> Path | None:
         """Returns the file of the features, named after the images and the network."""
+        network = judges.features
         if network is None or self.options.cache_dir is None:
             return None
-        terms = dataset.fingerprint(), list(numbers), network.description, network.digest
+        terms: tuple[Any, ...] = dataset.fingerprint(), list(numbers)
+        terms += network.description, network.digest, *["spatial"] * judges.spatial
         name = hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
         return Path(self.options.cache_dir).expanduser() / f"{name}.safetensors"

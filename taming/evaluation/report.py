@@ -33,6 +33,12 @@ COLUMNS: Columns = {
     "density": ("density", "{:.3f}"),
     "coverage": ("coverage", "{:.3f}"),
     "diversity": ("mean distance within", "{:.4g}"),
+    "reference_fid": ("FID to the reference file", "{:.4g}"),
+    "reference_frechet_distance": ("Fréchet distance to the reference file", "{:.4g}"),
+    "reference_sfid": ("sFID to the reference file", "{:.4g}"),
+    "adm_inception_score": ("Inception Score (ADM)", "{:.4g}"),
+    "adm_precision": ("precision (ADM)", "{:.4f}"),
+    "adm_recall": ("recall (ADM)", "{:.4f}"),
 }
 MEMORISATION: Columns = {
     "training_distance": ("median distance to the nearest training image", "{:.4g}"),

@@ -40,6 +40,8 @@ class Samples(NamedTuple):
         numbers: numbers of the images in the data set, in the order of the samples.
         sample: function from the position of a batch's first image and the batch to samples
             `(b c H W)`.
+        shuffle_seed: seed that shuffles samples that are sorted by class, for numbers that depend
+            on their order; None to keep the order.
     """
 
     settings: dict[str, Any]
@@ -47,6 +49,7 @@ class Samples(NamedTuple):
     dataset: ImageDataset
     numbers: Sequence[int]
     sample: Callable[[int, dict[str, Any]], Tensor]
+    shuffle_seed: int | None = None
 
 
 def condition_key(subject: ImageGenerator | VQGAN | ImageDataset) -> str | None:
@@ -106,7 +109,7 @@ def generator_samples(
             return generator.sample(count, condition, options=options, first_image=start)
 
     name = f"sampling, guidance {scale:g}"
-    return Samples({"guidance_scale": scale}, name, dataset, numbers, sample)
+    return Samples({"guidance_scale": scale}, name, dataset, numbers, sample, real.data.seed)
 
 
 def measure_samples(
@@ -137,6 +140,7 @@ def measure_samples(
     numbers = dict(samples.settings)
     if rank() == 0:
         numbers |= judged.numbers(real.held_out)
+        numbers |= real.reference_numbers(judged, samples.shuffle_seed)
     if sample_set is not None:
         numbers |= classification_accuracy(sample_set, real)
     if rank() > 0:

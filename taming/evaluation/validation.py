@@ -76,7 +76,7 @@ def measure_validation(
         }
     if rank() > 0:
         return {}, {}
-    reconstructed = judged.numbers(real.held_out)
+    reconstructed = judged.numbers(real.held_out) | real.reference_numbers(judged)
     _add_quality(reconstructed, quality, real)
     numbers["reconstructions"] = reconstructed | usage | {"codebook_entropy": entropy}
     return numbers, {"reconstructions.png": _best_and_worst(tokenizer, quality["psnr"], real)}

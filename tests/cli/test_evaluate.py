@@ -313,6 +313,47 @@ def test_samples_of_another_program_are_measured_as_the_generators_own(
     assert "samples_resized_from" not in files["contract"]
 
 
+def test_a_reference_file(evaluate: Run, vqgan_run: Path, squeezenet: Path) -> None:
+    untrained(vqgan_run, Unconditional())
+    judged = (f"frechet.weights={squeezenet}", "frechet.resolution=32")
+    own = good(evaluate("checkpoint=generator", *judged, "write_statistics=ours.npz"))
+    outcome = evaluate("checkpoint=generator", *judged, "reference=ours.npz")
+    assert "wrote ours.npz" not in outcome.out
+    metrics = good(outcome)
+    for rows in (metrics["samples"], [metrics["reconstructions"]]):  # to the same images
+        assert rows[0]["reference_frechet_distance"] == pytest.approx(
+            rows[0]["frechet_distance"], rel=1e-4
+        )
+    assert metrics["validation_images"]["reference_frechet_distance"] == pytest.approx(0, abs=1e-4)
+    assert "Fréchet distance to the reference file" in outcome.out
+    assert "does not equal" not in outcome.out + outcome.err
+    contract = metrics["contract"]
+    digest = hashlib.sha256(Path("ours.npz").read_bytes()).hexdigest()
+    assert contract["reference_file_digest"] == digest
+    assert contract["reference_file_program"] == "taming"
+    assert contract["reference_file_resize"] == contract["features_resize"]
+    assert contract["digest"] != own["contract"]["digest"]
+    Path("ours.npz").rename("moved.npz")
+    moved = good(evaluate("checkpoint=generator", *judged, "reference=moved.npz"))
+    assert moved["contract"]["digest"] == contract["digest"]
+
+    np.savez("plain.npz", **{name: np.load("moved.npz")[name] for name in ("mu", "sigma")})
+    outcome = evaluate("checkpoint=generator", *judged, "reference=plain.npz")
+    metrics = good(outcome)
+    assert "note: plain.npz does not say which program wrote it" in outcome.err
+    assert any("plain.npz does not say" in note for note in metrics["notes"])
+    assert any("50,000 samples" in note for note in metrics["notes"])
+    for overrides, parts in (
+        ((*judged, "reference=plain.npz", "reference_program=edm"), ["features of Inception"]),
+        ((*judged, "reference=plain.npz", "reference_program=none"), ["reference_program"]),
+        (("reference=plain.npz",), ["plain.npz", "frechet.weights"]),
+        (("write_statistics=ours.npz",), ["frechet.weights"]),
+        ((*judged, "write_statistics=ours"), [".npz or .pt"]),
+    ):
+        shutil.rmtree("out", ignore_errors=True)
+        fails_before_writing(evaluate("checkpoint=generator", *overrides), *parts)
+
+
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [

@@ -103,6 +103,23 @@ def test_inception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(features, expected, images(40))
     torch.testing.assert_close(features.logits(expected), logits, rtol=1e-4, atol=1e-4)
     assert features.is_inception
+    assert features.weights == features.digest[:8]  # not torch-fidelity's file
+
+    # ADM's spatial features: mixed_6/conv:0, the seventh block after the stem, its 1×1 branch,
+    # after batch norm and ReLU, the first 7 channels, as (height, width, channels)
+    blocks = [name for name, _ in own.named_children() if name.startswith("Mixed_")]
+    assert blocks[6] == "Mixed_6d"
+    received: list[Tensor] = []
+    own.Mixed_6d.register_forward_pre_hook(lambda _, inputs: received.append(inputs[0]))
+    with torch.no_grad():
+        own(((images(40) + 1) * 127.5).round().to(torch.uint8))
+        branch = own.Mixed_6d.branch1x1
+        channels_last = branch.bn(branch.conv(received[0])).relu().movedim(1, -1)
+    assert channels_last.shape == (2, 17, 17, 192) and channels_last.max() > 0
+    pooled, spatial = features.with_spatial(images(40))
+    torch.testing.assert_close(pooled, features(images(40)))
+    assert spatial.shape == (2, 2023)
+    torch.testing.assert_close(spatial, channels_last[..., :7].reshape(2, -1), rtol=1e-4, atol=1e-4)
 
 
 def inception_weights(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
