@@ -1,4 +1,4 @@
-"""The table of the loader benchmark, and the moment at which the fault drill kills."""
+"""The tables of the loader and the references, and the moment at which the fault drill kills."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_images import write_picture
 
-from benchmarks import fault_drill, loader
+from benchmarks import fault_drill, loader, references
 
 
 def test_loader_times_every_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +22,17 @@ def test_loader_times_every_source(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "0 loader processes" in lines[0]
     sources = [line.split("  ")[0] for line in lines[2:]]
     assert sources == ["torchvision", "folder, whole JPEGs", "folder", "zip", "shards", "parquet"]
+
+
+def test_references_agree_with_other_programs(tmp_path: Path) -> None:
+    rows = references.compare(tmp_path, 32, 200, None)
+    pairs = {(row["file"], row["number"], row["computed by"]) for row in rows}
+    assert ("torch_fidelity", "reference_fid", "torch-fidelity") in pairs
+    assert ("adm", "reference_sfid", "ADM's formulas") in pairs
+    assert len(pairs) == len(rows) == 13
+    for row in rows:
+        if "half" not in row["computed by"]:
+            assert float(row["relative difference"]) < 1e-3, row
 
 
 SAVING = """

@@ -26,7 +26,7 @@ PAGES = [
     *(ROOT / "docs" / f"{n}.md" for n in ("training", "report", "data", "settings", "sampling")),
     *(ROOT / "docs" / f"{n}.md" for n in ("evaluation", "imports", "speed")),
 ]
-# run by .ci/run, tests/benchmarks, test_several_processes.py or test_whole_path.py, or not ours
+# run by .ci/run, tests/benchmarks or other tests of commands, not ours, or with weights to download
 ELSEWHERE = {
     "make demo",
     "make test",
@@ -37,6 +37,9 @@ ELSEWHERE = {
     "torchrun --nproc-per-node=4 scripts/sample.py checkpoint=outputs/my_transformer "
     "num_images=50000 batch_size=64",
     "python scripts/evaluate.py checkpoint=outputs/my_vqgan data.path=my_images lpips=vgg",
+    "python scripts/evaluate.py samples=outputs/my_samples/samples.npz data.path=my_images "
+    "frechet.backbone=inception frechet.weights=weights-inception-2015-12-05-6726825d.pth "
+    "reference=VIRTUAL_imagenet256_labeled.npz",
     "python -m benchmarks.autoencoder",
     "python -m benchmarks.transformer",
 }
