@@ -20,7 +20,7 @@ TABLE = {
     # a path that must exist
     Trait.INPUT: ("checkpoint", "classifier", "complete.path", "condition_tokenizer",
         "conditions.path", "data.path", "data.val_path", "finetune.checkpoint", "frechet.weights",
-        "input", "perceptual.weights", "rejection.classifier", "runs", "vqgan"),
+        "input", "perceptual.weights", "reference", "rejection.classifier", "runs", "vqgan"),
     # the directory that a command writes into
     Trait.OUTPUT: ("resume", "run_dir", "output_dir"),
     # A resumed run keeps it, because it belongs to the model or decides which images train it.

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from tiny_commands import TINY_EVALUATION, Outcome, Run, UntrainedLPIPS, fails, fails_before_writing
 from tiny_images import write_images, write_maps
+from tiny_inception import TinyInception
 from tiny_models import tiny_generator
 
 import taming
@@ -347,11 +348,46 @@ def test_a_reference_file(evaluate: Run, vqgan_run: Path, squeezenet: Path) -> N
         ((*judged, "reference=plain.npz", "reference_program=edm"), ["features of Inception"]),
         ((*judged, "reference=plain.npz", "reference_program=none"), ["reference_program"]),
         (("reference=plain.npz",), ["plain.npz", "frechet.weights"]),
+        (("reference=none.npz",), ["reference=none.npz does not exist"]),
         (("write_statistics=ours.npz",), ["frechet.weights"]),
         ((*judged, "write_statistics=ours"), [".npz or .pt"]),
     ):
         shutil.rmtree("out", ignore_errors=True)
         fails_before_writing(evaluate("checkpoint=generator", *overrides), *parts)
+
+
+def test_a_reference_batch_of_adm(
+    evaluate: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*, backbone: str, weights: str, resolution: int) -> TinyInception:
+        return TinyInception()
+
+    monkeypatch.setattr("taming.evaluation.load_feature_network", load)
+    untrained(vqgan_run, Unconditional())
+    Path("tiny").touch()
+    settings = ("checkpoint=generator", "frechet.weights=tiny", "frechet.backbone=inception")
+    good(evaluate(*settings, "write_statistics=ours.npz"))
+    arrays = dict(np.load("ours.npz"))
+    assert arrays["mu_s"].shape == (8,) and arrays["arr_0"].shape == (4, 16, 16, 3)
+    network = json.loads(str(arrays.pop("network")))
+    assert network["description"] == "tiny"
+    np.savez("VIRTUAL_ours.npz", **arrays)  # as ADM's files
+    metrics = good(evaluate(*settings, "reference=VIRTUAL_ours.npz"))
+    (samples,), held_out = metrics["samples"], metrics["validation_images"]
+    assert samples["reference_fid"] == pytest.approx(samples["fid"], rel=1e-3)
+    assert samples["reference_sfid"] > 0
+    for name in ("reference_fid", "reference_sfid"):
+        assert held_out[name] == pytest.approx(0, abs=1e-4 * samples[name])
+    assert held_out["adm_precision"] == held_out["adm_recall"] == 1
+    assert samples["adm_inception_score"] >= 1
+    contract = metrics["contract"]
+    assert contract["reference_file_program"] == "adm"
+    assert contract["reference_file_images"] == 4
+    report = Path("out/report.md").read_text()
+    assert "sFID to the reference file" in report and "recall (ADM)" in report
+    again = good(evaluate(*settings, "reference=VIRTUAL_ours.npz"))  # with cached features
+    for name, number in held_out.items():
+        assert again["validation_images"][name] == pytest.approx(number, abs=1e-6), name
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_features import features
-from torch import Tensor
+from tiny_inception import TinyInception
 from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_isc import isc_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
@@ -26,30 +26,6 @@ from taming.evaluation.reference import (
     write_statistics,
 )
 from taming.runtime.errors import UserError
-
-
-class TinyInception(FeatureNetwork):
-    """Twelve features of 4×4 pixels, eight spatial ones, and six classes."""
-
-    num_features, description, digest = 12, "tiny", "0" * 64
-    resize, weights = TENSORFLOW_RESIZE, INCEPTION_WEIGHTS
-    is_inception = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        random = torch.Generator().manual_seed(0)
-        self.weight = torch.randn(48, 20, generator=random) / 4
-        self.classes = torch.randn(12, 6, generator=random)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.with_spatial(images)[0]
-
-    def with_spatial(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = (images.flatten(1) @ self.weight).relu()
-        return outputs[:, :12], outputs[:, 12:]
-
-    def logits(self, features: Tensor) -> Tensor:
-        return features @ self.classes
 
 
 class OtherNetwork(TinyInception):
