@@ -1,27 +1,31 @@
-"""Fréchet and kernel distances between two sets of images, and 95% intervals of numbers.
+"""Fréchet and kernel distances between two sets of images, with 95% intervals.
+
+The intervals answer how much a distance would change with other images of the same kind. Samples
+are compared with a fixed reference, because the distances of two models are comparable only if they
+have the same reference. Pairs of an image and its reconstruction are exchanged together.
 
 torchmetrics computes the kernel. Its FrechetInceptionDistance agrees with ours within float32, but
 it refuses single images, fails on NaN, and has no public function of features.
 """
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.image.kid import poly_mmd
+from torchmetrics.image.kid import poly_kernel
 
-__all__ = ["FEW_IMAGES", "MAX_IMAGES", "FrechetDistance", "feature_statistics", "frechet_distance",
-    "frechet_interval", "frechet_of_rows", "kernel_distance", "mean_interval"]  # fmt: skip
+from taming.evaluation.intervals import Interval, halves_deviation, normal_interval
+
+__all__ = ["FEW_IMAGES", "FrechetDistance", "KernelDistance", "feature_statistics",
+    "frechet_distance", "frechet_interval", "kernel_distance"]  # fmt: skip
 
 BLOCK = 4096  # rows of features that are converted to float64 at once
+KERNEL_BLOCK = 1024  # rows of a kernel at once
 FEW_IMAGES = 500  # with fewer images an evaluation warns that its numbers are rough
-MAX_IMAGES = 5000  # larger sets get no intervals
-NUM_RESAMPLES = 100  # of the bootstrap
-STANDARD_DEVIATIONS = 1.96  # they cover 95% of a normal distribution on both sides
-
-Interval = tuple[float, float]
+MIN_IMAGES = 4  # smaller sets get no intervals of distances; each half needs a covariance
+MAX_IMAGES = 5000  # larger sets get none either, because they would take minutes
 
 
 class FrechetDistance(Metric):
@@ -103,88 +107,168 @@ def frechet_distance(
     return distance.clamp(min=0)
 
 
-def frechet_of_rows(features: Tensor, reference: Tensor) -> Callable[[Tensor], Tensor]:
-    """Returns a function that maps rows of `features` `(n f)` to their distance to `reference`.
+def frechet_interval(
+    distance: float, samples: Tensor, reference: Tensor, *, paired: bool, seed: int | None = 0
+) -> Interval | None:
+    """Returns the interval of the Fréchet distance between features `(n f)` and `(m f)`.
 
-    It equals `frechet_distance` and is fast enough for a bootstrap. The reference is factored once,
-    and the singular values are the roots of the eigenvalues of the smaller Gram matrix.
+    `distance` is the centre, because the distance of fewer images is larger. The result is None for
+    fewer than 4 images and for more than 5000.
+
+    Args:
+        distance: the Fréchet distance.
+        samples: features of the samples, `(n f)`.
+        reference: features of the reference, `(m f)`.
+        paired: whether row i of both belongs to the same image; see `kernel_distance`.
+        seed: of `halves_deviation`.
     """
+    if not MIN_IMAGES <= len(samples) <= MAX_IMAGES:
+        return None
+    samples = samples.double()
     mean, covariance = feature_statistics(reference)
-    features = features.double()
-    projected = features @ _factor(covariance)  # (n f)
+    whole_reference = mean, _factor(covariance)
 
-    def distance(rows: Tensor) -> Tensor:
-        resample = features[rows]
-        resample_mean, resample_variance = resample.mean(0), resample.var(0).sum()
-        product = projected[rows] - projected[rows].mean(0)
+    def distance_of(rows: Tensor) -> float:
+        mean, factor = _mean_and_factor(reference[rows].double()) if paired else whole_reference
+        half = samples[rows]
+        centred = half - half.mean(0)
+        product = centred @ factor
         gram = product @ product.T if len(product) < product.shape[1] else product.T @ product
-        roots = torch.linalg.eigvalsh(gram / (len(rows) - 1)).clamp(min=0).sqrt()
-        means = (mean - resample_mean).square().sum()
-        return means + covariance.trace() + resample_variance - 2 * roots.sum()
+        traces = centred.square().sum() / (len(rows) - 1) + factor.square().sum()
+        root_trace = _roots(torch.linalg.eigvalsh(gram / (len(rows) - 1))).sum()
+        return ((half.mean(0) - mean).square().sum() + traces - 2 * root_trace).item()
 
-    return distance
+    low, high = normal_interval(distance, halves_deviation(distance_of, len(samples), seed))
+    return max(low, 0.0), high
+
+
+def _mean_and_factor(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the mean of features `(n f)`, and L `(f min(n, f))` with the covariance L Lᵀ."""
+    mean = features.mean(0)
+    centred = features - mean
+    if len(features) > features.shape[1]:
+        centred = torch.linalg.qr(centred, mode="r").R  # RᵀR is the same product
+    return mean, centred.T / (len(features) - 1) ** 0.5
 
 
 def _factor(covariance: Tensor) -> Tensor:
     """Returns L with L Lᵀ = Σ; eigenvalues of Σ within rounding of zero become zero."""
     values, vectors = torch.linalg.eigh(covariance)
+    return vectors * _roots(values)
+
+
+def _roots(values: Tensor) -> Tensor:
+    """Returns the roots of the eigenvalues of a positive matrix, where rounding becomes zero."""
     rounding = values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
-    return vectors * torch.where(values > rounding, values, 0).sqrt()
+    return torch.where(values > rounding, values, 0).sqrt()
+
+
+class KernelDistance(NamedTuple):
+    """A kernel distance and its uncertainty.
+
+    Attributes:
+        distance: the mean over subsets.
+        deviation: standard deviation over subsets, which papers print next to KID. It tells how
+            much a distance of that few images varies. None for one subset of all images.
+        interval: the interval of the mean; None for fewer than 4 images and for more than 5000.
+    """
+
+    distance: float
+    deviation: float | None
+    interval: Interval | None
 
 
 def kernel_distance(
     samples: Tensor,
     reference: Tensor,
     *,
+    paired: bool,
     num_subsets: int = 100,
     subset_size: int = 1000,
     seed: int | None = 0,
-) -> tuple[float, float]:
-    """Returns the squared maximum mean discrepancy of features, and its deviation over subsets.
+) -> KernelDistance | None:
+    """Returns the squared maximum mean discrepancy of features; None for fewer than two images.
 
     Bińkowski et al. 2018, "Demystifying MMD GANs": the unbiased estimate with the kernel
     (xᵀy / f + 1)³, averaged over random subsets of at most `subset_size` images. Call it KID only
-    if the features come from Inception. Both are NaN for fewer than two images.
+    if the features come from Inception.
+
+    Args:
+        samples: features of the samples, `(n f)`.
+        reference: features of the reference, `(m f)`.
+        paired: whether row i of both belongs to the same image, as a reconstruction does. An image
+            is more similar to its reconstruction than to other images, so the estimate is unbiased
+            only if it compares different images. It draws the same subset of both.
+        num_subsets: number of subsets; 1 if a subset has all images.
+        subset_size: maximum number of images in a subset.
+        seed: of the subsets.
     """
     size = min(subset_size, len(samples), len(reference))
     if size < 2:
-        return float("nan"), float("nan")
+        return None
     rng = np.random.default_rng(seed)
-    values = []
+    if size == len(samples) == len(reference):
+        num_subsets = 1
+
+    def rows_of(features: Tensor) -> Tensor:
+        return torch.from_numpy(np.sort(rng.choice(len(features), size, replace=False)))
+
+    distances = []
     for _ in range(num_subsets):
-        # Sorted, so that a subset of all images keeps their order and one subset is enough.
-        sample_subset, reference_subset = (
-            features[torch.from_numpy(np.sort(rng.choice(len(features), size, replace=False)))]
-            for features in (samples, reference)
-        )
-        values.append(poly_mmd(reference_subset.double(), sample_subset.double()).item())
-        if size == len(samples) == len(reference):
-            break
-    return float(np.mean(values)), float(np.std(values))
+        rows = rows_of(samples)
+        reference_rows = rows if paired else rows_of(reference)
+        pair = samples[rows].double(), reference[reference_rows].double()
+        distances.append(_squared_discrepancy(*pair, paired))
+    distance = float(np.mean(distances))
+    deviation = float(np.std(distances)) if num_subsets > 1 else None
+    if not MIN_IMAGES <= len(samples) <= MAX_IMAGES:
+        return KernelDistance(distance, deviation, None)
+    variance = _kernel_variance(samples.double(), reference, paired)
+    variance += (deviation or 0) ** 2 / num_subsets  # because the subsets are random
+    return KernelDistance(distance, deviation, normal_interval(distance, variance**0.5))
 
 
-def mean_interval(values: Tensor, seed: int | None = 0) -> Interval:
-    """Returns the interval of the mean of `values`, one number per image, `(n,)`."""
-    values = values.double()
-    return _interval(values.mean().item(), len(values), seed, lambda rows: values[rows].mean())
+def _squared_discrepancy(first: Tensor, second: Tensor, paired: bool) -> float:
+    """Averages k(x, x') + k(y, y') - 2 k(x, y) over different images; both are `(n f)`."""
+    n = len(first)
+
+    def mean_of_others(kernel: Tensor) -> float:
+        return ((kernel.sum() - kernel.trace()) / (n * (n - 1))).item()
+
+    within = sum(mean_of_others(poly_kernel(x, x)) for x in (first, second))
+    between = poly_kernel(first, second)
+    return within - 2 * (mean_of_others(between) if paired else between.mean().item())
 
 
-def frechet_interval(
-    distance: float, samples: Tensor, reference: Tensor, seed: int | None = 0
-) -> Interval:
-    """Returns the interval of the Fréchet distance of features `(n f)` to a fixed reference."""
-    return _interval(distance, len(samples), seed, frechet_of_rows(samples, reference))
+def _kernel_variance(samples: Tensor, reference: Tensor, paired: bool) -> float:
+    """Estimates the variance of the kernel distance of samples `(n f)`.
 
-
-def _interval(
-    value: float, count: int, seed: int | None, statistic: Callable[[Tensor], Tensor]
-) -> Interval:
-    # The resamples give the width and `value` the centre. A resample holds fewer different images,
-    # and a Fréchet distance grows with fewer images, so the mean of the resamples is too high.
-    rng = np.random.default_rng(seed)
-    resampled = [
-        statistic(torch.from_numpy(rng.integers(0, count, count))).item()
-        for _ in range(NUM_RESAMPLES)
-    ]
-    half_width = STANDARD_DEVIATIONS * float(np.std(resampled, ddof=1))
-    return value - half_width, value + half_width
+    The distance is a U-statistic, the mean of a function h of two different images, up to a
+    constant. With a fixed reference, h(x, x') = k(x, x') - a(x) - a(x'), where a(x) is the mean of
+    k(x, y) over the reference. For pairs, h = k(x, x') + k(y, y') - k(x, y') - k(x', y). Hoeffding
+    1948, "A Class of Statistics with Asymptotically Normal Distribution", §5.
+    """
+    n = len(samples)
+    if paired:
+        reference = reference.double()
+    else:
+        similarity = samples.new_zeros(n)  # a
+        for block in reference.split(KERNEL_BLOCK):
+            similarity += poly_kernel(samples, block.double()).sum(1) / len(reference)
+    row_means, mean_square = samples.new_empty(n), 0.0  # of h
+    for start in range(0, n, KERNEL_BLOCK):
+        rows = slice(start, start + KERNEL_BLOCK)
+        x = samples[rows]
+        h = poly_kernel(x, samples)  # (b n)
+        if paired:
+            y = reference[rows]
+            h += poly_kernel(y, reference) - poly_kernel(x, reference) - poly_kernel(y, samples)
+        else:
+            h -= similarity[rows, None] + similarity
+        h.diagonal(start).zero_()
+        row_means[rows] = h.sum(1) / (n - 1)
+        mean_square += h.square().sum().item() / (n * (n - 1))
+    # Each pair of images varies, and so does each image. The row means vary with both.
+    variance_of_pairs = 2 * (mean_square - row_means.mean().item() ** 2) / n**2
+    variance_of_images = 4 * row_means.var().item() / n - 2 * variance_of_pairs
+    return variance_of_pairs + max(variance_of_images, 0.0)

@@ -1,7 +1,6 @@
 """Judges: a classifier and a feature network that measure sets of images."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,13 @@ from torch import Tensor
 
 from taming.evaluation.classifier import ImageClassifier
 from taming.evaluation.distances import (
-    MAX_IMAGES,
     feature_statistics,
     frechet_distance,
     frechet_interval,
     kernel_distance,
-    mean_interval,
 )
 from taming.evaluation.features import FeatureNetwork
+from taming.evaluation.intervals import share_interval
 from taming.evaluation.neighbours import fidelity_and_diversity
 from taming.losses import LPIPSLoss
 from taming.runtime.errors import replacing, writing
@@ -60,6 +58,11 @@ class JudgedImages:
     Each process updates with its `rank_share` of the batches. After `gather` the first process has
     all rows in order, and only it may read them.
 
+    Args:
+        judges: the networks that judge.
+        originals: the images whose reconstructions these are, in the same order; None for images
+            that belong to no others. `numbers` compares them in pairs.
+
     Attributes:
         features: `(n f)`; None without a feature network.
         spatial: features of sFID `(n s)`; None if the judges do not keep them.
@@ -69,8 +72,8 @@ class JudgedImages:
         num_not_finite: how many images hold NaN or infinite numbers.
     """
 
-    def __init__(self, judges: Judges) -> None:
-        self.judges = judges
+    def __init__(self, judges: Judges, originals: "JudgedImages | None" = None) -> None:
+        self.judges, self.originals = judges, originals
         self._batches: list[dict[str, Tensor]] = []
 
     @torch.no_grad()
@@ -138,16 +141,16 @@ class JudgedImages:
             numbers["classifier_score"] = probability_score(self.logits, seed=seed)
         if self.logits is not None and self.labels is not None:
             predictions = self.logits.argmax(1)
-            hits = (predictions == self.labels).double()
-            numbers["agreement"] = hits.mean().item()
-            if self.num_images <= MAX_IMAGES:
-                numbers["agreement_interval"] = mean_interval(hits, seed)
+            hits = predictions == self.labels
+            numbers["agreement"] = hits.double().mean().item()
+            numbers["agreement_interval"] = share_interval(hits)
             if judges.class_names:
                 numbers["by_class"] = _by_class(self.labels, predictions, judges.class_names)
         if self.features is not None and reference is not None and not reference.num_not_finite:
             assert judges.features is not None
             features = self.features_on_device(), reference.features_on_device()
-            numbers |= compare_features(*features, judges.features, seed)
+            paired = reference is self.originals
+            numbers |= compare_features(*features, judges.features, paired=paired, seed=seed)
         return numbers
 
     def features_on_device(self) -> Tensor:
@@ -157,24 +160,33 @@ class JudgedImages:
 
 
 def compare_features(
-    features: Tensor, reference: Tensor, network: FeatureNetwork, seed: int | None = 0
+    features: Tensor,
+    reference: Tensor,
+    network: FeatureNetwork,
+    *,
+    paired: bool,
+    seed: int | None = 0,
 ) -> dict[str, Any]:
     """Returns the distances between features `(n f)` and a reference `(m f)`, and their diversity.
 
     The names are `fid`, `kid` and `inception_score` for Inception, and `frechet_distance` and
-    `kernel_distance` for any other network. Sets of up to 5000 images get 95% intervals.
+    `kernel_distance` for any other network. Sets of 4 to 5000 images get 95% intervals. `paired`
+    says whether row i of both belongs to the same image, see `kernel_distance`.
     """
     frechet, kernel = "frechet_distance", "kernel_distance"
     if network.is_inception:
         frechet, kernel = "fid", "kid"
     means, covariances = zip(*map(feature_statistics, (features, reference)), strict=True)
     distance = frechet_distance(*means, *covariances).item()
-    numbers: dict[str, Any] = {frechet: distance}
-    if 2 < len(features) <= MAX_IMAGES:
-        numbers[f"{frechet}_interval"] = frechet_interval(distance, features, reference, seed)
-    mean, deviation = kernel_distance(features, reference, seed=seed)
-    if not math.isnan(mean):
-        numbers |= {kernel: mean, f"{kernel}_deviation": deviation}
+    interval = frechet_interval(distance, features, reference, paired=paired, seed=seed)
+    numbers: dict[str, Any] = {frechet: distance, f"{frechet}_interval": interval}
+    kernels = kernel_distance(features, reference, paired=paired, seed=seed)
+    if kernels is not None:
+        numbers |= {
+            kernel: kernels.distance,
+            f"{kernel}_deviation": kernels.deviation,
+            f"{kernel}_interval": kernels.interval,
+        }
     if network.is_inception:
         numbers["inception_score"] = probability_score(network.logits(features), seed=seed)
     return numbers | fidelity_and_diversity(features, reference)

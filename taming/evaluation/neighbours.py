@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from taming.evaluation.intervals import share_interval
+
 __all__ = ["distance_blocks", "fidelity_and_diversity", "memorisation", "nearest"]
 
 NUM_NEIGHBOURS = 5  # Naeem et al. 2020
@@ -50,7 +52,7 @@ def fidelity_and_diversity(samples: Tensor, reference: Tensor) -> dict[str, Any]
     }
 
 
-def memorisation(samples: Tensor, held_out: Tensor, training: Tensor) -> dict[str, float]:
+def memorisation(samples: Tensor, held_out: Tensor, training: Tensor) -> dict[str, Any]:
     """Compares the distances of samples and of held-out images to their nearest training images.
 
     A generator that copies its training images comes closer to them than new images of the same
@@ -59,11 +61,12 @@ def memorisation(samples: Tensor, held_out: Tensor, training: Tensor) -> dict[st
     """
     sample_distances, _ = nearest(samples, training)
     held_out_distances, _ = nearest(held_out, training)
-    limit = held_out_distances.double().quantile(CLOSE)
+    close = sample_distances < held_out_distances.double().quantile(CLOSE)
     return {
         "training_distance": sample_distances.median().item(),
         "training_distance_of_held_out": held_out_distances.median().item(),
-        "close_to_training": (sample_distances < limit).double().mean().item(),
+        "close_to_training": close.double().mean().item(),
+        "close_to_training_interval": share_interval(close),
     }
 
 

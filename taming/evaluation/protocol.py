@@ -59,6 +59,8 @@ def evaluation_protocol(
         "crop": "none" if transform.crop == "none" else "center",  # validation is not augmented
         "interpolation": INTERPOLATIONS.get(transform.resize, "Lanczos, antialiased"),
         "quantisation": "8 bit for features and classifiers; none for PSNR, SSIM, L1, LPIPS",
+        "pairs": "different images only, in the kernel distance of reconstructions",
+        "intervals": "95%: halves for Fréchet, U-statistic for kernel, normal for means, Wilson",
         "features": None if features is None else features.description,
         "features_digest": None if features is None else features.digest,
         "lpips": None if real.judges.lpips is None else real.judges.lpips.backbone,

@@ -156,8 +156,12 @@ def _remarks(numbers: dict[str, Any]) -> str:
             f"The distance uses features of {network}{not_fid}. It falls as the number of images "
             "grows, so compare only rows of equally many images."
         )
-    if any("_interval" in key for row in image_sets(numbers).values() for key in row):
-        remarks.append("Brackets hold 95% intervals by bootstrap over the images of the row.")
+    rows = image_sets(numbers).values()
+    if any(key.endswith("_interval") and value for row in rows for key, value in row.items()):
+        remarks.append(
+            "Brackets hold 95% intervals. They cover the choice of the row's images, and not the "
+            "choice of the reference."
+        )
     return "\n\n".join(remarks + numbers.get("notes", []))
 
 

@@ -160,7 +160,8 @@ def training_numbers(real: RealImages, count: int) -> dict[str, Any]:
     labels = [None] * size if real.train.labels is None else real.train.labels.tolist()
     numbers = in_proportion(labels, min(count, size), judges.seed)
     features = real.train.features_on_device()[numbers], real.held_out.features_on_device()
-    return {"num_images": len(numbers), **compare_features(*features, judges.features, judges.seed)}
+    compared = compare_features(*features, judges.features, paired=False, seed=judges.seed)
+    return {"num_images": len(numbers), **compared}
 
 
 def _grid_numbers(labels: Sequence[int | None]) -> list[int]:

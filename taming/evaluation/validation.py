@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from taming.evaluation.distances import MAX_IMAGES, mean_interval
+from taming.evaluation.intervals import mean_interval
 from taming.evaluation.judges import JudgedImages, gather_rows
 from taming.evaluation.metrics import CodebookUsage, TokenLikelihood, image_lpips, image_quality
 from taming.evaluation.real_images import RealImages
@@ -40,7 +40,7 @@ def measure_validation(
     """
     tokenizer = subject if isinstance(subject, VQGAN) else subject.require_tokenizer()
     judges, device = real.judges, tokenizer.device
-    judged = JudgedImages(judges)
+    judged = JudgedImages(judges, originals=real.held_out)
     qualities: list[dict[str, Tensor]] = []
     codebook = CodebookUsage(tokenizer.codebook_size).to(judges.device)
     losses = _token_losses(subject)
@@ -101,8 +101,7 @@ def _add_quality(numbers: dict[str, Any], quality: dict[str, Tensor], real: Real
     """Adds the means of `quality`, one number per image, `(n,)`: of all images and by class."""
     for name, values in quality.items():
         numbers[name] = values.double().mean().item()
-        if len(values) <= MAX_IMAGES:
-            numbers[f"{name}_interval"] = mean_interval(values, real.judges.seed)
+        numbers[f"{name}_interval"] = mean_interval(values)
     labels, classes = real.held_out.labels, real.judges.class_names
     if classes and labels is not None:
         rows = numbers.setdefault("by_class", [{"class": name} for name in classes])

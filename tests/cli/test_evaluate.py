@@ -27,6 +27,7 @@ from taming.conditioning import (
 )
 from taming.data.readers import one_hot
 from taming.evaluation import ImageClassifier
+from taming.evaluation.distances import kernel_distance
 from taming.generation import Guidance, ImageGenerator, SamplingOptions, speed
 from taming.tokenizer import CellClasses
 from taming.transformer.orders import to_tokens
@@ -65,8 +66,19 @@ def good(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_a_generator_of_classes(
-    evaluate: Run, transformer_run: Path, tmp_path: Path, squeezenet: Path
+    evaluate: Run,
+    transformer_run: Path,
+    tmp_path: Path,
+    squeezenet: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pairs = []
+
+    def kernel(*sets: torch.Tensor, paired: bool, **settings: Any) -> Any:
+        pairs.append((len(sets[0]), paired))
+        return kernel_distance(*sets, paired=paired, **settings)
+
+    monkeypatch.setattr("taming.evaluation.judges.kernel_distance", kernel)
     for seed, name in enumerate(("cats", "dogs")):
         write_images(tmp_path / "my_val" / name, 2, seed=seed + 5)
     arguments = (f"checkpoint={transformer_run}", "data.val_path=my_val",
@@ -88,6 +100,7 @@ def test_a_generator_of_classes(
     assert metrics["likelihood"]["num_tokens"] == len(nats) * generator.num_tokens == 4 * 4
     assert "likelihood_without_condition" not in metrics  # it has not learned to do without
 
+    assert pairs == [(4, True), (6, False), (6, False)]  # reconstructions, samples, training images
     assert metrics["validation_images"]["num_images"] == 4
     assert metrics["training_images"]["num_images"] == 6
     assert metrics["training_images"]["frechet_distance"] > 0

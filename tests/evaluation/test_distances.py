@@ -17,10 +17,9 @@ from taming.evaluation.distances import (
     feature_statistics,
     frechet_distance,
     frechet_interval,
-    frechet_of_rows,
     kernel_distance,
-    mean_interval,
 )
+from taming.evaluation.intervals import halves_deviation
 
 
 class RandomFeatures(nn.Module):
@@ -107,8 +106,6 @@ def test_distance_equals_torch_fidelitys(count: int) -> None:
     expected = numbers["frechet_inception_distance"]
     assert distance(first, second) == pytest.approx(expected, rel=1e-3)
     assert distance(first, first) == pytest.approx(0, abs=1e-6)
-    every_row = torch.arange(count)
-    assert frechet_of_rows(first, second)(every_row).item() == pytest.approx(expected, rel=1e-3)
 
 
 def test_one_image_gives_the_distance_of_the_features() -> None:
@@ -151,24 +148,90 @@ def test_kernel_distance_equals_torch_fidelitys(size: int) -> None:
         kid_kernel_poly_degree=3, kid_kernel_poly_gamma=None, kid_kernel_poly_coef0=1,
         rng_seed=0, verbose=False,
     )  # fmt: skip
-    mean, deviation = kernel_distance(first, second, num_subsets=400, subset_size=size)
+    actual = kernel_distance(first, second, paired=False, num_subsets=400, subset_size=size)
+    assert actual is not None
     tolerance = 1e-3 if size > 120 else 0.05  # other random subsets
     expected_mean = expected["kernel_inception_distance_mean"]
-    assert mean == pytest.approx(expected_mean, rel=tolerance)
+    assert actual.distance == pytest.approx(expected_mean, rel=tolerance)
     if size > 120:
-        assert deviation == 0
+        assert actual.deviation is None  # one subset
+    else:
+        deviation = expected["kernel_inception_distance_std"]
+        assert actual.deviation == pytest.approx(deviation, rel=0.2)
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_promise() -> None:
+def noisy_pairs(count: int, width: int, noise: float) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    hits = 0
-    for seed in range(100):
-        low, high = mean_interval(torch.rand(50, generator=generator), seed)
-        hits += low < 0.5 < high
-    assert 85 <= hits <= 100
-    few, many, reference = features(60, 16, 0), features(600, 16, 0), features(200, 16, 1, 0.2)
-    value = distance(few, reference)
-    low, high = frechet_interval(value, few, reference)
-    assert low < value < high
-    narrow = frechet_interval(distance(many, reference), many, reference)
-    assert narrow[1] - narrow[0] < (high - low) / 2
+    images = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    return images + noise * torch.randn(images.shape, generator=generator).double(), images
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+def test_kernel_distance_of_pairs_has_the_known_expectation(noise: float) -> None:
+    # u = xᵀy / f of independent normal vectors has the moments 0, σ²τ² / f and 0, so the kernel
+    # (u + 1)³ has the mean 1 + 3 σ²τ² / f, and the discrepancy is 3 (σ² − τ²)² / f
+    width, variance = 16, 1 + noise**2
+    expected = 3 * (variance - 1) ** 2 / width
+    pairs = noisy_pairs(1500, width, noise)
+    actual = kernel_distance(*pairs, paired=True, num_subsets=40, subset_size=500)
+    assert actual is not None and actual.interval is not None
+    low, high = actual.interval
+    assert low < expected < high
+    assert high - low < noise**2 / 100
+    # an image and its own reconstruction are similar, which makes this estimate too small
+    wrong = kernel_distance(*pairs, paired=False, subset_size=1500)
+    assert wrong is not None and wrong.distance < -0.005
+
+
+def test_intervals_of_pairs_are_narrow() -> None:
+    def estimate(seed: int) -> tuple[float, float, float]:
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(200, 16, generator=generator)
+        samples = 0.9 * images + 0.05 * torch.randn(200, 16, generator=generator)
+        value = distance(samples, images)
+        interval = frechet_interval(value, samples, images, paired=True)
+        alone = frechet_interval(value, samples, images, paired=False)
+        assert interval is not None and alone is not None
+        return value, (interval[1] - interval[0]) / 2, (alone[1] - alone[0]) / 2
+
+    values, half_widths, half_widths_alone = np.array([estimate(i) for i in range(30)]).T
+    deviation = values.std(ddof=1)
+    assert 1.96 * deviation * 0.7 < half_widths.mean() < 1.96 * deviation * 1.7
+    assert half_widths_alone.mean() > 5 * half_widths.mean()
+
+
+@pytest.mark.parametrize(("count", "width"), [(60, 96), (120, 16)])
+def test_half_distances_equal_the_distance(count: int, width: int) -> None:
+    # the fast distance of halves against `frechet_distance`, with a feature that is always zero
+    samples, reference = features(count, width, 0, 0.2), features(count, width, 1)
+    samples[:, 3] = reference[:, 3] = 0
+    for paired in (True, False):
+
+        def statistic(rows: Tensor, paired: bool = paired) -> float:
+            return distance(samples[rows], reference[rows] if paired else reference)
+
+        expected = 1.96 * halves_deviation(statistic, count)
+        interval = frechet_interval(100.0, samples, reference, paired=paired)
+        assert interval == pytest.approx((100 - expected, 100 + expected), rel=1e-6)
+    assert frechet_interval(1.0, samples[:3], reference, paired=False) is None
+    assert frechet_interval(0.1, samples, reference + 9, paired=False)[0] == 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("count", "width"), [(40, 64), (200, 8)])  # less and more than features
+def test_intervals_hold_the_expectation_about_as_often_as_they_promise(
+    count: int, width: int
+) -> None:
+    reference = features(300, width, 1000)
+    rows = []
+    for seed in range(60):
+        samples = features(count, width, seed, 0.2)
+        kernel = kernel_distance(samples, reference, paired=False, num_subsets=20)
+        value = distance(samples, reference)
+        interval = frechet_interval(value, samples, reference, paired=False)
+        assert kernel is not None and kernel.interval is not None and interval is not None
+        rows.append(((value, *interval), (kernel.distance, *kernel.interval)))
+    values, low, high = np.array(rows).transpose(2, 0, 1)  # (60 2)
+    mean, deviation = values.mean(0), values.std(0, ddof=1)
+    assert ((low < mean) & (mean < high)).mean(0).min() >= 0.88
+    ratios = ((high - low) / 3.92 / deviation).mean(0)  # reported to true deviation
+    assert ratios.min() > 0.75 and ratios.max() < 1.6

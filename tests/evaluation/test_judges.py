@@ -63,9 +63,14 @@ NOBODY: Any = Judges(None, None, torch.device("cpu"), NAMES)
 BOTH: Any = Judges(Bright(), Mean(), torch.device("cpu"), NAMES)  # type: ignore[arg-type]
 
 
-def judged(judges: Judges, *batches: list[float], labels: list[int] | None = None) -> JudgedImages:
+def judged(
+    judges: Judges,
+    *batches: list[float],
+    labels: list[int] | None = None,
+    originals: JudgedImages | None = None,
+) -> JudgedImages:
     """Grey images of these levels."""
-    result, classes = JudgedImages(judges), iter(labels or ())
+    result, classes = JudgedImages(judges, originals), iter(labels or ())
     for levels in batches:
         images = torch.tensor(levels)[:, None, None, None].expand(-1, 1, 2, 2)
         result.update(images, torch.tensor([next(classes) for _ in levels]) if labels else None)
@@ -81,7 +86,7 @@ def test_numbers_of_a_set_of_images() -> None:
     assert numbers["num_images"] == 4
     assert numbers["agreement"] == pytest.approx(3 / 4)
     low, high = numbers["agreement_interval"]
-    assert low < 3 / 4 < high and (low + high) / 2 == pytest.approx(3 / 4)
+    assert (low, high) == pytest.approx((0.3006, 0.9544), abs=1e-4)  # Wilson's, of 3 in 4
     values = as_eight_bit(torch.tensor([-0.4, 0.6, 0.7, -0.1])).double()
     reference = as_eight_bit(torch.tensor([-0.5, 0.5])).double()
     expected = (reference.mean() - values.mean()) ** 2 + (reference.std() - values.std()) ** 2
@@ -95,6 +100,18 @@ def test_numbers_of_a_set_of_images() -> None:
     assert alone.numbers(alone) == {"num_images": 1}
     broken = judged(BOTH, [0.1, torch.nan, torch.inf], labels=[0, 1, 1])
     assert broken.numbers(broken) == {"num_images": 3, "num_not_finite": 2}
+
+
+def test_reconstructions_are_compared_with_other_images_than_their_own() -> None:
+    images = [-0.5, -0.25, 0.0, 0.25, 0.5]
+    real, same_images = judged(BOTH, images), judged(BOTH, images)
+    reconstructions = judged(BOTH, images, originals=real)
+    # without the images' own reconstructions, all three terms are means of the same kernels
+    numbers = reconstructions.numbers(real)
+    assert numbers["kernel_distance"] == pytest.approx(0, abs=1e-12)
+    assert numbers["frechet_distance_interval"] == pytest.approx((0, 0), abs=1e-6)
+    assert numbers["kernel_distance_deviation"] is None
+    assert reconstructions.numbers(same_images)["kernel_distance"] < -0.1
 
 
 def test_digest_depends_on_the_pixels_and_not_on_their_order() -> None:
@@ -120,8 +137,8 @@ def test_protocol_compares_the_pixels_of_a_reference_and_not_its_path() -> None:
 
 def test_only_inceptions_distance_is_called_fid() -> None:
     features = torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
-    other = compare_features(features, features + 1, Mean())
-    inception = compare_features(features, features + 1, Inception())
+    other = compare_features(features, features + 1, Mean(), paired=False)
+    inception = compare_features(features, features + 1, Inception(), paired=False)
     assert {"frechet_distance", "kernel_distance"} <= other.keys()
     assert {"fid", "kid", "inception_score"} <= inception.keys()
     assert "frechet_distance" not in inception
