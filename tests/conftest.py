@@ -5,11 +5,13 @@ os.environ.pop("TQDM_DISABLE", None)  # before tqdm is
 
 from pathlib import Path
 
+import fake_device
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+fake_device.register()
 for variable in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[variable]
 always = {"deadline": None, "suppress_health_check": list(HealthCheck)}

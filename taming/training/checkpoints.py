@@ -180,4 +180,4 @@ class SavingShare(L.Callback):
         files = trainer.strategy.checkpoint_io
         if pl_module.report and isinstance(files, WholeFileCheckpointIO):
             share = files.seconds / (time.perf_counter() - self._start)
-            pl_module.log("train/saving_share", share)
+            pl_module.log_number("train/saving_share", share)

@@ -95,7 +95,7 @@ class HealthWatch(_Watch):
         for warning in self.check(pl_module.report, advice):
             self.num_warnings += 1
             warn(trainer, warning)
-        pl_module.log("train/warnings", float(self.num_warnings))
+        pl_module.log_number("train/warnings", self.num_warnings)
 
     def check(self, metrics: Mapping[str, float], advice: str) -> list[str]:
         """Returns the warnings for a report; `advice` is the quantizer's against a collapse."""

@@ -195,15 +195,20 @@ class TrainingModule(L.LightningModule):
             for group in self.trainer.optimizers[0].param_groups
         }
         self.report = {**self._latest_means, **self.training_metrics(), **rates}
-        self.log("step", float(self.global_step + 1))
-        for name, value in self.report.items():  # CPU tensors: the progress bar reads some
-            self.log(f"train/{name}", torch.tensor(value), prog_bar=name in self.IN_PROGRESS_BAR)
+        self.log_number("step", self.global_step + 1)
+        for name, value in self.report.items():
+            self.log_number(f"train/{name}", value, prog_bar=name in self.IN_PROGRESS_BAR)
+
+    def log_number(self, name: str, value: float, **options: Any) -> None:
+        """Logs a number. Lightning would copy it to the GPU, and read it back from there."""
+        self.log(name, torch.tensor(float(value)), **options)
 
     def log_validation(self, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of a validation, which every rank has computed over all ranks."""
         self.val_metrics = {f"val/{name}": float(value) for name, value in metrics.items()}
         self.val_step = self.global_step
-        self.log_dict({**self.val_metrics, "step": float(self.global_step)})
+        for name, value in {**self.val_metrics, "step": self.global_step}.items():
+            self.log_number(name, value)
 
     def require_finite(self, means: Mapping[str, float] | None = None) -> None:
         """Raises a `UserError` if a gradient so far, or one of the means, is NaN or infinite."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fake_device import fake_device
 from omegaconf import OmegaConf
 from PIL import Image
 from tiny_commands import TINY_TRAINER, TINY_VQGAN, Run, composed, succeeds
@@ -21,6 +22,11 @@ from taming.tokenizer import VQGAN
 from taming.transformer import GPT
 
 CONFIGS = config_directory()
+ON_FAKE_DEVICE = (
+    "trainer=auto", "trainer.strategy={_target_: fake_training.OnFakeDevice}",
+    "trainer.max_steps=2", "trainer.log_every_n_steps=2", "trainer.precision=bf16-mixed",
+    "training.compile=false",
+)  # fmt: skip
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
@@ -40,31 +46,45 @@ def scenes(tmp_path: Path) -> Path:
     return tmp_path / "scenes"
 
 
-# label maps are tested in test_label_map.py
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "label_map"])
-def test_experiment_runs_a_step(
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # copies of fake tensors
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiment_runs_on_a_gpu(
     run: Run, experiment: str, images: Path, scenes: Path, squeezenet: Path, vqgan_run: Path
 ) -> None:
+    """Nothing is forgotten on the CPU, and a step waits for the GPU only where it reports."""
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
     name = primary(experiment)
     tiny = ("size=tiny", "trainer.max_steps=1", "logger=csv", "report=false")
-    overrides = [f"experiment={experiment}", *tiny, "run_dir=run"]
+    overrides = [f"experiment={experiment}", *tiny, *ON_FAKE_DEVICE, "run_dir=run"]
     if "data: paired" in text:
         overrides += [f"data.path={scenes}", "data.val_fraction=0.25"]
+    elif "data: label_maps" in text:
+        overrides += [f"data.path={scenes / 'label'}", "data.val_fraction=0.25", "data.channels=12"]
     elif "data: digits" not in text:  # of the others no data is here: images of our own
         overrides += ["data=image_folder", f"data.path={images}", "data.val_fraction=0.25"]
     if name == "train_transformer" and "data: digits" in text:
         succeeds(run("train_vqgan", "experiment=digits", *tiny, "run_dir=tokenizer"))
-        overrides += ["vqgan=tokenizer"]
+        overrides += ["vqgan=tokenizer", "model.num_layers=1"]
     elif name == "train_transformer":
-        overrides += [f"vqgan={vqgan_run}"]
+        overrides += [f"vqgan={vqgan_run}", "model.num_layers=1"]
     elif "perceptual: features" in text:
         overrides += [f"perceptual.weights={squeezenet}"]
     elif "perceptual: none" not in text:
         overrides += ["perceptual.pretrained=false"]
+    if name == "train_vqgan":
+        overrides += ["training.channels_last=true"]
+    if name == "train_vqgan" and "adversary: none" not in text:
+        overrides += ["adversary.start=0", "adversary.warmup=0", "adversary.ramp=0"]
     if experiment == "fashion_mnist":
         overrides += ["data.channels=1"]
-    assert "1 steps done" in succeeds(run(name, *overrides)).out
+    with fake_device() as device:
+        assert "2 steps done" in succeeds(run(name, *overrides)).out
+    first, reporting = device.step_reads()[:2]
+    assert set(first) <= {"quantizers/vector.py _starts_now"}  # until all codes have started
+    expected = {"training/module.py _log_training", "training/module.py require_finite"}
+    if name == "train_vqgan":
+        expected.add("training/vqgan.py training_metrics")
+    assert set(reporting) == expected and len(reporting) == len(expected)
     grids = list(Path("run", "grids").iterdir())
     assert len(grids) == 1  # one validation, at the end
 
