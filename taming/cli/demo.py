@@ -103,7 +103,7 @@ def run_command(main: Callable[[], None], *overrides: str) -> None:
     module = main.__module__
     name = module.rpartition(".")[2]
     print(f"\n$ {program(name)} {shlex.join(overrides)}", flush=True)
-    script = f"from {module} import main; main()"
+    script = f"import sys; sys.argv[0] = {sys.argv[0]!r}; from {module} import main; main()"
     status = subprocess.run([sys.executable, "-c", script, *overrides], check=False).returncode
     if status != 0:
         raise UserError(f"{name} ended with status {status}; see above.")

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from tiny_commands import Run
 
 from taming.cli import demo
+from taming.cli.next_command import program
 from taming.runtime.errors import UserError
 
 
@@ -37,6 +39,23 @@ def test_any_folder_and_the_seed_reach_the_commands(
     (output_dir / "notes.txt").touch()
     assert "that is enough" in run(*demo_of_seed_7).err
     assert sorted(path.name for path in output_dir.iterdir()) == ["demo.unfinished", "notes.txt"]
+
+
+def test_commands_of_the_demo_name_the_next_command_as_the_demo_was_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripts: list[str] = []
+
+    def record(arguments: list[str], check: bool) -> SimpleNamespace:
+        scripts.append(arguments[2])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("sys.argv", ["scripts/demo.py"])
+    monkeypatch.setattr("subprocess.run", record)
+    demo.run_command(demo.sample, "num_images=1")
+    monkeypatch.setattr("sys.argv", ["-c"])  # what a child process starts with
+    exec(scripts[0].partition("from")[0])
+    assert program("evaluate") == "python scripts/evaluate.py"
 
 
 def test_an_earlier_demo_is_kept(run: Run, tmp_path: Path) -> None:
