@@ -16,6 +16,7 @@ from taming.runtime.errors import UserError
 from taming.runtime.process_group import mean_over_ranks
 from taming.serialization import SavedModel, checkpoint_entry
 from taming.training.optimizer import OptimizerConfig, build_optimizer
+from taming.training.saved_paths import confine_paths
 
 __all__ = ["Switch", "TrainedNetwork", "TrainingModule", "submodule_state"]
 
@@ -239,6 +240,7 @@ class TrainingModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps the state that `on_train_start` restores."""
         checkpoint.pop("loops", None)  # see `_restore_counters`
+        confine_paths(checkpoint["callbacks"], self.trainer.callbacks)  # type: ignore[attr-defined]
         self.val_metrics, self.val_step = checkpoint["val_metrics"], checkpoint["val_step"]
         self._latest_means = checkpoint["latest_report"]
         self._resumed_state = {

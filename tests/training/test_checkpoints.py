@@ -1,8 +1,9 @@
 """Checkpoints are of one moment, come in order, and say what time they took."""
 
 import io
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from tiny_training import run_training, stage
+from tiny_training import Run, run_training, stage
 
 from taming.training import (
     Clock,
@@ -166,3 +167,56 @@ def test_no_process_waits_for_a_failed_writer(
 def test_processes_wait_a_day_for_the_first() -> None:
     for strategy in (data_parallel(discriminator=False), strategies.ShardedStrategy()):
         assert strategy._timeout == timedelta(days=1)
+
+
+class BestTwo(ModelCheckpoint):
+    """Keeps the checkpoints of the two best validations."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir / "checkpoints", "{step}", "val/loss", save_top_k=2)
+
+
+@pytest.mark.parametrize("place", ["outside", "up", "linked", "directory"])
+def test_a_resumed_run_deletes_only_its_own_checkpoints(
+    tmp_path: Path, finished: Callable[..., Run], place: str
+) -> None:
+    """Whoever wrote the checkpoint chose the paths in it."""
+    run, precious = tmp_path / "run", tmp_path / "precious.ckpt"
+    shutil.copytree(finished("transformer").directory, run)
+    (precious / "photos").mkdir(parents=True)
+    saved = run / "checkpoints"
+    (saved / "link").symlink_to(tmp_path)
+    path = {
+        "outside": str(precious),
+        "up": f"{saved}/../../precious.ckpt",
+        "linked": f"{saved}/link/precious.ckpt",
+        "directory": str(saved / "mine"),  # in its place, but no checkpoint
+    }[place]
+    (saved / "mine").mkdir()
+    callback = BestTwo(run)
+    callback.best_k_models = {path: torch.tensor(1e9), path + "x": torch.tensor(2e9)}
+    callback.best_model_path = callback.last_model_path = callback.kth_best_model_path = path
+    content = torch.load(saved / "last.ckpt", weights_only=True)
+    keys = [key for key in content["callbacks"] if "Checkpoint" in key]
+    for key in (callback.state_key, *keys):
+        content["callbacks"][key] = callback.state_dict() | {"dirpath": str(saved)}
+    torch.save(content, saved / "last.ckpt")
+    run_training(run, *stage("transformer"), resume=True, max_steps=11, callbacks=[BestTwo(run)])
+    assert (precious / "photos").is_dir() and (saved / "mine").is_dir()
+
+
+def test_a_moved_run_keeps_its_best_checkpoints(tmp_path: Path) -> None:
+    losses = iter([3.0, 1.0, 2.0, 4.0, 1.5])  # after steps 1, 2, 3, 4 and 5
+    for name, steps in (("here", 3), ("there", 5)):
+        module, data = stage("transformer")
+        log = module.log_validation
+        module.log_validation = lambda numbers, log=log: log({**numbers, "loss": next(losses)})
+        changes: dict[str, Any] = {"max_steps": steps, "val_check_interval": 1}
+        run = tmp_path / name
+        result = run_training(run, module, data, resume=name == "there", export="best",
+                              callbacks=[BestTwo(run)], **changes).result  # fmt: skip
+        assert result.exported_step == 2
+        if name == "here":
+            run.rename(tmp_path / "there")
+    names = {path.name for path in (tmp_path / "there" / "checkpoints").glob("step=*")}
+    assert names == {"step=2.ckpt", "step=5.ckpt"}
