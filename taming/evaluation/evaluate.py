@@ -67,6 +67,7 @@ def evaluate_model(
 
     - Held-out images: the quality of their reconstructions, the likelihood of their tokens.
     - Samples: `compare_features` and `memorisation`.
+    - Held-out images that are near-duplicates of training images, see `NearDuplicates`.
     - As many training images: `compare_features`, as a baseline.
     - Samples with classes: how often a classifier that is trained on real images predicts the
       requested class (GAN-test), and how often one that is trained on the samples predicts the
@@ -74,7 +75,8 @@ def evaluate_model(
 
     Writes `metrics.json`, the numbers and their protocol; `report.md`, the same as tables;
     `reconstructions.png`, the best and the worst; `grid.png`, samples by class, one grid per
-    guidance scale; and `classifier/`, if it was trained.
+    guidance scale; `near_duplicates.csv` and `near_duplicates.png`, if there are any; and
+    `classifier/`, if it was trained.
 
     Args:
         subject: what is evaluated. A model must be on its device.
@@ -170,6 +172,10 @@ def evaluate_model(
 
     held_out = real.held_out
     numbers[f"{real.part}_images"] = held_out.numbers() | real.reference_numbers(held_out)
+    if (near_duplicates := real.near_duplicates) is not None:
+        numbers[f"{real.part}_images"] |= near_duplicates.numbers()
+        if (note := near_duplicates.note(real.part)) is not None:
+            notes = [*notes, note]
     if rows:
         numbers["samples"] = rows
     if features is not None:
@@ -189,7 +195,11 @@ def evaluate_model(
     if statistics_file is not None and features is not None:
         images = real.held_out_dataset, real.held_out_numbers
         paths.append(write_statistics(statistics_file, held_out, features, *images))
-    return numbers, paths + _write(output_dir, numbers, pictures)
+    paths += _write(output_dir, numbers, pictures)
+    if near_duplicates is not None:
+        with writing(output_dir):
+            paths += near_duplicates.write(output_dir)
+    return numbers, paths
 
 
 def _notes(

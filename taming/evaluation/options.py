@@ -29,6 +29,9 @@ class EvaluationOptions:
         part: the held-out images to measure; `auto` for the test images if the data set some aside.
         max_images: maximum number of held-out images; None for all.
         max_training_images: maximum number of training images to search for copies; None for all.
+        near_duplicates: what to do with held-out images that are near-duplicates of training
+            images: count them, leave them out, or ignore them, which saves reading all training
+            images once.
         dtype: the generator is converted to it after its likelihood is measured.
         cache_dir: where features are kept for the next evaluation with the same images and network.
     """
@@ -40,5 +43,6 @@ class EvaluationOptions:
     part: HeldOutPart | Literal["auto"] = "auto"
     max_images: Annotated[int, Ge(2)] | None = None
     max_training_images: Annotated[int, Ge(2)] | None = 10000
+    near_duplicates: Literal["count", "leave_out", "ignore"] = "count"
     dtype: SamplingDtype = "float32"
     cache_dir: str | Path | None = None

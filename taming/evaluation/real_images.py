@@ -6,6 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
 from tqdm import tqdm
 
 from taming.conditioning import ImageCondition, class_difference
@@ -13,11 +16,12 @@ from taming.data import ImageDataset, LabelMapReader
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.evaluation.classifier import ImageClassifier
-from taming.evaluation.judges import JudgedImages, Judges, in_proportion
+from taming.evaluation.judges import JudgedImages, Judges, gather_rows, in_proportion
+from taming.evaluation.near_duplicates import NearDuplicates, find_pairs, thumbnails
 from taming.evaluation.options import EvaluationOptions, HeldOutPart
 from taming.evaluation.reference import ReferenceComparison, ReferenceFile
 from taming.generation import ImageGenerator
-from taming.runtime.errors import UserError
+from taming.runtime.errors import UserError, replacing, writing
 from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
 from taming.tokenizer import VQGAN
 
@@ -117,6 +121,8 @@ class RealImages:
         part: which images are held out: those for validation or those for testing.
         held_out_dataset: the data set of these images.
         held_out_numbers: numbers of the chosen images of the data set.
+        near_duplicates: the near-duplicates of training images among them, unless the options
+            ignore them. They are no longer chosen if the options leave them out.
         held_out: the chosen images, judged.
         train: the training images, judged by their features; None without a feature network.
         reference: the reference file; None without one.
@@ -137,6 +143,11 @@ class RealImages:
             self.held_out_dataset = data.test_dataset
         dataset = self.held_out_dataset
         self.held_out_numbers = choose_images(dataset, options.max_images, judges.seed)
+        self.near_duplicates: NearDuplicates | None = None
+        if options.near_duplicates != "ignore":
+            self.near_duplicates = self._find_near_duplicates()
+            if self.near_duplicates.left_out:
+                self.held_out_numbers = self._without(self.near_duplicates)
         name = f"{self.part} images"
         self.held_out = self.judge(judges, dataset, self.held_out_numbers, name)
         self.train: JudgedImages | None = None
@@ -192,14 +203,65 @@ class RealImages:
             (judged.load_features if cached else judged.save_features)(cache)
         return judged
 
+    def _find_near_duplicates(self) -> NearDuplicates:
+        """Searches all training images, or those of a stream that the evaluation reads anyway."""
+        train, transform = self.data.train_dataset, self.data.transform
+        count = None if train.block is None else self.options.max_training_images
+        numbers = choose_images(train, count, self.judges.seed)
+        name = f"thumbnails of {self.part} images"
+        held_out = self._thumbnails(self.held_out_dataset, self.held_out_numbers, name)
+        training = self._thumbnails(train, numbers, "thumbnails of training images")
+        mirror, device = transform.horizontal_flip, self.judges.device
+        pairs = on_first_rank(lambda: find_pairs(held_out, training, mirror=mirror, device=device))
+        return NearDuplicates(
+            pairs,
+            self.held_out_dataset,
+            self.held_out_numbers,
+            train,
+            numbers,
+            left_out=self.options.near_duplicates == "leave_out",
+        )
+
+    def _without(self, near_duplicates: NearDuplicates) -> list[int]:
+        left_out = {pair.held_out for pair in near_duplicates.pairs}
+        numbers = [x for i, x in enumerate(self.held_out_numbers) if i not in left_out]
+        if len(numbers) < 2:
+            raise UserError(
+                f"{len(left_out)} of {len(self.held_out_numbers)} {self.part} images are "
+                "near-duplicates of training images, so too few remain. Set near_duplicates=count."
+            )
+        return numbers
+
+    def _thumbnails(self, dataset: ImageDataset, numbers: Sequence[int], name: str) -> Tensor:
+        """Returns the thumbnails of these images; empty except on the first process."""
+        cache = on_first_rank(lambda: self._cache_path(dataset, numbers, "thumbnails"))
+        if cache is not None and on_first_rank(cache.is_file):
+            return load_file(cache)["thumbnails"] if rank() == 0 else torch.empty(0)
+        batches = self.batches(dataset, numbers, name)
+        rows = gather_rows([{"thumbnails": thumbnails(batch["images"])} for _, batch in batches])
+        if cache is not None and rank() == 0:
+            with writing(cache):
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(cache, "wb") as file:
+                    file.write(save(rows))
+        return rows.get("thumbnails", torch.empty(0))
+
     def _cache_file(
         self, judges: Judges, dataset: ImageDataset, numbers: Sequence[int]
     ) -> Path | None:
         """Returns the file of the features, named after the images and the network."""
         network = judges.features
-        if network is None or self.options.cache_dir is None:
+        if network is None:
             return None
-        terms: tuple[Any, ...] = dataset.fingerprint(), list(numbers)
-        terms += network.description, network.digest, *["spatial"] * judges.spatial
-        name = hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
-        return Path(self.options.cache_dir).expanduser() / f"{name}.safetensors"
+        terms = network.description, network.digest, *["spatial"] * judges.spatial
+        return self._cache_path(dataset, numbers, *terms)
+
+    def _cache_path(
+        self, dataset: ImageDataset, numbers: Sequence[int], *terms: str
+    ) -> Path | None:
+        """Returns a file named after the images and the `terms`; None without a cache."""
+        if self.options.cache_dir is None:
+            return None
+        name = repr((dataset.fingerprint(), list(numbers), *terms))
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return Path(self.options.cache_dir).expanduser() / f"{digest}.safetensors"

@@ -20,6 +20,7 @@ SETS = {
     "test_images": "test images",
 }
 COLUMNS: Columns = {
+    "num_near_duplicates": ("near-duplicates of training images", "{:,}"),
     "agreement": ("classifier predicts their class", "{:.1%}"),
     "classification_accuracy": ("classifier trained on them", "{:.1%}"),
     "classifier_score": ("classifier score", "{:.4g}"),

@@ -140,7 +140,7 @@ def test_a_generator_of_classes(
 
     again = good(evaluate(*arguments, "classifier=out/classifier", "batch_size=3"))
     assert again["contract"] == contract  # features of real images now come from the cache
-    assert len(list(Path("outputs/features").iterdir())) == 2
+    assert len(list(Path("outputs/features").iterdir())) == 4  # features and thumbnails
     for name in ("frechet_distance", "kernel_distance"):
         assert again["training_images"][name] == pytest.approx(metrics["training_images"][name])
     assert again["samples"][0]["agreement"] == samples["agreement"]
@@ -244,6 +244,37 @@ def test_a_tokenizer(evaluate: Run, vqgan_run: Path) -> None:
     assert "held out other" not in outcome.err
     outcome = evaluate(f"checkpoint={vqgan_run}", "data.val_fraction=0.5", "output_dir=other")
     assert "held out other images (data.val_fraction=0.25)" in outcome.err
+
+
+def test_near_duplicates(evaluate: Run, vqgan_run: Path, images: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "my_val" / "cats", 3, seed=7)
+    twin = min((images / "cats").iterdir())
+    shutil.copy(twin, tmp_path / "my_val" / "cats" / "again.png")
+    arguments = f"checkpoint={vqgan_run}", "data.val_path=my_val"
+    metrics = good(evaluate(*arguments))
+    row = metrics["validation_images"]
+    assert (row["num_images"], row["num_near_duplicates"]) == (4, 1)
+    assert row["num_training_images_searched"] == 16
+    (note,) = [note for note in metrics["notes"] if "near-duplicates" in note]
+    twin_name = f"cats/{twin.name}"
+    assert "1 of 4 validation images (25.0%) are near-duplicates of the 16 training" in note
+    assert f"such as cats/again.png of {twin_name}" in note
+    table = Path("out/near_duplicates.csv").read_text().splitlines()
+    assert table[1:] == [f"cats/again.png,{twin_name},1.0000,0"]
+    assert Path("out/near_duplicates.png").is_file()
+
+    others = good(evaluate(*arguments, "near_duplicates=leave_out"))
+    row = others["validation_images"]
+    assert (row["num_images"], row["num_near_duplicates"]) == (3, 1)
+    assert others["reconstructions"]["num_images"] == others["contract"]["num_reference"] == 3
+    assert others["contract"]["reference_digest"] != metrics["contract"]["reference_digest"]
+    assert any("and were left out" in note for note in others["notes"])
+    ignored = good(evaluate(*arguments, "near_duplicates=ignore"))
+    assert "num_near_duplicates" not in ignored["validation_images"]
+    assert ignored["contract"]["digest"] == metrics["contract"]["digest"]
+    (tmp_path / "my_val" / "cats" / "000.png").unlink()
+    (tmp_path / "my_val" / "cats" / "001.png").unlink()
+    fails(evaluate(*arguments, "near_duplicates=leave_out"), "1 of 2 validation", "too few remain")
 
 
 def test_images_that_were_set_aside(evaluate: Run, transformer_run: Path, vqgan_run: Path) -> None:

@@ -61,6 +61,8 @@ def test_readme_commands(run: Run, images: Path, tmp_path: Path) -> None:
     names = [path.relative_to(images).as_posix() for path in images.rglob("*.png")]
     rows = ["file_name,label", *(f"{name},{i % 2}" for i, name in enumerate(names))]
     (images / "labels.csv").write_text("\n".join(rows))
+    rows = ["file_name,video", *(f"{name},{i // 2}" for i, name in enumerate(names))]
+    (images / "metadata.csv").write_text("\n".join(rows))
     (tmp_path / "my_numbers").mkdir()
     for number in range(8):
         np.save(tmp_path / "my_numbers" / f"{number}.npy", np.full((32, 32, 4), 257 * number))

@@ -50,9 +50,12 @@ OPTIONS = SamplingOptions(seed=0, batch_size=4)
 
 
 def write_classes(folder: Path) -> None:
-    """Eleven pictures of one class, ten of another, all 16×16, and a file that is broken."""
+    """Eleven pictures of one class, ten of another, all 16×16, and a file that is broken.
+
+    Almost all are in both classes, so that held-out images are near-duplicates of training images.
+    """
     for number in range(21):
-        write_picture(folder / "ab"[number % 2] / f"{number:02d}.png", seed=number)
+        write_picture(folder / "ab"[number % 2] / f"{number:02d}.png", seed=number // 2)
     (folder / "a" / "broken.png").write_bytes(b"none")
     cut = folder.parent / "cut"  # one whole file, and seven that end after their headers
     shutil.copytree(folder / "a", cut, ignore=shutil.ignore_patterns("broken.png"))
@@ -219,6 +222,7 @@ def files(directory: Path) -> dict[str, Path]:
 def test_two_processes_write_what_one_does(folder: Path, command: str) -> None:
     one, two = (files(folder / name / command) for name in ("one", "two"))
     assert one.keys() == two.keys() and len(one) > 1
+    assert ("near_duplicates.csv" in one) == (command == "evaluate")
     for name, path in one.items():
         if name == "metrics.json":
             same(json.loads(path.read_text()), json.loads(two[name].read_text()))
