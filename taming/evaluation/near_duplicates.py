@@ -97,20 +97,20 @@ class NearDuplicates:
             searched = f"{num_training:,} of {len(self.training):,} training images"
         elif not self.pairs:
             return None
-        found = (
+        summary = (
             f"{count:,} of {total:,} {part} images ({count / total:.1%}) are near-duplicates of "
             f"{searched}"
         )
         if not self.pairs:
-            return f"{found}."
+            return f"{summary}."
         names = [map(printable, self._names(pair)) for pair in self._by_similarity()[:3]]
         twins = [" of ".join(pair) for pair in names]
         files = f"such as {', '.join(twins)}. {TABLE} lists them, and {PICTURE} shows some."
         if self.left_out:
-            return f"{found} and were left out, {files}"
+            return f"{summary} and were left out, {files}"
         return (
-            f"{found}, {files} The numbers on them may be too good. Set near_duplicates=leave_out "
-            "to measure the other images only."
+            f"{summary}, {files} The numbers on them may be too good. Set "
+            "near_duplicates=leave_out to measure the other images only."
         )
 
     def write(self, directory: Path) -> list[Path]:

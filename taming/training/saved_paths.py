@@ -7,6 +7,7 @@ better ones.
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def confine_paths(states: dict[str, Any], callbacks: Iterable[Callback]) -> None
                 )
                 continue
             best = moved["best_model_path"]
-            if on_first_rank(lambda best=best: not best or is_checkpoint(Path(best))):
+            if not best or on_first_rank(partial(is_checkpoint, Path(best))):
                 states[callback.state_key] = moved
 
 

@@ -263,12 +263,12 @@ def test_near_duplicates(evaluate: Run, vqgan_run: Path, images: Path, tmp_path:
     assert table[1:] == [f"cats/again.png,{twin_name},1.0000,0"]
     assert Path("out/near_duplicates.png").is_file()
 
-    others = good(evaluate(*arguments, "near_duplicates=leave_out"))
-    row = others["validation_images"]
+    remainder = good(evaluate(*arguments, "near_duplicates=leave_out"))
+    row = remainder["validation_images"]
     assert (row["num_images"], row["num_near_duplicates"]) == (3, 1)
-    assert others["reconstructions"]["num_images"] == others["contract"]["num_reference"] == 3
-    assert others["contract"]["reference_digest"] != metrics["contract"]["reference_digest"]
-    assert any("and were left out" in note for note in others["notes"])
+    assert remainder["reconstructions"]["num_images"] == remainder["contract"]["num_reference"] == 3
+    assert remainder["contract"]["reference_digest"] != metrics["contract"]["reference_digest"]
+    assert any("and were left out" in note for note in remainder["notes"])
     ignored = good(evaluate(*arguments, "near_duplicates=ignore"))
     assert "num_near_duplicates" not in ignored["validation_images"]
     assert ignored["contract"]["digest"] == metrics["contract"]["digest"]
