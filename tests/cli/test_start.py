@@ -131,7 +131,7 @@ def test_paths_that_lead_nowhere(call: Run, name: str, overrides: list[str]) -> 
         ("experiment=flower64", "'experiment/flower64'; there are"),
         ("trainer.max_step=3", "no setting trainer.max_step. Did you mean trainer.max_steps"),
         ("data.learning_rate=3", "Did you mean training.optimizer.learning_rate"),
-        ("data.crop=none", "Did you mean data.path or data.transform.crop?"),
+        ("data.crop=none", "Did you mean data.source.group or data.path or data.transform.crop?"),
         ("model/quantizer=finite_scalar", "no setting model/quantizer. Did you mean quantizer?"),
         ("data.size=64", "Did you mean data.batch_size or data.transform.resize?"),
         ("quantiser=finite_scalar", "no setting quantiser. Did you mean quantizer?"),

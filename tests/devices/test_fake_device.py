@@ -62,7 +62,6 @@ FORGOTTEN: dict[str, Callable[[Tensor], Any]] = {
     "indexed": lambda x: torch.zeros(4)[x.long()],
     "part": lambda x: torch.cat([x, torch.zeros(2, 4)]),
     "target": lambda x: F.mse_loss(x, torch.zeros(2, 4)),
-    "source": lambda x: x.index_add_(0, torch.zeros(1, dtype=torch.int64), x[:1]),
 }
 
 
