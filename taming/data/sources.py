@@ -274,6 +274,8 @@ def held_out_split(
 
     order = sorted(members, key=_digest)
     for group in order:
+        if not missing:
+            break
         missing -= hold_out_group(group, quotas)
     if missing or not held_out:
         for group in sorted(order, key=lambda group: len(members[group])):
