@@ -11,8 +11,9 @@ is held against the numbers of all data sets.
 "before" is the bootstrap of earlier evaluations. It compared a reconstruction with its own image,
 resampled only one side of pairs, and gave no interval of kernel distances.
 
-The features are correlated and rectified, like those of a network. "equal" samples are distributed
-like the reference, "shifted" ones differently, and "pairs" are images and reconstructions.
+The features are correlated and rectified, like the features of a network. "equal" samples
+are distributed like the reference, "shifted" ones differently, and "pairs" are images and
+reconstructions.
 """
 
 import argparse

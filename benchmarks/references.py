@@ -1,4 +1,4 @@
-"""Compares distances to reference files with those of other programs, on the same features.
+"""Computes distances to reference files with this program and others, on the same features.
 
     python -m benchmarks.references
 

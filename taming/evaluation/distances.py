@@ -133,8 +133,8 @@ def frechet_interval(
 def frechet_of_rows(samples: Tensor, reference: Tensor, paired: bool) -> Callable[[Tensor], float]:
     """Returns a function that maps rows of the samples to their Fréchet distance.
 
-    They are compared with the same rows of the reference if the sets are pairs, and with all of it
-    if not. The distance equals `frechet_distance` and is faster, because the singular values are
+    Rows of pairs are compared with the same rows of the reference, and other rows with the whole
+    reference. The distance equals `frechet_distance` and is faster, because the singular values are
     roots of eigenvalues of the smaller Gram matrix.
     """
     samples = samples.double()

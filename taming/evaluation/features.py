@@ -15,7 +15,7 @@ from taming.runtime.contexts import full_precision
 from taming.runtime.errors import UserError
 
 __all__ = ["INCEPTION_WEIGHTS", "TENSORFLOW_RESIZE", "FeatureExtractor", "FeatureNetwork",
-    "InceptionFeatures", "load_feature_network"]  # fmt: skip
+    "InceptionFeatures", "file_digest", "load_feature_network"]  # fmt: skip
 
 TENSORFLOW_RESIZE = "bilinear as in TensorFlow 1, not antialiased"
 INCEPTION_WEIGHTS = "inception-2015-12-05"
@@ -102,7 +102,7 @@ class FeatureExtractor(FeatureNetwork):
                 f"frechet.backbone={backbone} cannot be used with {weights} and "
                 f"frechet.resolution={resolution}: {error!r}."
             ) from error
-        self.digest = _file_digest(weights)
+        self.digest = file_digest(weights)
         self.resize, self.weights = "bilinear, antialiased", self.digest[:8]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class InceptionFeatures(FeatureNetwork):
             raise UserError(f"{path} holds no Inception weights for FID: {reason}") from error
         self.frozen = FrozenNetwork(network)
         self.description = "Inception of FID (torch-fidelity), images at 299×299"
-        self.digest = _file_digest(weights)
+        self.digest = file_digest(weights)
         is_original = self.digest.startswith(INCEPTION_DIGEST)
         self.weights = INCEPTION_WEIGHTS if is_original else self.digest[:8]
 
@@ -214,7 +214,8 @@ class InceptionFeatures(FeatureNetwork):
         return features @ network.fc.weight.to(features.device).T
 
 
-def _file_digest(path: str | Path) -> str:
+def file_digest(path: str | Path) -> str:
+    """Returns the SHA-256 of a file, in hex."""
     with Path(path).expanduser().open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

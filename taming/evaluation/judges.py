@@ -26,7 +26,7 @@ from taming.runtime.errors import replacing, writing
 from taming.runtime.process_group import gather_shares
 
 __all__ = ["JudgedImages", "Judges", "as_eight_bit", "compare_features", "gather_rows",
-    "in_proportion", "probability_score", "split_score"]  # fmt: skip
+    "in_proportion", "probability_score", "save_rows", "split_score"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,7 @@ class JudgedImages:
     def save_features(self, path: Path) -> None:
         """Saves features, digests and labels as safetensors, for `load_features`."""
         names = ("features", "spatial", "digests", "labels")
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, "wb") as file:
-                file.write(save({name: self._rows[name] for name in names if name in self._rows}))
+        save_rows(path, {name: self._rows[name] for name in names if name in self._rows})
 
     def load_features(self, path: Path) -> None:
         """Loads a file that `save_features` wrote for the same images."""
@@ -223,6 +220,14 @@ def gather_rows(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     batches = gather_shares(batches)
     names = batches[0] if batches else ()
     return {name: torch.cat([batch[name] for batch in batches]) for name in names}
+
+
+def save_rows(path: Path, rows: dict[str, Tensor]) -> None:
+    """Writes tensors as safetensors, and the directory of the file if it does not exist."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, "wb") as file:
+            file.write(save(rows))
 
 
 def in_proportion(labels: Sequence[int | None], count: int, seed: int | None) -> list[int]:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:  # compare.py needs protocols without the data module, which i
 
 __all__ = ["evaluation_protocol", "protocol_differences", "protocol_digest"]
 
-NOT_COMPARED = (  # they may differ within a table
-    *("subject", "subject_digest", "code", "digest", "part", "reference_file"),
-)
+# they may differ within a table
+NOT_COMPARED = ("subject", "subject_digest", "code", "digest", "part", "reference_file")
 INTERPOLATIONS = {"enlarge": "nearest", "none": "none"}  # by the transform's `resize`
 
 

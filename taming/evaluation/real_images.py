@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
@@ -16,12 +16,18 @@ from taming.data import ImageDataset, LabelMapReader
 from taming.data.batches import make_loader
 from taming.data.module import ImageDataModule
 from taming.evaluation.classifier import ImageClassifier
-from taming.evaluation.judges import JudgedImages, Judges, gather_rows, in_proportion
+from taming.evaluation.judges import (
+    JudgedImages,
+    Judges,
+    gather_rows,
+    in_proportion,
+    save_rows,
+)
 from taming.evaluation.near_duplicates import NearDuplicates, find_pairs, thumbnails
 from taming.evaluation.options import EvaluationOptions, HeldOutPart
 from taming.evaluation.reference import ReferenceComparison, ReferenceFile
 from taming.generation import ImageGenerator
-from taming.runtime.errors import UserError, replacing, writing
+from taming.runtime.errors import UserError
 from taming.runtime.process_group import largest_share, on_first_rank, rank, rank_share
 from taming.tokenizer import VQGAN
 
@@ -97,7 +103,7 @@ def choose_images(
 
 
 def choose_part(data: ImageDataModule, part: HeldOutPart | Literal["auto"]) -> HeldOutPart:
-    """Returns which held-out images to measure; raises a `UserError` if there are none."""
+    """Returns which held-out images to measure; raises a `UserError` if the data have none."""
     if data.test_dataset is not None:
         return "test" if part == "auto" else part
     if part == "test":
@@ -119,7 +125,7 @@ class RealImages:
 
     Attributes:
         part: which images are held out: those for validation or those for testing.
-        held_out_dataset: the data set of these images.
+        held_out_dataset: the data set that contains them.
         held_out_numbers: numbers of the chosen images of the data set.
         near_duplicates: the near-duplicates of training images among them, unless the options
             ignore them. They are no longer chosen if the options leave them out.
@@ -204,7 +210,7 @@ class RealImages:
         return judged
 
     def _find_near_duplicates(self) -> NearDuplicates:
-        """Searches all training images, or those of a stream that the evaluation reads anyway."""
+        """Searches all training images; of a stream, only the images that are judged anyway."""
         train, transform = self.data.train_dataset, self.data.transform
         count = None if train.block is None else self.options.max_training_images
         numbers = choose_images(train, count, self.judges.seed)
@@ -233,17 +239,14 @@ class RealImages:
         return numbers
 
     def _thumbnails(self, dataset: ImageDataset, numbers: Sequence[int], name: str) -> Tensor:
-        """Returns the thumbnails of these images; empty except on the first process."""
+        """Returns thumbnails, `(n c 16 16)` on the first process and empty on the others."""
         cache = on_first_rank(lambda: self._cache_path(dataset, numbers, "thumbnails"))
         if cache is not None and on_first_rank(cache.is_file):
             return load_file(cache)["thumbnails"] if rank() == 0 else torch.empty(0)
         batches = self.batches(dataset, numbers, name)
         rows = gather_rows([{"thumbnails": thumbnails(batch["images"])} for _, batch in batches])
         if cache is not None and rank() == 0:
-            with writing(cache):
-                cache.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(cache, "wb") as file:
-                    file.write(save(rows))
+            save_rows(cache, rows)
         return rows.get("thumbnails", torch.empty(0))
 
     def _cache_file(

@@ -1,11 +1,11 @@
 """Reference files: feature statistics and images that other programs publish.
 
 A distance to a reference file equals a published one only if both programs resize images in the
-same way and use the same Inception weights. No file format says so, only the program does. Parmar
-et al. 2022, "On Aliased Resizing and Surprising Subtleties in GAN Evaluation".
+same way and use the same Inception weights. The files do not record either, so the program that
+wrote them must be known. Parmar et al. 2022, "On Aliased Resizing and Surprising Subtleties in GAN
+Evaluation".
 """
 
-import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,12 @@ from taming.data import ImageDataset, ImageTransform, Part, PictureReader, open_
 from taming.data.samples import read_array
 from taming.evaluation.adm import adm_inception_score, adm_precision_and_recall
 from taming.evaluation.distances import feature_statistics, frechet_distance
-from taming.evaluation.features import INCEPTION_WEIGHTS, TENSORFLOW_RESIZE, FeatureNetwork
+from taming.evaluation.features import (
+    INCEPTION_WEIGHTS,
+    TENSORFLOW_RESIZE,
+    FeatureNetwork,
+    file_digest,
+)
 from taming.evaluation.judges import JudgedImages
 from taming.pictures import to_uint8
 from taming.runtime.errors import MissingPathError, UserError, replacing, writing
@@ -53,6 +58,7 @@ PREPROCESSING: dict[ReferenceProgram, Preprocessing] = {
     "pytorch_fid": Preprocessing("bilinear as in PyTorch, not antialiased", INCEPTION_WEIGHTS),
     "torch_fidelity": Preprocessing(TENSORFLOW_RESIZE, INCEPTION_WEIGHTS),
 }
+NETWORK_FIELDS = ("description", "digest", "resize", "weights")  # in the files of this program
 NUM_PUBLISHED_SAMPLES = 50_000
 MAX_WRITTEN_IMAGES = 10_000  # as in ADM's files
 
@@ -124,7 +130,7 @@ class ReferenceFile:
         }
 
     def warnings(self, network: FeatureNetwork, resolution: Sequence[int]) -> list[str]:
-        """Returns how the preprocessing of the file differs from that of the evaluation."""
+        """Returns how the preprocessing of the file differs from the evaluation's."""
         if self.preprocessing is None:
             return [
                 f"{self.path} does not say which program wrote it, so its resize and its Inception "
@@ -168,8 +174,8 @@ def open_reference(
 
     Raises:
         MissingPathError: if the file does not exist.
-        UserError: if it is damaged, has neither statistics nor images, or its features are not
-            those of the network.
+        UserError: if it is damaged, has neither statistics nor images, or holds the features of
+            another network.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -203,15 +209,15 @@ def open_reference(
             program = "torch_fidelity"
         elif has_images or spatial is not None:
             program = "adm"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    reference = ReferenceFile(path, digest, program, statistics, spatial, images, written_network)
+    reference = ReferenceFile(
+        path, file_digest(path), program, statistics, spatial, images, written_network
+    )
     _check(reference, network)
     return reference
 
 
 def _check(reference: ReferenceFile, network: FeatureNetwork | None) -> None:
-    """Raises a `UserError` if the features of a file are not those of a network."""
+    """Raises a `UserError` if a file holds the features of another network."""
     path = reference.path
     if network is None:
         raise UserError(
@@ -258,7 +264,7 @@ def _written_network(path: Path) -> dict[str, Any] | None:
     if text is None or text.dtype.kind != "U" or text.ndim:
         return None
     network = json.loads(str(text))
-    return {name: str(network[name]) for name in ("description", "digest", "resize", "weights")}
+    return {name: str(network[name]) for name in NETWORK_FIELDS}
 
 
 def _statistics(
@@ -309,8 +315,8 @@ def write_statistics(
     mean, covariance = (x.cpu().numpy() for x in Statistics.of(judged.features_on_device()))
     arrays: dict[str, Any] = {"mu": mean, "sigma": covariance}
     if path.suffix == ".npz":
-        names = ("description", "digest", "resize", "weights")
-        arrays["network"] = np.array(json.dumps({name: getattr(network, name) for name in names}))
+        description = {name: getattr(network, name) for name in NETWORK_FIELDS}
+        arrays["network"] = np.array(json.dumps(description))
         if judged.spatial is not None:
             spatial = Statistics.of(judged.spatial)
             arrays |= {"mu_s": spatial.mean.numpy(), "sigma_s": spatial.covariance.numpy()}
@@ -322,7 +328,7 @@ def write_statistics(
         with replacing(path, "wb") as file:
             if path.suffix == ".npz":
                 np.savez(file, **arrays)
-            else:  # torch-fidelity wants the types of its own files
+            else:  # torch-fidelity writes these types
                 torch.save({"mu": mean.astype(np.float32), "sigma": covariance}, file)
     return path
 
