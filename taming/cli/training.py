@@ -14,6 +14,7 @@ from annotated_types import Ge
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -33,7 +34,12 @@ from taming.training import (
     finished_steps,
     train,
 )
-from taming.training.execution import choose_execution, default_precision, supported_precision
+from taming.training.execution import (
+    Precision,
+    choose_execution,
+    default_precision,
+    supported_precision,
+)
 from taming.training.memory import advising_less_memory, check_room
 from taming.training.processes import (
     choose_strategy,
@@ -49,7 +55,7 @@ log = logging.getLogger("taming")
 
 TYPES = {
     "trainer.max_steps": Annotated[int, Ge(1)],
-    "trainer.precision": int | str,  # Lightning does not know auto
+    "trainer.precision": Precision,
     "trainer.gradient_clip_val": Annotated[float, Ge(0)] | None,
     "float32_matmul_precision": Literal["highest", "high", "medium"],
     "export": Literal["best", "last"],
@@ -133,7 +139,7 @@ def build_trainer(config: DictConfig) -> L.Trainer:
         warnings.filterwarnings("ignore", "GPU available but not used")
     on_gpu = settings.accelerator != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    precision = str(settings.precision)
+    precision = settings.precision
     settings.precision = (
         default_precision(device) if precision == "auto" else supported_precision(precision, device)
     )
@@ -143,11 +149,19 @@ def build_trainer(config: DictConfig) -> L.Trainer:
     callbacks = [*build_all(config.callbacks), build(OmegaConf.create(clock))]
     if settings.get("enable_progress_bar") is False:  # Lightning refuses a callback that shows it
         callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+    strategy = choose_strategy(settings, discriminator)
+    if isinstance(strategy, DictConfig) and "_target_" in strategy:
+        strategy = build(strategy)
+    if isinstance(strategy, FSDPStrategy) and settings.precision == "64-true":
+        raise UserError(
+            "trainer.precision=64-true cannot train with FSDP. Use trainer.precision=32-true, or "
+            "trainer=ddp."
+        )
     trainer: L.Trainer = build(
         settings,
         callbacks=callbacks,
         logger=False,
-        strategy=choose_strategy(settings, discriminator),
+        strategy=strategy,
         plugins=[*plugins, *environment_plugins(plugins)],
     )
     connect_processes(trainer)

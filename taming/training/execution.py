@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -20,10 +20,18 @@ from taming.losses import FrozenNetwork
 from taming.runtime.hardware import can_compile, device_name, has_bf16
 from taming.training.module import TrainingModule
 
-__all__ = ["Execution", "choose_execution", "default_precision", "supported_precision"]
+__all__ = ["Execution", "Precision", "choose_execution", "default_precision",
+    "supported_precision"]  # fmt: skip
 
 log = logging.getLogger("taming")
 warn = rank_zero_only(log.warning)
+
+Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "64-true"]
+"""Lightning's precisions whose weights have at least float32, and `"auto"`.
+
+Its others, such as `bf16-true`, also convert the sums in metrics and moving averages, which then
+lose small terms.
+"""
 
 TIMED_FROM = 500  # batches
 TIMED_SECONDS = 2.0  # per candidate, and at least one step
@@ -35,7 +43,6 @@ AUTOCAST = {  # the precisions that can be timed
     "bf16-mixed": torch.bfloat16,
     "16-mixed": torch.float16,
 }
-ALIASES = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}  # Lightning's
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def choose_execution(
     Alternatives are timed if the run takes at least five minutes, and compilation if it takes
     at least half an hour. Runs of fewer than 500 batches are not timed. Several processes
     would have to agree, so they are not timed either. Timing uses copies of the module, and the
-    batch of `load_batch`. `precision` is in Lightning's long form.
+    batch of `load_batch`.
     """
     choice = Execution(
         default_precision(device) if precision == "auto" else precision,
@@ -121,8 +128,7 @@ def default_precision(device: torch.device) -> str:
 
 
 def supported_precision(precision: str, device: torch.device) -> str:
-    """Returns the precision in Lightning's long form, and warns if the device only emulates it."""
-    precision = ALIASES.get(precision, precision)
+    """Returns the precision, or one that the device has; warns if the device only emulates it."""
     if precision == "16-mixed" and device.type == "cpu":
         warn("trainer.precision=16-mixed needs a GPU. The CPU uses bf16-mixed instead.")
         precision = "bf16-mixed"
