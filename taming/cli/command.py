@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from taming.cli import overview
-from taming.cli.mistakes import check_config, check_overrides, config_directory, exit_with
+from taming.cli.mistakes import (
+    check_config,
+    check_overrides,
+    config_directory,
+    exit_with,
+    targets_in,
+)
 from taming.cli.settings import TABLE, Trait
 from taming.runtime.errors import UserError, printable
 
@@ -73,7 +80,6 @@ def _prepare() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # Optuna's database
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises, so that we can explain the error
-    sys.path.append(str(Path.cwd()))  # Python finds the user's modules only next to the script
     if any(argument in PRINTING for argument in sys.argv[1:]) and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends like other programs
     arguments = [a for a in sys.argv[1:] if "=" in a and not a.startswith("-")]
@@ -102,6 +108,7 @@ def job(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
         directory = Path(hydra.runtime.output_dir)
         try:
             check_config(config)
+            _find_own_modules(config)
             for key in ("run_dir", "output_dir"):
                 if key in config:  # in a sweep, the job's own directory
                     config[key] = str(_relative(directory))
@@ -117,6 +124,18 @@ def job(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
             _remove_if_empty(directory)
 
     return run
+
+
+def _find_own_modules(config: DictConfig) -> None:
+    """Lets Python look for modules in the working directory, if the command names one by a target.
+
+    The files there may be anyone's. Without such a target, none of them is imported, not even in
+    the place of a library that is not installed. The configuration of the run that `resume=` names
+    is not part of `config`.
+    """
+    names = {target.partition(".")[0] for _, target in targets_in(config)} - {""}
+    if any(name not in sys.modules and find_spec(name) is None for name in names):
+        sys.path.append(str(Path.cwd()))  # the last place
 
 
 @contextmanager

@@ -104,6 +104,7 @@ def run_command(main: Callable[[], None], *overrides: str) -> None:
     name = module.rpartition(".")[2]
     print(f"\n$ {program(name)} {shlex.join(overrides)}", flush=True)
     script = f"import sys; sys.argv[0] = {sys.argv[0]!r}; from {module} import main; main()"
-    status = subprocess.run([sys.executable, "-c", script, *overrides], check=False).returncode
+    python = [sys.executable, "-P"]  # imports nothing from the working directory
+    status = subprocess.run([*python, "-c", script, *overrides], check=False).returncode
     if status != 0:
         raise UserError(f"{name} ended with status {status}; see above.")

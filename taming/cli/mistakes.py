@@ -21,7 +21,7 @@ from taming.runtime.errors import MissingPathError, UserError, printable
 from taming.runtime.nested import leaves
 
 __all__ = ["COMPOSED_FILE", "check_config", "check_overrides", "config_directory", "exit_with",
-    "settings_in"]  # fmt: skip
+    "settings_in", "targets_in"]  # fmt: skip
 
 COMPOSED_FILE = "config_composed.yaml"  # a run is resumed with it
 
@@ -182,3 +182,10 @@ def _names(config_name: str, overrides: list[str]) -> list[str]:
 def settings_in(config: DictConfig | ListConfig) -> Iterator[tuple[str, Any]]:
     """Yields the full name and the value of each setting, without following references."""
     return leaves(OmegaConf.to_container(config), lists=False)
+
+
+def targets_in(config: DictConfig | ListConfig) -> Iterator[tuple[str, str]]:
+    """Yields every `_target_` in a configuration, at any depth, as (full name, target)."""
+    for name, value in leaves(OmegaConf.to_container(config)):
+        if name.rpartition(".")[2].startswith("_target_") and value is not None:
+            yield name, str(value)

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from taming.cli.build import resolved
-from taming.cli.mistakes import COMPOSED_FILE, config_directory, settings_in
+from taming.cli.mistakes import COMPOSED_FILE, config_directory, settings_in, targets_in
 from taming.cli.settings import Trait, has_trait
 from taming.runtime.errors import UserError, replacing, writing
 from taming.runtime.nested import leaves
@@ -106,8 +106,8 @@ def check_origin(saved_config: DictConfig, command_config: DictConfig, path: Pat
 
 
 def _untrusted_settings(saved_config: DictConfig, command_config: DictConfig) -> Iterator[str]:
-    trusted = {*_packaged_targets(), *(target for _, target in _targets(command_config))}
-    for key, target in _targets(saved_config):
+    trusted = {*_packaged_targets(), *(target for _, target in targets_in(command_config))}
+    for key, target in targets_in(saved_config):
         if "$" in target or target not in trusted:
             yield f"{key}={target}"
 
@@ -115,14 +115,7 @@ def _untrusted_settings(saved_config: DictConfig, command_config: DictConfig) ->
 @cache
 def _packaged_targets() -> frozenset[str]:
     configs = map(OmegaConf.load, config_directory().rglob("*.yaml"))
-    return frozenset(target for config in configs for _, target in _targets(config))
-
-
-def _targets(config: DictConfig | ListConfig) -> Iterator[tuple[str, str]]:
-    """Yields every `_target_` in a configuration, at any depth, as (key, target)."""
-    for key, value in leaves(OmegaConf.to_container(config)):
-        if key.rpartition(".")[2].startswith("_target_") and value is not None:
-            yield key, str(value)
+    return frozenset(target for config in configs for _, target in targets_in(config))
 
 
 def resume_config(config: DictConfig) -> DictConfig:

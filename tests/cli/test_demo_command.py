@@ -47,7 +47,8 @@ def test_commands_of_the_demo_name_the_next_command_as_the_demo_was_called(
     scripts: list[str] = []
 
     def record(arguments: list[str], check: bool) -> SimpleNamespace:
-        scripts.append(arguments[2])
+        assert arguments[1:3] == ["-P", "-c"]  # nothing from the working directory
+        scripts.append(arguments[3])
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("sys.argv", ["scripts/demo.py"])

@@ -56,6 +56,58 @@ def test_mistakes_help_and_completion_import_nothing_heavy(tmp_path: Path) -> No
     assert not (tmp_path / "outputs").exists()
 
 
+# each would leave a file if it were imported
+TRAPS = ("hydra_plugins", "timm", "tifffile", "tensorboardX", "mlflow", "transformer_engine",
+    "bitsandbytes", "olefile", "trap")  # fmt: skip
+MY_MODULE = """
+from pathlib import Path
+Path("imported_my_module").touch()
+def mine():
+    raise ValueError("my callback is built")
+"""
+
+
+def test_nothing_in_the_working_directory_is_imported_but_what_a_target_names(
+    tmp_path: Path,
+) -> None:
+    for name in TRAPS:
+        (tmp_path / name).mkdir()
+        for file in ("__init__", "plugin"):
+            text = f"from pathlib import Path\nPath('imported_{name}').touch()\n"
+            (tmp_path / name / f"{file}.py").write_text(text)
+    (tmp_path / "my_module.py").write_text(MY_MODULE)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config_composed.yaml").write_text("logger: {_target_: trap.plugin}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "0.png").write_text("Pillow tries all its plugins, and what they need")
+    cases = {
+        "train_vqgan --help": "trainer.max_steps=50000",
+        "sample checkpoint=model": "error: model",
+        "train_vqgan resume=foreign": "error: nothing to resume",
+        "train_vqgan data.path=model perceptual=none": "1 of 1 images are broken",
+    }
+    own = "train_vqgan data.path=model +callbacks.mine._target_=my_module.mine"
+
+    def start(*commands: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", LIGHT],  # as a script is: not from the working directory
+            input="\n".join(commands),
+            env=without_python_settings() | {"PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    printed = start(*cases)
+    assert [text for text in cases.values() if text not in printed] == [], printed
+    assert not list(tmp_path.glob("imported_*"))
+    assert "my callback is built" in start(own)
+    assert [path.name for path in tmp_path.glob("imported_*")] == ["imported_my_module"]
+
+
 @pytest.fixture
 def call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
