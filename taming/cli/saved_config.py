@@ -1,22 +1,24 @@
 """The configurations that runs save: reading them safely, and resuming with them."""
 
 import logging
+import os
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from taming.cli.build import resolved
 from taming.cli.mistakes import COMPOSED_FILE, config_directory, settings_in, targets_in
 from taming.cli.settings import Trait, has_trait
-from taming.runtime.errors import UserError, replacing, writing
+from taming.runtime.errors import UserError, escapes, replacing, writing
 from taming.runtime.nested import leaves
 
 __all__ = ["RESOLVED_FILE", "check_origin", "config_of_run", "load_resolved_config",
@@ -91,11 +93,17 @@ def config_of_run(path: str) -> DictConfig:
 
 
 def check_origin(saved_config: DictConfig, command_config: DictConfig, path: Path) -> None:
-    """Checks a saved configuration before anything in it is built; it was read from `path`.
+    """Checks a saved configuration before anything in it is built.
+
+    Args:
+        saved_config: the configuration, with this command's overrides.
+        command_config: the command's own configuration.
+        path: the file in the run directory that `saved_config` was read from.
 
     Raises:
         UserError: if it calls anything that neither the packaged configurations nor the command's
-            own contain.
+            own contain, or writes outside the run directory to a place that the command does not
+            name.
     """
     if (setting := next(_untrusted_settings(saved_config, command_config), None)) is not None:
         raise UserError(
@@ -103,6 +111,20 @@ def check_origin(saved_config: DictConfig, command_config: DictConfig, path: Pat
             "is not run. If an older version wrote the file, use that version. If you trust it, "
             f"add {shlex.quote(f'++{setting}')} to the command."
         )
+    settings = dict(leaves(OmegaConf.to_container(command_config)))
+    for name, value in _leaves_with_references(saved_config):
+        if isinstance(value, str) and value != settings.get(name):
+            if has_trait(name, Trait.PLACE):
+                place = os.path.expanduser(value)  # noqa: PTH111 (never raises)
+                is_inside = not escapes(Path(place), path.parent) and "://" not in value
+            else:
+                is_inside = not (has_trait(name, Trait.FILE_NAME) and _leads_away(value))
+            if not is_inside:
+                raise UserError(
+                    f"{path} contains {name}={value}, which leads out of the run directory. If you "
+                    f"want the run to write there, add {shlex.quote(f'++{name}={value}')} to the "
+                    "command."
+                )
 
 
 def _untrusted_settings(saved_config: DictConfig, command_config: DictConfig) -> Iterator[str]:
@@ -110,6 +132,34 @@ def _untrusted_settings(saved_config: DictConfig, command_config: DictConfig) ->
     for key, target in targets_in(saved_config):
         if "$" in target or target not in trusted:
             yield f"{key}={target}"
+    settings = dict(leaves(OmegaConf.to_container(command_config)))
+    for name, value in leaves(OmegaConf.to_container(saved_config)):
+        if "_args_" in name.split(".") and value != settings.get(name):  # arguments without names
+            yield f"{name}={value}"
+
+
+def _leaves_with_references(
+    config: DictConfig | ListConfig, name: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yields every value in a configuration with its full name, and follows references."""
+    keys: Any = config if isinstance(config, DictConfig) else range(len(config))
+    for key in keys:
+        full_name = f"{name}.{key}" if name else str(key)
+        with suppress(OmegaConfBaseException):  # a reference to nothing, which nobody can build
+            value = config[key]
+            if not OmegaConf.is_config(value):
+                yield full_name, value
+            elif not OmegaConf.is_interpolation(config, key):  # or else it has another name
+                yield from _leaves_with_references(value, full_name)
+
+
+def _leads_away(name: str) -> bool:
+    """Returns whether a file's name, or a pattern such as `{step}-{val/loss:.2f}`, is a path away.
+
+    Fields in unusual formats count too, because `{step:c}` can be a dot or a slash.
+    """
+    name = re.sub(r"\{\w[\w/]*(:[\d.]*[defg]?)?\}", "x", name)
+    return "{" in name or Path(name).is_absolute() or ".." in Path(name).parts
 
 
 @cache
@@ -128,7 +178,6 @@ def resume_config(config: DictConfig) -> DictConfig:
     run_dir = Path(config.resume).expanduser()
     path = run_dir / COMPOSED_FILE
     saved_config = load_saved_config(path)
-    check_origin(saved_config, config, path)
     max_time = OmegaConf.select(saved_config, "trainer.max_time")
     if max_time is not None:
         log.info("note: trainer.max_time=%s applied only to the earlier session", max_time)
@@ -137,6 +186,7 @@ def resume_config(config: DictConfig) -> DictConfig:
     for name in sorted(overrides.keys() - {"resume"}, key=lambda name: name.count(".")):
         _override(saved_config, config, name, overrides[name])
     saved_config.run_dir = saved_config.resume = str(run_dir)
+    check_origin(saved_config, config, path)
     return saved_config
 
 

@@ -11,6 +11,8 @@ class Trait(Enum):
 
     INPUT = auto()
     OUTPUT = auto()
+    PLACE = auto()
+    FILE_NAME = auto()
     FIXED = auto()
     CHOSEN_ONCE = auto()
     OF_ONE_COMMAND = auto()
@@ -23,6 +25,11 @@ TABLE = {
         "input", "perceptual.weights", "reference", "rejection.classifier", "runs", "vqgan"),
     # the directory that a command writes into
     Trait.OUTPUT: ("resume", "run_dir", "output_dir"),
+    # a directory that a part of a run writes into
+    Trait.PLACE: ("*.default_root_dir", "*.dir", "*.dirpath", "*.output_dir", "*.root_dir",
+        "*.save_dir"),
+    # part of the name of a file or directory in such a directory
+    Trait.FILE_NAME: ("*.filename*", "*.name", "*.sub_dir", "*.version"),
     # A resumed run keeps it, because it belongs to the model or decides which images train it.
     # A name may be a pattern; one with ~ is an override that deletes a setting.
     Trait.FIXED: ("~*", "adversary", "adversary.discriminator*", "callbacks.average.decay",

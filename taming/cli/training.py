@@ -30,6 +30,7 @@ from taming.training import (
     MetricsFile,
     TrainingModule,
     TrainingResult,
+    check_links,
     check_resume,
     finished_steps,
     train,
@@ -93,11 +94,13 @@ def start_run(config: DictConfig, kind: str, types: Mapping[str, Any]) -> Run | 
         The run, or None if `resume=auto` finds a finished one.
 
     Raises:
-        UserError: if the directory already holds another run, or the run to resume is finished.
+        UserError: if the directory already holds another run or leads out of itself, or the run to
+            resume is finished.
     """
     resume_from: Path | None = None
     saved_model: SavedModel | None = None
     resume = config.resume
+    check_links(Path(config.run_dir))  # of the run to resume, if there is one
     if resume not in ("auto", None):
         resume_from, saved_model = check_resume(Path(resume).expanduser(), kind)
         config = resume_config(config)
@@ -160,6 +163,7 @@ def build_trainer(config: DictConfig) -> L.Trainer:
     trainer: L.Trainer = build(
         settings,
         callbacks=callbacks,
+        default_root_dir=settings.get("default_root_dir") or config.run_dir,
         logger=False,
         strategy=strategy,
         plugins=[*plugins, *environment_plugins(plugins)],

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import IO, Any
 from unicodedata import category
 
-__all__ = ["MissingPathError", "UserError", "join_names", "printable", "replacing", "writing"]
+__all__ = [
+    "MissingPathError",
+    "UserError",
+    "escapes",
+    "join_names",
+    "printable",
+    "replacing",
+    "writing",
+]
 
 
 class UserError(ValueError):
@@ -33,6 +41,13 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}.") from error
+
+
+def escapes(path: Path, directory: Path) -> bool:
+    """Returns whether a path leads out of a directory, when symbolic links are followed."""
+    # never raises, unlike `Path.resolve`
+    place, root = os.path.realpath(path), os.path.realpath(directory)
+    return not Path(place).is_relative_to(root)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from taming.training.metrics_file import MetricsFile
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
 from taming.training.progress import StepProgress
-from taming.training.run import TrainingResult, check_resume, finished_steps, train
+from taming.training.run import TrainingResult, check_links, check_resume, finished_steps, train
 from taming.training.stopping import Clock, EndAfterStep
 from taming.training.strategies import data_parallel
 from taming.training.tracking import wandb_logger
@@ -27,6 +27,6 @@ __all__ = [
     "MetricsFile", "OptimizerConfig", "OverfittingWatch", "ReconstructionGrids", "SampleGrids",
     "SavingShare", "StepProgress", "TrainingModule", "TrainingResult", "TransformerTraining",
     "VQGANTraining", "WarmEMA", "WholeFileCheckpointIO", "average_weights", "build_conditioning",
-    "check_resume", "data_parallel", "finetuned_adversary", "finetuned_vqgan", "finished_steps",
-    "train", "wandb_logger",
+    "check_links", "check_resume", "data_parallel", "finetuned_adversary", "finetuned_vqgan",
+    "finished_steps", "train", "wandb_logger",
 ]  # fmt: skip

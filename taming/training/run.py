@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import shutil
 import signal
 import warnings
@@ -13,7 +14,7 @@ from typing import Annotated, Literal
 import lightning as L
 from annotated_types import Ge, Lt
 
-from taming.runtime.errors import MissingPathError, UserError, replacing
+from taming.runtime.errors import MissingPathError, UserError, escapes, replacing
 from taming.runtime.hardware import device_name
 from taming.runtime.process_group import on_first_rank
 from taming.runtime.versions import versions
@@ -29,7 +30,7 @@ from taming.training.checkpoints import WholeFileCheckpointIO, put_in_place, rem
 from taming.training.module import TrainingModule
 from taming.training.stopping import Clock, TrainingInterrupted
 
-__all__ = ["TrainingResult", "check_resume", "finished_steps", "train"]
+__all__ = ["TrainingResult", "check_links", "check_resume", "finished_steps", "train"]
 
 log = logging.getLogger("taming")
 
@@ -76,6 +77,28 @@ def check_resume(run_dir: Path, kind: str) -> tuple[Path, SavedModel]:
         f"nothing to resume: {run_dir / 'checkpoints' / 'last.ckpt'} does not exist. Give the "
         "directory of a run that has saved a checkpoint."
     )
+
+
+def check_links(run_dir: Path) -> None:
+    """Checks that a run directory contains no symbolic link that leads out of it.
+
+    The files of a run may be from anyone, and the training would write through such a link. The run
+    directory itself may be a link. Weights & Biases makes links in `wandb/` and does not write
+    through them.
+
+    Raises:
+        UserError: if there is one.
+    """
+    for folder, folders, files in os.walk(run_dir):
+        for path in (Path(folder, name) for name in folders + files):
+            if path.is_symlink() and escapes(path, run_dir):
+                raise UserError(
+                    f"{path} is a link to {os.path.realpath(path)}, which is outside the run "
+                    "directory. To keep a run on another disk, move the whole directory there and "
+                    f"make {run_dir} the link."
+                )
+        if Path(folder) == run_dir and "wandb" in folders:
+            folders.remove("wandb")
 
 
 def finished_steps(run_dir: Path) -> int:
