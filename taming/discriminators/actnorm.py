@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from taming.runtime.dtypes import at_least_float32
 from taming.runtime.process_group import mean_over_ranks
 
 __all__ = ["ActNorm"]
@@ -53,7 +54,7 @@ class ActNorm(nn.Module):
     @torch.no_grad()
     def _normalising(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the scale and shift `(c,)` that normalise `(b c h w)`."""
-        x = x.float()
+        x = at_least_float32(x)
         mean = mean_over_ranks(x.mean((0, 2, 3)))
         variance = mean_over_ranks((x - mean.view(-1, 1, 1)).square().mean((0, 2, 3)))
         scale = (variance + self.EPSILON).rsqrt()

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from taming.generation.options import SamplingOptions
+from taming.runtime.dtypes import at_least_float32
 
 __all__ = [
     "TokenChoice",
@@ -29,7 +30,7 @@ __all__ = [
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
-    """Returns guided logits: unconditional + scale·(conditional - unconditional), in float32.
+    """Returns guided logits: unconditional + scale·(conditional - unconditional).
 
     The formula is conditional + (scale - 1)·(conditional - unconditional), so that a scale of 1
     returns the conditional logits exactly.
@@ -39,8 +40,8 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> 
         unconditional: logits `(b v)` without condition.
         scale: a number, or a tensor of one element.
     """
-    conditional, unconditional = conditional.float(), unconditional.float()
-    scale = torch.as_tensor(scale, dtype=torch.float32)
+    conditional, unconditional = at_least_float32(conditional), at_least_float32(unconditional)
+    scale = torch.as_tensor(scale, dtype=conditional.dtype)
     return conditional + (scale - 1) * (conditional - unconditional)
 
 
@@ -52,7 +53,7 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     excluded become equally probable.
     """
     temperature = min(max(temperature, 1e-30), 1e30)  # its inverse is also finite in float32
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_float32(logits)
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
 
 
@@ -78,8 +79,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     if p == 1:
         return logits  # rounding could make the sum reach 1 early
     order = logits.argsort(dim=-1, descending=True, stable=True)  # (… v), most probable first
-    precision = torch.promote_types(logits.dtype, torch.float32)
-    probabilities = logits.to(precision).softmax(dim=-1).gather(-1, order)  # (… v)
+    probabilities = at_least_float32(logits).softmax(dim=-1).gather(-1, order)  # (… v)
     reaches_p = probabilities.cumsum(dim=-1) >= p  # (… v), including this token
     is_excess = F.pad(reaches_p[..., :-1], (1, 0))  # (… v), False for the first token
     excluded = torch.empty_like(reaches_p).scatter(-1, order, is_excess)
@@ -179,7 +179,7 @@ class TokenChoice:
         Returns:
             `(b,)` int64.
         """
-        logits = logits.float()
+        logits = at_least_float32(logits)
         if self.scales is not None:
             conditional, unconditional = logits.chunk(2)  # (b v)
             logits = guide(conditional, unconditional, self.scales[number])

@@ -18,6 +18,7 @@ from taming.generation.options import SamplingOptions
 from taming.generation.sampler import TokenSampler, resolve
 from taming.generation.speed import SamplingDtype, decide_compilation, use_dtype
 from taming.runtime.contexts import evaluation_mode
+from taming.runtime.dtypes import at_least_float32
 from taming.runtime.errors import UserError
 from taming.runtime.hardware import device_name
 from taming.serialization import SavedModel, load_saved_model, rebuilding
@@ -257,7 +258,7 @@ class ImageGenerator(ConditionalTransformer):
                 "the decoder's images are not finite numbers: the VQGAN's training diverged or its "
                 "weights are damaged. Use an earlier checkpoint."
             )
-        images = images.to(torch.promote_types(images.dtype, torch.float32))
+        images = at_least_float32(images)
         return images if tokenizer.label_maps else images.clamp(-1.0, 1.0)
 
     def to_saved(self) -> SavedModel:

@@ -126,8 +126,9 @@ class LeCAM(nn.Module):
 
     @torch.no_grad()
     def _update(self, scores_real: Tensor, scores_fake: Tensor) -> None:
-        means = mean_over_ranks(torch.stack([scores_real.mean(), scores_fake.mean()]).float())
+        means = torch.stack([scores_real.mean(), scores_fake.mean()]).to(self.mean_real)
+        means = mean_over_ranks(means)
         self.num_batches += 1
         share = (1 - self.decay) / (1 - self.decay**self.num_batches)  # of the new batch
-        self.mean_real.lerp_(means[0], share)
-        self.mean_fake.lerp_(means[1], share)
+        self.mean_real.lerp_(means[0], share.to(means))
+        self.mean_fake.lerp_(means[1], share.to(means))

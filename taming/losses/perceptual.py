@@ -90,10 +90,11 @@ class LPIPSLoss(nn.Module):
             targets = self._features(images)
         heads: Any = self.lpips.network.lins
         features = self._features(reconstructions)
-        loss = reconstructions.new_zeros((), dtype=torch.float32)
+        dtype = torch.promote_types(reconstructions.dtype, torch.float32)
+        loss = reconstructions.new_zeros((), dtype=dtype)
         for feature, target, head in zip(features, targets, heads, strict=True):
             difference = feature - target
-            squared = (difference * difference).sum((0, 2, 3), dtype=torch.float32)  # (f,)
+            squared = (difference * difference).sum((0, 2, 3), dtype=dtype)  # (f,)
             # A head weights the channels at each position; here at all positions at once.
             weighted = (head.model[-1].weight.flatten() * squared).sum()
             loss = loss + weighted / difference[:, 0].numel()
@@ -134,9 +135,10 @@ class FeatureLoss(nn.Module):
         """Returns the mean feature distance of two `(b c H W)` in [-1, 1]; c is 3 or 1."""
         with torch.no_grad():
             targets = self._features(images)
-        loss = reconstructions.new_zeros((), dtype=torch.float32)
+        dtype = torch.promote_types(reconstructions.dtype, torch.float32)
+        loss = reconstructions.new_zeros((), dtype=dtype)
         for feature, target in zip(self._features(reconstructions), targets, strict=True):
-            loss = loss + (feature - target).square().sum(1).mean(dtype=torch.float32)
+            loss = loss + (feature - target).square().sum(1).mean(dtype=dtype)
         return loss / len(targets)
 
     def _features(self, images: Tensor) -> list[Tensor]:

@@ -139,7 +139,7 @@ class CodebookAverage(nn.Module):
         Returns:
             the new codes `(v d)`, and the counts over all ranks `(v,)`.
         """
-        sums = torch.zeros_like(self.sums).index_add_(0, indices, rows)
+        sums = torch.zeros_like(self.sums).index_add_(0, indices, rows.to(self.sums))
         joined = sum_over_ranks(torch.cat([sums, counts.to(sums)[:, None]], dim=1))  # one exchange
         batch_sums, counts = joined[:, :-1], joined[:, -1]
         self.sizes.lerp_(counts, 1 - self.decay)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from taming.quantizers.interface import QuantizedRows, Quantizer, Size
 from taming.runtime.contexts import full_precision
+from taming.runtime.dtypes import at_least_float32
 
 __all__ = ["GumbelQuantizer"]
 
@@ -93,9 +94,10 @@ class GumbelQuantizer(Quantizer):
         return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def code_logits(self, rows: Tensor) -> Tensor:
-        """Projects `(n d)` latents to `(n v)` logits, in float32."""
+        """Projects `(n d)` latents to `(n v)` logits, in the latents' dtype."""
         with full_precision():
-            return F.linear(rows, self.projection.weight.float(), self.projection.bias.float())
+            weight, bias = self.projection.weight.to(rows), self.projection.bias.to(rows)
+            return F.linear(rows, weight, bias)
 
     def quantize_rows(self, rows: Tensor) -> QuantizedRows:
         """Draws codes for `(n d)` latents in training; evaluation takes the most probable."""
@@ -106,7 +108,7 @@ class GumbelQuantizer(Quantizer):
         noisy = logits - _exponential_like(logits).log() if self.training else logits
         indices = noisy.argmax(1)  # (n)
         relaxed = (noisy / self.temperature).softmax(1)  # (n v)
-        codebook = self.codebook.float()
+        codebook = self.codebook.to(rows)
         if self.training and not self.hard:
             return relaxed @ codebook, indices, losses
         # The value is the drawn code. The gradient belongs to (one_hot + relaxed − sg[relaxed]) E.
@@ -115,8 +117,8 @@ class GumbelQuantizer(Quantizer):
         return quantized, indices, losses
 
     def codes_of(self, indices: Tensor) -> Tensor:
-        """Returns the codes `(... d)`, float32, of indices `(...)`."""
-        return F.embedding(indices, self.codebook.float())
+        """Returns the codes `(... d)` of indices `(...)`."""
+        return F.embedding(indices, at_least_float32(self.codebook))
 
 
 def _exponential_like(values: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
+from taming.runtime.dtypes import at_least_float32
+
 __all__ = ["QuantizedRows", "Quantizer", "QuantizerOutput", "Size", "count_codes"]
 
 Size = Annotated[int, Ge(1)]
@@ -55,14 +57,14 @@ class Quantizer(nn.Module):
     codebook_dim: int
 
     def forward(self, latents: Tensor) -> QuantizerOutput:
-        """Quantizes `(b d h w)` latents of any float type, in float32.
+        """Quantizes `(b d h w)` latents, in float64 if they are float64 and otherwise in float32.
 
         In evaluation mode it is deterministic, has no side effects and does not communicate with
         other ranks.
         """
         b, d, h, w = latents.shape
         with torch.autocast(latents.device.type, enabled=False):
-            rows = latents.float().permute(0, 2, 3, 1).reshape(-1, d)  # (b·h·w d)
+            rows = at_least_float32(latents).permute(0, 2, 3, 1).reshape(-1, d)  # (b·h·w d)
             quantized, indices, losses = self.quantize_rows(rows)
             counts = count_codes(indices, self.codebook_size)
         # Without a copy in the latents' memory format, the decoder would inherit this view's.
@@ -87,11 +89,11 @@ class Quantizer(nn.Module):
         """
 
     def quantize_rows(self, rows: Tensor) -> QuantizedRows:
-        """Quantizes latents `(n d)`, float32."""
+        """Quantizes latents `(n d)`, float32 or float64."""
         raise NotImplementedError
 
     def codes_of(self, indices: Tensor) -> Tensor:
-        """Returns the codes `(... d)`, float32, of indices `(...)`."""
+        """Returns the codes `(... d)`, float32 or float64, of indices `(...)`."""
         raise NotImplementedError
 
 

@@ -22,6 +22,7 @@ from taming.quantizers.codebook import (
 from taming.quantizers.entropy import entropy_penalty
 from taming.quantizers.gradient import GRADIENTS
 from taming.quantizers.interface import QuantizedRows, Quantizer, Size, count_codes
+from taming.runtime.dtypes import at_least_float32
 from taming.runtime.process_group import sum_over_ranks
 
 __all__ = ["VectorQuantizer"]
@@ -118,7 +119,7 @@ class VectorQuantizer(Quantizer):
         if self.training and (self._starts_now() or self._revives_now()):
             self._move_unused_codes(rows.detach())
         # A copy, because the moving average changes the codebook before the backward pass.
-        codebook = self._comparable(self.codebook.float().clone())  # (v d)
+        codebook = self._comparable(self.codebook.to(rows).clone())  # (v d)
         distances: Iterable[Tensor]
         if self.entropy_weight > 0 and torch.is_grad_enabled():
             whole = relative_distances(rows, codebook)  # (n v), for the backward pass
@@ -138,8 +139,8 @@ class VectorQuantizer(Quantizer):
         return self.through_lookup(rows, codes), indices, losses
 
     def codes_of(self, indices: Tensor) -> Tensor:
-        """Returns the codes `(... d)`, float32, normalised if `cosine`, of indices `(...)`."""
-        return F.embedding(indices, self._comparable(self.codebook.float()))
+        """Returns the codes `(... d)` of indices `(...)`, normalised if `cosine`."""
+        return F.embedding(indices, self._comparable(at_least_float32(self.codebook)))
 
     def _comparable(self, rows: Tensor) -> Tensor:
         return F.normalize(rows, dim=-1) if self.cosine else rows

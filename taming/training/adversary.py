@@ -14,6 +14,7 @@ from taming.discriminators import (
     frozen,
 )
 from taming.losses import ADVERSARIAL_LOSSES, LeCAM
+from taming.runtime.dtypes import at_least_float32
 from taming.training.optimizer import OptimizerConfig
 
 __all__ = ["Adversary"]
@@ -99,7 +100,7 @@ class Adversary(nn.Module):
         """Returns the generator's loss; changes no state of the discriminator."""
         with frozen(self.discriminator):
             scores = self.discriminator(self.augmentation(reconstructions))
-        return self.loss.generator(scores.float())
+        return self.loss.generator(at_least_float32(scores))
 
     def discriminator_loss(
         self, images: torch.Tensor, reconstructions: torch.Tensor
@@ -112,11 +113,11 @@ class Adversary(nn.Module):
         images = self.augmentation(images.detach())
         reconstructions = self.augmentation(reconstructions.detach())
         if self.discriminator.scores_images_independently:  # one pass is faster
-            scores = self.discriminator(torch.cat([images, reconstructions])).float()
+            scores = at_least_float32(self.discriminator(torch.cat([images, reconstructions])))
             scores_real, scores_fake = scores.chunk(2)
         else:  # each with its own batch statistics, as in the paper's code
-            scores_real = self.discriminator(images).float()
-            scores_fake = self.discriminator(reconstructions).float()
+            scores_real = at_least_float32(self.discriminator(images))
+            scores_fake = at_least_float32(self.discriminator(reconstructions))
         loss = self.loss.discriminator(scores_real, scores_fake)
         shares = (scores_real > 0).float().mean() + (scores_fake < 0).float().mean()
         metrics = {

@@ -27,9 +27,6 @@ class WarmEMA(WeightAveraging):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._device = trainer.strategy.root_device  # the module itself is still on the CPU
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            assert self._average_model is not None
-            trainer.precision_plugin.convert_module(self._average_model)
 
     @torch.no_grad()
     def on_train_batch_end(

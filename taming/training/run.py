@@ -134,6 +134,8 @@ def train(
     resume_from = on_first_rank(lambda: resume_from)  # the ranks may have chosen differently
     if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         _set_newer_checkpoints_aside(run_dir, resume_from)
+    # Lightning restores a checkpoint before it converts the weights, which would round them
+    trainer.precision_plugin.convert_module(module)
     interruption = None
     with warnings.catch_warnings():
         # Lightning's advice on data loaders does not apply to endless ones

@@ -106,7 +106,8 @@ class TransformerTraining(TrainingModule):
     # --- validation -----------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self.likelihood.reset()
+        # a new one, because Lightning's FSDP has converted the sums of the first to float32
+        self.likelihood = TokenLikelihood().to(self.device)
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         tokens, prompt = self._tokens_and_prompt(batch)

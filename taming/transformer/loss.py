@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from taming.runtime.dtypes import at_least_float32
+
 __all__ = ["token_losses"]
 
 MAX_LOGITS = 2**25  # at once: 128 MiB in float32, or 2,048 tokens of 16,384 codes
@@ -42,6 +44,5 @@ def token_losses(head: nn.Module, features: Tensor, tokens: Tensor, vocab_size: 
 
 
 def _cross_entropy(head: nn.Module, features: Tensor, tokens: Tensor) -> Tensor:
-    logits = head(features)  # (n v)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = at_least_float32(head(features))  # (n v)
     return F.cross_entropy(logits, tokens, reduction="none")

@@ -7,7 +7,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.plugins import Precision
 from tiny_training import stage
 from torch import nn
 
@@ -37,7 +36,7 @@ def walk(model: Model, average: WarmEMA, values: list[float], first_step: int = 
 def set_up(model: L.LightningModule, decay: float, device: str = "cpu") -> WarmEMA:
     average = WarmEMA(decay)
     strategy = SimpleNamespace(root_device=torch.device(device))
-    trainer: Any = SimpleNamespace(precision_plugin=Precision(), strategy=strategy)
+    trainer: Any = SimpleNamespace(strategy=strategy)
     average.setup(trainer, model, "fit")
     return average
 

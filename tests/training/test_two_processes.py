@@ -112,6 +112,8 @@ class OnCPU(fsdp.FullyShardedDataParallel):
 
 Both = tuple[Path, list[dict[str, Any]]]  # a folder, and the results of two ranks
 SPLIT: dict[str, Any] = {"ema_decay": None, "val_check_interval": 1}
+# the bound is below half of the gradients
+BY_VALUE = {**SPLIT, "max_steps": 3, "gradient_clip_algorithm": "value", "gradient_clip_val": 1e-3}
 
 
 def on_rank(rank: int, folder: str, port: int) -> None:
@@ -157,6 +159,10 @@ def on_rank(rank: int, folder: str, port: int) -> None:
         split = {**SPLIT, "devices": 2, "strategy": strategy, "max_steps": steps}
         run = run_training(Path(folder, "fsdp"), *exact("transformer", 2), resume=True, **split)
         results["fsdp"] += run.recorder.column("train/loss")
+    results["sums"] = run.module.likelihood.mean_value.dtype
+    split = {**BY_VALUE, "devices": 2, "strategy": ShardedStrategy(process_group_backend="gloo")}
+    by_value = run_training(Path(folder, "by_value"), *exact("transformer", 2), **split)
+    results["by_value"] = by_value.recorder.rows
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()  # its threads may abort an exit right after an exchange
 
@@ -230,6 +236,25 @@ def test_weights_are_split_among_processes_and_put_together(
         assert column == [(s, pytest.approx(x, abs=1e-6)) for s, x in expected if s in steps]
     assert [step for step, _ in [*ranks[0]["fsdp"], *actual]] == [3, 4, 5, 6]
     same_weights(tmp_path / "alone", folder / "fsdp")
+
+
+@pytest.mark.slow
+def test_split_gradients_are_clipped_by_value(both: Both, tmp_path: Path) -> None:
+    folder, ranks = both
+    clipped = run_training(tmp_path / "clipped", *exact("transformer", 4), **BY_VALUE)
+    by_norm = {**BY_VALUE, "gradient_clip_algorithm": "norm"}
+    run_training(tmp_path / "normed", *exact("transformer", 4), **by_norm)
+    assert len(clipped.recorder.rows) == len(ranks[0]["by_value"]) > 3
+    for (_, actual), (_, expected) in zip(ranks[0]["by_value"], clipped.recorder.rows, strict=True):
+        assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    same_weights(tmp_path / "clipped", folder / "by_value")
+    with pytest.raises(AssertionError):  # or the test would say little
+        same_weights(tmp_path / "normed", folder / "by_value")
+
+
+@pytest.mark.slow
+def test_validation_of_split_weights_adds_up_in_float64(both: Both) -> None:
+    assert both[1][0]["sums"] == torch.float64
 
 
 # a step's exchanges beside that of the gradients: in stage 1 of the codebook's statistics, of both
