@@ -60,6 +60,7 @@ class VectorQuantizer(Quantizer):
         batches_unused: `(codebook_size,)` int64, number of training batches since a latent last
             chose a code (counted with `revive_after`).
         started: `(codebook_size,)` bool, False for a code that waits to start at a latent.
+        moved: `(codebook_size,)` bool, True for a code that this step has moved to a latent.
     """
 
     advice: ClassVar[str] = (
@@ -103,14 +104,19 @@ class VectorQuantizer(Quantizer):
         self.init = init
         self.batches_unused: Tensor
         self.started: Tensor
+        self.moved: Tensor
         self.register_buffer("batches_unused", torch.zeros(codebook_size, dtype=torch.int64))
         self.register_buffer("started", torch.full((codebook_size,), init == "uniform"))
+        nothing_moved = torch.zeros(codebook_size, dtype=torch.bool)
+        self.register_buffer("moved", nothing_moved, persistent=False)
         self._step = 0
         # On the host, because reading the buffer would wait for the GPU.
         self._all_started = init == "uniform"
 
     def set_step(self, step: int) -> None:
         """Sets the step, because only some steps look for unused codes."""
+        if step != self._step:  # and not another batch of the same step
+            self.moved.fill_(False)
         self._step = step
 
     def quantize_rows(self, rows: Tensor) -> QuantizedRows:
@@ -171,6 +177,7 @@ class VectorQuantizer(Quantizer):
         self.codebook.copy_(torch.where(is_new[:, None], latents.to(self.codebook), self.codebook))
         self.batches_unused.masked_fill_(is_new, 0)
         self.started |= is_new
+        self.moved |= is_new
         if self.average is not None:
             self.average.restart(is_new, latents)
 

@@ -7,6 +7,8 @@ import torch
 from annotated_types import Ge, Lt
 from lightning.pytorch.callbacks import WeightAveraging
 
+from taming.quantizers import VectorQuantizer
+
 __all__ = ["WarmEMA", "average_weights"]
 
 
@@ -16,7 +18,8 @@ class WarmEMA(WeightAveraging):
     θ̄ ← d θ̄ + (1 − d) θ after each step, with d = min(decay, (1 + n) / (10 + n)) after n updates.
     Lightning's `EMAWeightAveraging` has a constant d, so that the random initial weights dominate
     the average for 1 / (1 − d) steps. It also waits for the GPU once per weight and update. Buffers
-    are copied.
+    are copied. Codes that the step has moved to a latent are copied too, because the average of
+    their old and new places is near no latent.
     """
 
     def __init__(self, decay: float) -> None:
@@ -43,6 +46,10 @@ class WarmEMA(WeightAveraging):
         )
         for averaged_buffer, buffer in zip(average.buffers(), pl_module.buffers(), strict=True):
             averaged_buffer.copy_(buffer)
+        for averaged_part, part in zip(average.modules(), pl_module.modules(), strict=True):
+            if isinstance(part, VectorQuantizer):
+                codebook: Any = averaged_part.codebook
+                codebook.copy_(torch.where(part.moved[:, None], part.codebook, codebook))
         self._latest_update_step = trainer.global_step
 
     def _swap_models(self, pl_module: L.LightningModule) -> None:

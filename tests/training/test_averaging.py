@@ -1,13 +1,14 @@
 """The average of the weights, and the optimizer that moves them."""
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from tiny_training import stage
+from tiny_training import image_data, run_training, stage, tiny_vqgan, vqgan_training
 from torch import nn
 
 from taming.training import OptimizerConfig, WarmEMA
@@ -66,6 +67,41 @@ def test_reloaded_average_continues() -> None:
     assert resumed.weight == 3.0
     ends = [walk(m, a, [4.0, 5.0], 4).weight for m, a in ((model, average), (resumed, reloaded))]
     assert torch.equal(*ends)
+
+
+class WatchCodes(L.Callback):
+    """Compares the codes that a step has moved with their averages."""
+
+    def __init__(self) -> None:
+        self.num_moved: list[int] = []
+        self.step = 0
+        self.moved = torch.zeros(512, dtype=torch.bool)  # by earlier batches of the step
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        quantizer = pl_module.vqgan.quantizer
+        assert quantizer.moved[self.moved].all()
+        if trainer.global_step == self.step:  # between accumulated batches
+            self.moved = quantizer.moved.clone()
+            return
+        self.step, self.moved = trainer.global_step, torch.zeros_like(self.moved)
+        (average,) = (c for c in trainer.callbacks if isinstance(c, WarmEMA))
+        averaged = average._average_model.module.vqgan.quantizer.codebook
+        assert torch.equal(averaged[quantizer.moved], quantizer.codebook[quantizer.moved])
+        self.num_moved.append(int(quantizer.moved.sum()))
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+def test_the_average_takes_over_codes_that_move(
+    tmp_path: Path, batches: int, ema_decay: float | None
+) -> None:
+    """Between its old and its new place a code is near no latent, and looks unused."""
+    torch.manual_seed(0)
+    vqgan = tiny_vqgan(codebook_size=512, revive_after=20, ema_decay=ema_decay)
+    watch = WatchCodes()
+    accumulated = {"accumulate_grad_batches": batches, "max_steps": 26, "callbacks": [watch]}
+    run_training(tmp_path, vqgan_training(vqgan=vqgan), image_data(), **accumulated)
+    assert watch.num_moved[0] > 0 == watch.num_moved[5] < max(watch.num_moved[6:])  # starts; later
 
 
 def test_the_average_is_on_the_device_of_the_training() -> None:
