@@ -39,7 +39,7 @@ class TokenWriter:
         description: the content of the cache.
 
     Raises:
-        OSError: if the disk has no room for it.
+        OSError: if the disk has no room for it, or a link is in its place.
     """
 
     def __init__(self, directory: Path, description: CacheDescription) -> None:
@@ -170,6 +170,8 @@ class TokenWriter:
         needed = size * (2 - self.done / self.description.num_items)
         if shutil.disk_usage(self.directory.parent).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._unfinished.is_symlink():  # whoever shares the directory could have made it
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._unfinished))
         self._unfinished.mkdir(exist_ok=True)
 
     def _missing(self) -> list[range]:

@@ -25,6 +25,7 @@ from taming.runtime.errors import UserError, writing
 __all__ = ["write_report"]
 
 NUM_GRIDS, NUM_ATTENTION, NUM_SURPRISE, NUM_MEAN_SURPRISE = 6, 2, 6, 64  # images
+FILES = ("report.html", "curves.png")  # in a run directory
 
 SECTIONS = {  # title: explanation
     "Overview": "",
@@ -80,6 +81,9 @@ def write_report(
     page = render_page(", ".join(map(str, paths)), [record.name for record in records], in_order)
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
+        for path in [record.path / name for record in records for name in FILES]:
+            if path.is_symlink():  # in a run from anyone, it may lead anywhere
+                path.unlink()
         output.write_bytes(page)
         for record in records:
             save_curves(record, record.path / "curves.png")

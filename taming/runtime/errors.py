@@ -54,11 +54,13 @@ def escapes(path: Path, directory: Path) -> bool:
 def replacing(path: Path, mode: str = "w", **settings: Any) -> Iterator[IO[Any]]:
     """Opens a temporary file that replaces `path` at the end of the block.
 
-    A full disk or a kill loses the new file, never the old one. `settings` go to `open`.
+    A full disk or a kill loses the new file, never the old one. A symbolic link in the place of
+    either is replaced and not followed. `settings` go to `open`.
     """
     unfinished = path.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)  # of a killed process
     try:
-        with unfinished.open(mode, **settings) as file:
+        with unfinished.open(mode.replace("w", "x"), **settings) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -12,9 +12,11 @@ from taming.serialization.saved_model import (
     DamagedCheckpointError,
     SavedModel,
     checkpoint_entry,
+    is_only_a_model,
     load_model_directory,
     load_training_checkpoint,
     read_training_checkpoint,
+    replace_model,
     save_model_directory,
     saved_checkpoints,
 )
@@ -25,7 +27,7 @@ from taming.serialization.sharded import (
 )
 
 __all__ = ["DamagedCheckpointError", "PretrainedModel", "SavedModel",
-    "checkpoint_entry", "find_model", "is_checkpoint", "load_model_directory", "load_saved_model",
-    "load_sharded_checkpoint", "load_training_checkpoint",
-    "read_foreign_checkpoint", "read_training_checkpoint", "rebuilding", "save_model_directory",
-    "save_sharded_checkpoint", "saved_checkpoints", "upload"]  # fmt: skip
+    "checkpoint_entry", "find_model", "is_checkpoint", "is_only_a_model", "load_model_directory",
+    "load_saved_model", "load_sharded_checkpoint", "load_training_checkpoint",
+    "read_foreign_checkpoint", "read_training_checkpoint", "rebuilding", "replace_model",
+    "save_model_directory", "save_sharded_checkpoint", "saved_checkpoints", "upload"]  # fmt: skip

@@ -24,11 +24,14 @@ from taming.runtime.errors import UserError
 from taming.serialization.sharded import is_checkpoint, load_unsharded
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "DamagedCheckpointError", "SavedModel",
-    "checkpoint_entry", "load_model_directory", "load_training_checkpoint",
-    "read_training_checkpoint", "save_model_directory", "saved_checkpoints"]  # fmt: skip
+    "checkpoint_entry", "is_only_a_model", "load_model_directory", "load_training_checkpoint",
+    "read_training_checkpoint", "replace_model", "save_model_directory",
+    "saved_checkpoints"]  # fmt: skip
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+MODEL_FILES = (WEIGHTS_FILE, CONFIG_FILE)  # in the order of writing
+PARTS = f"*/{CONFIG_FILE}"
 FORMAT_VERSION = 2
 ENTRY = "model"  # of a training checkpoint
 IMPORT_ADVICE = (
@@ -96,20 +99,55 @@ def save_model_directory(model: SavedModel, directory: str | Path) -> Path:
             raise UserError(
                 f"{directory} exists and is not a model directory. Choose another path."
             ) from error
+    return replace_model(model, directory)
+
+
+def replace_model(model: SavedModel, directory: Path) -> Path:
+    """Writes a model over an earlier or incomplete one in `directory`. Other files there stay.
+
+    Raises:
+        OSError: if the disk is full or not writable. The earlier model then stays.
+    """
     target = directory.resolve()  # follow a symbolic link instead of replacing it
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.unfinished") as unfinished:
-        new, old = Path(unfinished, "new"), Path(unfinished, "old")
-        _write(model, new)
-        old.mkdir()
-        target.mkdir(exist_ok=True)
-        parts = [path.parent for path in target.glob(f"*/{CONFIG_FILE}")]
-        for path in [target / CONFIG_FILE, target / WEIGHTS_FILE, *parts]:
-            if path.exists():
-                path.rename(old / path.name)
-        for path in new.iterdir():
-            path.rename(target / path.name)
+        _write(model, Path(unfinished, "new"))
+        _move(Path(unfinished, "new"), target)
     return directory
+
+
+def _move(new: Path, target: Path) -> None:
+    """Moves a model's files over those of an earlier model, and removes parts that are gone."""
+    if target.is_symlink():  # a part that is elsewhere
+        target.unlink()
+    target.mkdir(exist_ok=True)
+    parts = {path.parent.name for path in new.glob(PARTS)}
+    parts |= {path.parent.name for path in target.glob(PARTS) if _is_model(path.parent)}
+    for name in parts:
+        _move(new / name, target / name)
+    for name in MODEL_FILES:
+        if (new / name).exists():
+            (new / name).replace(target / name)
+        else:
+            (target / name).unlink(missing_ok=True)
+    with suppress(OSError):  # it is in use, or holds other files
+        target.rmdir()
+
+
+def _is_model(directory: Path) -> bool:
+    try:
+        _load_config(directory)
+    except UserError:
+        return False
+    return True
+
+
+def is_only_a_model(directory: Path) -> bool:
+    """Returns whether a directory holds nothing but a model's files, at any depth, or is empty."""
+    return not directory.is_symlink() and all(
+        is_only_a_model(path) if path.is_dir() else path.name in MODEL_FILES
+        for path in directory.iterdir()
+    )
 
 
 def _write(model: SavedModel, directory: Path) -> None:
@@ -144,7 +182,7 @@ def load_model_directory(directory: Path, parents: frozenset[Path] = frozenset()
         raise UserError(f"{weights} is damaged or incomplete: {error}.") from error
     parts = {
         path.parent.name: load_model_directory(path.parent, parents | {resolved})
-        for path in sorted(directory.glob(f"*/{CONFIG_FILE}"))
+        for path in sorted(directory.glob(PARTS))
     }
     return SavedModel(kind, config, state, parts, source=str(directory))
 

@@ -125,8 +125,8 @@ def put_in_place(new: Path, path: Path, num_versions: int = 1) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a directory if it exists."""
-    if path.is_dir():
+    """Removes a file, a link or a directory if it exists."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -22,11 +22,12 @@ from taming.serialization import (
     DamagedCheckpointError,
     SavedModel,
     is_checkpoint,
+    is_only_a_model,
     read_training_checkpoint,
-    save_model_directory,
+    replace_model,
     saved_checkpoints,
 )
-from taming.training.checkpoints import WholeFileCheckpointIO, put_in_place, remove
+from taming.training.checkpoints import WholeFileCheckpointIO, remove
 from taming.training.module import TrainingModule
 from taming.training.stopping import Clock, TrainingInterrupted
 
@@ -212,8 +213,9 @@ def _export(
         return result
     try:
         for unfinished in run_dir.glob("model.unfinished*"):  # of a killed process
-            shutil.rmtree(unfinished)
-        put_in_place(save_model_directory(saved, run_dir / "model.unfinished"), run_dir / "model")
+            if unfinished.is_dir() and is_only_a_model(unfinished):
+                shutil.rmtree(unfinished)
+        replace_model(saved, run_dir / "model")
         with replacing(run_dir / "result.json") as file:  # last, because it says that all is there
             file.write(json.dumps(asdict(result), indent=2) + "\n")
     except OSError as error:

@@ -103,6 +103,16 @@ def test_data_of_a_stranger_are_not_opened(run: Run, vqgan: Path) -> None:
     assert "contains data.source._target_=os.system, which does not belong to this version" in text
 
 
+def test_a_report_is_not_written_through_a_link(run: Run, vqgan: Path) -> None:
+    Path("precious").write_text("precious")
+    for name in ("report.html", "curves.png"):
+        (vqgan / name).unlink(missing_ok=True)
+        (vqgan / name).symlink_to(Path("precious").absolute())
+    succeeds(run("report", "runs=vqgan"))
+    assert Path("precious").read_text() == "precious"
+    assert (vqgan / "curves.png").is_file() and sections(vqgan / "report.html")
+
+
 def test_what_is_no_run_is_refused(run: Run, images: Path) -> None:
     fails(run("report", "runs=nowhere"), "runs=nowhere does not exist")
     fails(run("report", "runs=my_images"), "my_images is not a run directory")

@@ -174,6 +174,13 @@ def test_writing_resumes_after_the_complete_shards(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a", "whole"]
 
 
+def test_shards_are_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "a.unfinished").symlink_to("precious")
+    with pytest.raises(OSError, match=r"a\.unfinished"):
+        TokenWriter(tmp_path / "a", PAIRED)
+
+
 @pytest.mark.usefixtures("shards_of_four")
 def test_writers_share_the_work(tmp_path: Path) -> None:
     one, other = (TokenWriter(tmp_path / "a", PAIRED) for _ in range(2))

@@ -17,10 +17,12 @@ from taming.serialization import (
     SavedModel,
     checkpoint_entry,
     find_model,
+    is_only_a_model,
     load_model_directory,
     load_saved_model,
     load_training_checkpoint,
     read_training_checkpoint,
+    replace_model,
     save_model_directory,
     saved_model,
 )
@@ -63,6 +65,34 @@ def test_saving_again_replaces_the_model_only(tmp_path: Path) -> None:
     assert {child.name for child in tmp_path.iterdir()} == {"model", "link"}
     modes = {files[name].stat().st_mode for name in ("config.json", "model.safetensors")}
     assert len(modes) == 1  # who may read the config may read the weights
+
+
+def test_other_files_in_a_model_and_its_parts_stay(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    save_model_directory(example(1.0), elsewhere)
+    save_model_directory(example(1.0), path)
+    (path / "transformer" / "notes.txt").write_text("mine")
+    (path / "linked").symlink_to(elsewhere)  # a part
+    (path / "other").mkdir()
+    (path / "other" / "config.json").write_text('{"model_type": "gpt2"}')  # no part
+    smaller = example(2.0)
+    smaller.parts = {}
+    (path / "config.json").unlink()  # as a killed process may leave it
+    replace_model(smaller, path)
+    names = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    notes = {"transformer/notes.txt", "other/config.json"}
+    assert names == {"config.json", "model.safetensors"} | notes
+    assert not (path / "linked").exists() and equal(load_model_directory(elsewhere), example(1.0))
+    replace_model(example(3.0), path)
+    assert equal(load_model_directory(path / "transformer"), example().parts["transformer"])
+
+
+def test_what_a_killed_process_leaves_is_only_a_model(tmp_path: Path) -> None:
+    path = save_model_directory(example(), tmp_path / "x" / "new").parent
+    (tmp_path / "link").symlink_to(path)
+    assert is_only_a_model(path) and not is_only_a_model(tmp_path / "link")
+    (path / "new" / "transformer" / "notes.txt").touch()
+    assert not is_only_a_model(path)
 
 
 def test_a_failed_write_keeps_the_earlier_model(

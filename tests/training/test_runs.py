@@ -336,13 +336,19 @@ def test_the_earlier_model_stays_until_the_new_one_is_written(
 ) -> None:
     shutil.copytree(finished("transformer").directory, tmp_path, dirs_exist_ok=True)
     earlier = load_saved_model(tmp_path / "model").fingerprint()
-    (tmp_path / "model.unfinished").mkdir()  # of a killed process
+    leftover = tmp_path / "model.unfinished"  # of a killed process
+    shutil.copytree(tmp_path / "model", leftover / "new")
+    own_files = [tmp_path / "model" / "notes.txt", tmp_path / "model.unfinished_ideas" / "a.txt"]
+    for file in own_files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
     models = SavedModels(tmp_path)
     run_training(tmp_path, *stage("transformer"), resume=True, max_steps=10, callbacks=[models])
     assert models.actual == [(earlier, 8)] * 2
     assert load_saved_model(tmp_path / "model").fingerprint() != earlier
     assert finished_steps(tmp_path) == 10
-    assert not list(tmp_path.glob("model.*"))
+    assert all(file.exists() for file in own_files)
+    assert [path.name for path in tmp_path.glob("model.*")] == ["model.unfinished_ideas"]
 
 
 def test_lightning_still_has_the_method_that_is_switched_off() -> None:
