@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,13 +40,12 @@ from taming.cli.mistakes import (
 from taming.cli.settings import TABLE, Trait
 from taming.runtime.errors import UserError, printable
 
-__all__ = ["CONFIGS", "command", "job"]
+__all__ = ["CONFIGS", "at_end_of_job", "command", "job", "locked"]
 
 CONFIGS = str(config_directory())
 # flags of Hydra that print something instead of running a job
 PRINTING = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
-# the variables in which launchers number the processes, or machines, of one run
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+at_end_of_job = ExitStack()  # what the present job has to release
 
 log = logging.getLogger("taming")
 
@@ -114,13 +113,13 @@ def job(task: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
                     config[key] = str(_relative(directory))
             with read_write(hydra), _as_single_run(hydra):  # type: ignore[arg-type]
                 hydra.run.dir = str(directory)  # Lightning passes it to the processes it starts
-                with _lock(directory) if "run_dir" in config else nullcontext():
-                    return task(config)
+                return task(config)
         except Exception as error:
             if hydra.mode == RunMode.MULTIRUN:
                 raise
             exit_with(error, str(hydra.job.config_name))
         finally:
+            at_end_of_job.close()
             _remove_if_empty(directory)
 
     return run
@@ -161,13 +160,10 @@ def _as_single_run(hydra: HydraConf) -> Iterator[None]:
 
 
 @contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    """Keeps other runs out of a run's directory. The processes of one run count as one."""
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps other runs out of a run's directory. The first process of a run holds the lock."""
     from filelock import FileLock, Timeout  # slow to import
 
-    if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        yield
-        return
     lock = FileLock(directory / ".lock")  # the system releases it when this process dies
     try:
         lock.acquire(blocking=False)

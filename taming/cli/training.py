@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from taming.cli.build import build, build_all
+from taming.cli.command import at_end_of_job, locked
 from taming.cli.next_command import print_next, program, setting
 from taming.cli.saved_config import resume_config, resume_same_command, write_config
 from taming.cli.setting_types import check_types
@@ -83,7 +84,7 @@ class Run:
 
 
 def start_run(config: DictConfig, kind: str, types: Mapping[str, Any]) -> Run | None:
-    """Checks the settings of a run before any of its files are read or written.
+    """Checks the settings of a run before any of its files are written, and locks its directory.
 
     Args:
         config: the command's configuration.
@@ -94,8 +95,8 @@ def start_run(config: DictConfig, kind: str, types: Mapping[str, Any]) -> Run | 
         The run, or None if `resume=auto` finds a finished one.
 
     Raises:
-        UserError: if the directory already holds another run or leads out of itself, or the run to
-            resume is finished.
+        UserError: if the directory already holds another run or leads out of itself, another
+            process is training in it, or the run to resume is finished.
     """
     resume_from: Path | None = None
     saved_model: SavedModel | None = None
@@ -123,6 +124,12 @@ def start_run(config: DictConfig, kind: str, types: Mapping[str, Any]) -> Run | 
             resume_from, saved_model = check_resume(run_dir, kind)
             config = resume_same_command(config)
     trainer = build_trainer(config)
+
+    def lock() -> None:
+        if trainer.global_rank == 0:  # the others may not be connected yet
+            at_end_of_job.enter_context(locked(run_dir))
+
+    on_first_rank(lock)
     is_occupied = on_first_rank(lambda: bool(checkpoints) or (run_dir / "model").exists())
     if is_occupied and resume_from is None:
         raise UserError(
@@ -168,6 +175,8 @@ def build_trainer(config: DictConfig) -> L.Trainer:
         strategy=strategy,
         plugins=[*plugins, *environment_plugins(plugins)],
     )
+    # Lightning takes SLURM's number at first, which a process that trains alone has too
+    rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     connect_processes(trainer)
     return trainer
 

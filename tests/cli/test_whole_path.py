@@ -7,8 +7,10 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 from tiny_commands import TINY_TRANSFORMER, TINY_VQGAN, Run, fails, succeeds
 
@@ -97,6 +99,20 @@ def test_a_run_directory_is_for_one_process(run: Run, vqgan_run: Path) -> None:
     assert (second.status, "another process is training in" in second.err) == (2, True)
     succeeds(run("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3"))  # as after a crash
     assert not Path(lock.lock_file).exists()
+
+
+def test_a_process_that_trains_alone_is_the_first_of_its_run(
+    run: Run, vqgan_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM numbers its processes even if each of them trains alone."""
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # as if Lightning were imported only now
+    resume = ("train_vqgan", f"resume={vqgan_run}", "trainer.max_steps=3")
+    with FileLock(vqgan_run / ".lock"):
+        fails(run(*resume), "another process is training in")
+    succeeds(run(*resume))
+    assert "max_steps: 3" in (vqgan_run / "config.yaml").read_text()
+    assert [row["step"] for row in read_rows(vqgan_run / "metrics.csv")][-1] == "3"
 
 
 class Signal(L.Callback):
