@@ -21,6 +21,8 @@ WORDS = {*PARTICIPLES.split(), *PRONOUNS.split()}
 ALLOWED = {  # "left" is a direction here, next to "top"
     ("taming/data/transforms.py", "left"),
     ("taming/evaluation/tiling.py", "left"),
+    ("taming/generation/inputs.py", "left"),
+    ("taming/generation/sample.py", "left"),
     ("taming/pictures.py", "left"),
     ("tests/generation/test_sampling.py", "left"),
     ("tests/test_pictures.py", "left"),

@@ -34,10 +34,11 @@ def tiny_generator(
     grid_size: tuple[int, int] = (2, 3),
     condition_tokenizer: Tokenizer | None = None,
     tokenizer: VQGAN | None = None,
+    **changes: Any,
 ) -> ImageGenerator:
     tokenizer = tokenizer or tiny_vqgan(resolution=tuple(2 * side for side in grid_size))
     torch.manual_seed(1)
-    shape = conditioning.transformer_config(grid_size)
+    shape = {**conditioning.transformer_config(grid_size), **changes}
     codebook_size = tokenizer.codebook_size
     transformer = GPT(
         GPTConfig(codebook_size=codebook_size, num_layers=1, num_heads=2, embed_dim=16, **shape)

@@ -1,5 +1,6 @@
 """A cache of keys and values: decoding computes them once for each token."""
 
+import torch
 from torch import Tensor
 
 __all__ = ["CacheView", "KeyValueCache"]
@@ -41,6 +42,9 @@ class CacheView:
             s - 1: a compiled step always reads s positions, and a mask hides the later ones.
         start: the first sequence that the call decodes.
         stop: the sequence after the last one; None for all from `start` on.
+        num_queries: number of last positions that do not see each other, but all before them. They
+            are copies of one token that each predict another cell. The next call overwrites all
+            but the first.
 
     Attributes:
         mask: boolean `(n s)`, True where a token may attend; None where causal order suffices.
@@ -53,6 +57,8 @@ class CacheView:
         visible: int | Tensor,
         start: int | None = None,
         stop: int | None = None,
+        *,
+        num_queries: int = 1,
     ) -> None:
         self.cache = cache
         self.positions = positions
@@ -60,8 +66,13 @@ class CacheView:
         if isinstance(visible, int):
             assert positions.device.type != "cpu" or positions[-1] == visible - 1
             self.num_visible, self.mask = visible, None
-        else:
-            self.num_visible, self.mask = visible.shape[0], visible <= positions[:, None]
+            if num_queries == 1:
+                return
+            visible = torch.arange(visible, device=positions.device)
+        self.num_visible = visible.shape[0]
+        first_query = positions[-num_queries]
+        ends = positions.minimum(first_query)[:, None]  # (n 1)
+        self.mask = (visible < ends) | (visible == positions[:, None])
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> KeysAndValues:
         """Writes keys `(b heads n d_k)` and values `(b heads n d_v)` of the call's tokens.

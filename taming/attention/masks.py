@@ -22,13 +22,19 @@ def causal_mask(
 
 
 def prefix_causal_mask(
-    length: int, num_prefix: int, *, device: torch.device | str | None = None
+    length: int,
+    num_prefix: int,
+    *,
+    device: torch.device | str | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Lets the first `num_prefix` tokens see each other in both directions; causal otherwise.
+    """Lets the first `num_prefix` tokens see each other in both directions.
+
+    The other tokens follow the `mask`, or without one causal order.
 
     Returns:
-        `(length length)`.
+        `(length length)`, or the shape of the mask.
     """
-    mask = causal_mask(length, device=device)
+    mask = causal_mask(length, device=device) if mask is None else mask.clone()
     mask[:num_prefix, :num_prefix] = True
     return mask

@@ -25,13 +25,14 @@ def main(config: DictConfig) -> float | None:
     from taming.generation import ImageGenerator
     from taming.runtime.errors import UserError
     from taming.tokenizer import VQGAN
-    from taming.training import build_conditioning
+    from taming.training import TrainingOrder, build_conditioning, model_order
     from taming.transformer import GPT
 
     types = {
         **ENCODING_TYPES,
         "condition_dropout": Annotated[float, Ge(0), Lt(1)],
         "condition_as": Literal["prefix", "context"],
+        "order": TrainingOrder,
     }
     run = start_run(config, ImageGenerator.kind, types)
     if run is None:
@@ -59,6 +60,7 @@ def main(config: DictConfig) -> float | None:
     shape = build(
         config.model,
         codebook_size=tokenizer.codebook_size,
+        order=model_order(config.order),
         **conditioning.transformer_config(grid_size),
     )
     generator = ImageGenerator(tokenizer, GPT(shape), conditioning, grid_size, condition_tokenizer)

@@ -19,7 +19,6 @@ from taming.pictures import pixel_grid, to_uint8
 from taming.runtime.contexts import evaluation_mode
 from taming.runtime.process_group import rank, sum_over_ranks
 from taming.tokenizer import VQGAN
-from taming.transformer.orders import to_tokens
 
 __all__ = ["measure_validation"]
 
@@ -52,7 +51,7 @@ def measure_validation(
             indices = tokenizer.encode(images)  # (b h w)
             reconstructions = tokenizer.decode(indices).float().clamp(-1, 1)
             for name, likelihood in likelihoods.items():
-                likelihood.update(losses[name](to_tokens(indices), batch).to(judges.device))
+                likelihood.update(losses[name](indices, batch).to(judges.device))
             judged.update(reconstructions, batch.get("labels"))
             pair = reconstructions.to(judges.device), images.to(judges.device)
             quality = image_quality(*pair)
@@ -83,17 +82,20 @@ def measure_validation(
 
 
 def _token_losses(subject: ImageGenerator | VQGAN) -> dict[str, Callable[[Tensor, Batch], Tensor]]:
-    """Returns functions from tokens `(b n)` and their batch to −log p of each, by likelihood."""
+    """Returns functions from indices `(b h w)` and their batch to −log p of each, by likelihood."""
     if isinstance(subject, VQGAN):
         return {}
-    key = condition_key(subject)
-    losses: dict[str, Callable[[Tensor, Batch], Tensor]] = {
-        "likelihood": lambda tokens, batch: subject.token_losses(
-            tokens, batch[key] if key else None
-        )
-    }
-    if key and subject.conditioning.can_do_without:
-        losses["likelihood_without_condition"] = lambda tokens, batch: subject.token_losses(tokens)
+    generator, key = subject, condition_key(subject)
+
+    def losses_of(indices: Tensor, batch: Batch) -> Tensor:
+        return generator.token_losses(generator.to_tokens(indices), batch[key] if key else None)
+
+    def without_condition(indices: Tensor, batch: Batch) -> Tensor:
+        return generator.token_losses(generator.to_tokens(indices))
+
+    losses: dict[str, Callable[[Tensor, Batch], Tensor]] = {"likelihood": losses_of}
+    if key and generator.conditioning.can_do_without:
+        losses["likelihood_without_condition"] = without_condition
     return losses
 
 

@@ -36,9 +36,9 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> 
     returns the conditional logits exactly.
 
     Args:
-        conditional: logits `(b v)` with condition.
-        unconditional: logits `(b v)` without condition.
-        scale: a number, or a tensor of one element.
+        conditional: logits `(… v)` with condition.
+        unconditional: logits `(… v)` without condition.
+        scale: a number, or a tensor that broadcasts to the logits.
     """
     conditional, unconditional = at_least_float32(conditional), at_least_float32(unconditional)
     scale = torch.as_tensor(scale, dtype=conditional.dtype)
@@ -122,19 +122,19 @@ def sample_by_inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
     """Samples softmax(logits): the first token whose cumulative probability exceeds the number.
 
     Args:
-        logits: `(b v)`.
-        uniform: numbers `(b,)` in [0, 1).
+        logits: `(… v)`.
+        uniform: numbers `(…)` in [0, 1).
 
     Returns:
-        tokens `(b,)`, never of probability 0.
+        tokens `(…)`, never of probability 0.
     """
     # MPS has no float64
     precision = torch.float32 if logits.device.type == "mps" else torch.float64
-    cumulative = logits.to(precision).softmax(dim=-1).cumsum(dim=-1)  # (b v)
-    total = cumulative[:, -1:]  # (b 1), 1 except for rounding
-    threshold = uniform.to(cumulative)[:, None] * total  # (b 1)
+    cumulative = logits.to(precision).softmax(dim=-1).cumsum(dim=-1)  # (… v)
+    total = cumulative[..., -1:]  # (… 1), 1 except for rounding
+    threshold = uniform.to(cumulative)[..., None] * total  # (… 1)
     threshold = torch.minimum(threshold, total.nextafter(torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,18 @@ class TokenChoice:
 
     @classmethod
     def of(
-        cls, options: SamplingOptions, numbers: Sequence[int], num_tokens: int, device: torch.device
+        cls,
+        options: SamplingOptions,
+        numbers: Sequence[int],
+        num_tokens: int,
+        device: torch.device,
+        num_scales: int | None = None,
     ) -> Self:
-        """Returns the choice for images with these numbers; the options must have a seed."""
+        """Returns the choice for images with these numbers; the options must have a seed.
+
+        The images have `num_tokens` tokens, and guidance spreads over `num_scales`, by default
+        over all.
+        """
         uniforms = scales = None
         if not options.greedy:
             assert options.seed is not None
@@ -160,8 +169,9 @@ class TokenChoice:
             if device.type == "mps":
                 uniforms = uniforms.float()
             uniforms = uniforms.to(device)
-        if guided := options.guidance.guided(num_tokens):
-            scales = options.guidance.scales(num_tokens).to(device)
+        num_scales = num_tokens if num_scales is None else num_scales
+        if guided := options.guidance.guided(num_scales):
+            scales = options.guidance.scales(num_scales).to(device)
         return cls(uniforms, scales, guided, options.temperature, options.top_k, options.top_p)
 
     @property
@@ -169,26 +179,25 @@ class TokenChoice:
         """Number of sequences for each image: with guidance 2, with and without condition."""
         return 1 if self.scales is None else 2
 
-    def __call__(self, logits: Tensor, number: Tensor) -> Tensor:
-        """Chooses one token for each image.
+    def __call__(self, logits: Tensor, numbers: Tensor) -> Tensor:
+        """Chooses k tokens for each image.
 
         Args:
-            logits: `(b v)`; with guidance `(2b v)`, the half with condition first.
-            number: `(1,)`, the token's number in the image.
+            logits: `(b k v)`; with guidance `(2b k v)`, the half with condition first.
+            numbers: `(k,)`, the tokens' numbers in the image.
 
         Returns:
-            `(b,)` int64.
+            `(b k)` int64.
         """
         logits = at_least_float32(logits)
         if self.scales is not None:
-            conditional, unconditional = logits.chunk(2)  # (b v)
-            logits = guide(conditional, unconditional, self.scales[number])
+            conditional, unconditional = logits.chunk(2)  # (b k v)
+            logits = guide(conditional, unconditional, self.scales[numbers, None])
         if self.uniforms is None:
             return logits.argmax(dim=-1)
         filtered, tokens = filter_logits(logits, self.temperature, self.top_k, self.top_p)
-        uniform = self.uniforms.index_select(1, number).squeeze(1)  # (b)
-        index = sample_by_inverse_cdf(filtered, uniform)
-        return index if tokens is None else tokens.gather(1, index[:, None]).squeeze(1)
+        index = sample_by_inverse_cdf(filtered, self.uniforms.index_select(1, numbers))
+        return index if tokens is None else tokens.gather(-1, index[..., None]).squeeze(-1)
 
     @property
     def unguided(self) -> Self:
@@ -200,6 +209,12 @@ class TokenChoice:
         """The settings and shapes that a compiled step depends on, without the values."""
         shapes = [None if x is None else x.shape for x in (self.uniforms, self.scales)]
         return self.temperature, self.top_k, self.top_p, *shapes
+
+    def of_cells(self, rows: Tensor, cells: Tensor) -> Self:
+        """Returns the choice for some images `(r,)`, and their cells `(r n)` in drawing order."""
+        if self.uniforms is None:
+            return self
+        return replace(self, uniforms=self.uniforms[rows].gather(1, cells))
 
     def narrow(self, start: int, length: int) -> Self:
         """Returns the choice for `length` tokens from `start` on, counted from 0."""

@@ -16,7 +16,8 @@ from taming.transformer import GPT
 
 __all__ = ["CapturedStep", "CompiledDecoder"]
 
-Step = Callable[[Tensor, Tensor], Tensor]  # see `next_tokens`
+Step = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # see `next_tokens`
+Kind = tuple[bool, int, int]  # of a step: is it guided, how many tokens does it read, and draw
 
 
 class CompiledDecoder(Decoder):
@@ -32,8 +33,8 @@ class CompiledDecoder(Decoder):
         self, transformer: GPT, choose: TokenChoice, prompt: Prompt, num_tokens: int
     ) -> None:
         super().__init__(transformer, choose.clone(), prompt, num_tokens)
-        self._compiled: dict[bool, Callable[..., Tensor]] = {}  # by whether a token is guided
-        self._captured: dict[tuple[bool, int], CapturedStep] = {}  # and by number of positions
+        self._compiled: dict[Kind, Callable[..., Tensor]] = {}
+        self._captured: dict[tuple[Kind, int], CapturedStep] = {}  # by number of positions, too
         self._key = _key(transformer, choose, prompt, num_tokens)
 
     @classmethod
@@ -56,22 +57,37 @@ class CompiledDecoder(Decoder):
         return self._key == _key(*arguments)
 
     @without_cudnn_attention()
-    def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
+    def step(
+        self, latest: Tensor, start: int, end: int, guided: bool, cells: Tensor | None
+    ) -> Tensor:
         """See `Decoder`."""
-        end = self.num_prefix + number
-        position = self.positions[end - 1 : end]
-        span = round_up(end)
+        last = self.num_prefix + end - 1
+        kind = guided, latest.shape[1], end - start
+        positions = self.positions[last - kind[1] - kind[2] + 1 : last]
+        span = round_up(last)
         visible = self.positions[:span]
         torch._dynamo.mark_dynamic(visible, 0)  # or each span would be compiled
-        if guided not in self._compiled:
-            self._compiled[guided] = self._compile()
-        step = partial(self.run, self._compiled[guided], guided, visible=visible)
+        if kind not in self._compiled:
+            self._compiled[kind] = self._compile()
+        step = partial(self._run, self._compiled[kind], guided, visible)
+        cells = None if cells is None else cells.contiguous()  # strides would be compiled, too
         if not self._captures(latest.device):
-            return step(latest, position)
-        if (guided, span) not in self._captured:
+            return step(latest, positions, cells)
+        if (kind, span) not in self._captured:
             first = next(iter(self._captured.values()), None)
-            self._captured[guided, span] = CapturedStep(step, latest, position, first)
-        return self._captured[guided, span](latest, position)
+            self._captured[kind, span] = CapturedStep(step, latest, positions, cells, first)
+        return self._captured[kind, span](latest, positions, cells)
+
+    def _run(
+        self,
+        function: Callable[..., Tensor],
+        guided: bool,
+        visible: Tensor,
+        latest: Tensor,
+        positions: Tensor,
+        cells: Tensor | None,
+    ) -> Tensor:
+        return self.run(function, guided, latest, positions, visible, cells)
 
     def _compile(self) -> Callable[..., Tensor]:
         # a copy, because PyTorch limits how often it compiles the code of one function
@@ -94,25 +110,33 @@ class CapturedStep:
     graph: torch.cuda.CUDAGraph
 
     def __init__(
-        self, step: Step, latest: Tensor, position: Tensor, first: "CapturedStep | None" = None
+        self,
+        step: Step,
+        latest: Tensor,
+        positions: Tensor,
+        cells: Tensor | None = None,
+        first: "CapturedStep | None" = None,
     ) -> None:
-        self.latest, self.position = latest.clone(), position.clone()
+        self.latest, self.positions = latest.clone(), positions.clone()
+        self.cells = None if cells is None else cells.clone()
         self.stream = torch.cuda.Stream(latest.device) if first is None else first.stream
         stream, pool = self.stream, None if first is None else first.graph.pool()
         stream.wait_stream(torch.cuda.current_stream(latest.device))
         with torch.cuda.stream(stream):  # compiles, and allocates what kernels need
             for _ in range(3):  # each writes the same keys and values at the same position
-                step(self.latest, self.position)
+                step(self.latest, self.positions, self.cells)
         torch.cuda.current_stream(latest.device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         # only this thread: another thread may be loading data
         with torch.cuda.graph(self.graph, pool, stream, capture_error_mode="thread_local"):
-            self.result = step(self.latest, self.position)
+            self.result = step(self.latest, self.positions, self.cells)
 
-    def __call__(self, latest: Tensor, position: Tensor) -> Tensor:
+    def __call__(self, latest: Tensor, positions: Tensor, cells: Tensor | None = None) -> Tensor:
         """Runs the step: see `next_tokens`."""
         self.latest.copy_(latest)
-        self.position.copy_(position)
+        self.positions.copy_(positions)
+        if self.cells is not None and cells is not None:
+            self.cells.copy_(cells)
         self.graph.replay()
         return self.result
 

@@ -11,7 +11,7 @@ from taming.runtime.errors import UserError
 from taming.serialization import PretrainedModel
 from taming.tokenizer import Tokenizer, height_and_width
 from taming.transformer import GPT
-from taming.transformer.orders import to_tokens
+from taming.transformer.orders import order_cells, to_indices, to_tokens
 
 __all__ = ["ConditionalTransformer"]
 
@@ -47,6 +47,10 @@ class ConditionalTransformer(PretrainedModel):
                     "to different models."
                 )
         self.transformer = transformer
+        order = transformer.config.order
+        self._cells: Tensor | None = None  # by position in the sequence; None: raster
+        if order != "any" and order != "raster":
+            self._cells = order_cells(order, self.grid_size)
         self.condition_tokenizer = condition_tokenizer
         self.conditioning = conditioning
 
@@ -54,6 +58,11 @@ class ConditionalTransformer(PretrainedModel):
     def num_tokens(self) -> int:
         """Number of tokens of one image."""
         return self.grid_size[0] * self.grid_size[1]
+
+    @property
+    def any_order(self) -> bool:
+        """Whether the model draws cells in any order; its tokens stay in raster order."""
+        return self.transformer.config.order == "any"
 
     @property
     def class_names(self) -> Sequence[str] | None:
@@ -93,8 +102,33 @@ class ConditionalTransformer(PretrainedModel):
         encoded = self.encode_condition(checked, self.grid_size)
         return self.prompt(encoded, len(tokens)), tokens
 
-    def check_tokens(self, tokens: Tensor, grid_size: tuple[int, int]) -> Tensor:
-        """Checks tokens of whole or partial images of this size; returns int64 on the device."""
+    def to_tokens(self, indices: Tensor) -> Tensor:
+        """Returns the tokens `(b n)` of indices `(b h w)`, in the model's order."""
+        return to_tokens(indices, self._order_of(indices.shape[1:3], indices.device))
+
+    def to_indices(self, tokens: Tensor, grid_size: tuple[int, int] | None = None) -> Tensor:
+        """Returns the indices `(b h w …)` of tokens `(b n …)`; None: of the trained size."""
+        grid_size = grid_size or self.grid_size
+        return to_indices(tokens, grid_size, self._order_of(grid_size, tokens.device))
+
+    def _order_of(self, grid_size: Sequence[int], device: torch.device) -> Tensor | None:
+        if self._cells is None:
+            return None
+        if tuple(grid_size) != self.grid_size:
+            raise UserError(
+                f"{grid_size[0]} × {grid_size[1]} codes are not the model's {self.grid_size[0]} × "
+                f"{self.grid_size[1]}. Its order, {self.transformer.config.order}, has no other "
+                "sizes."
+            )
+        return self._cells.to(device)
+
+    def check_tokens(
+        self, tokens: Tensor, grid_size: tuple[int, int], *, partly: bool = False
+    ) -> Tensor:
+        """Checks tokens of whole or partial images of this size; returns int64 on the device.
+
+        If images may be given `partly`, -1 marks tokens to draw.
+        """
         limit, codebook_size = math.prod(grid_size), self.transformer.config.codebook_size
         if tokens.ndim != 2 or tokens.shape[1] > limit or tokens.is_floating_point():
             raise UserError(
@@ -102,7 +136,8 @@ class ConditionalTransformer(PretrainedModel):
                 f"(b, n) with n at most {limit}, the number of tokens of an image."
             )
         tokens = tokens.long()
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
+        lowest = -1 if partly else 0
+        if tokens.numel() and not lowest <= int(tokens.min()) <= int(tokens.max()) < codebook_size:
             raise UserError(
                 f"tokens are {int(tokens.min())} to {int(tokens.max())}, but this model has codes "
                 f"0 to {codebook_size - 1}. Check which tokenizer made them."

@@ -1,6 +1,10 @@
-"""Decoding token by token: the prefill and each step are one function of tokens and positions."""
+"""Decoding step by step: the prefill and each step are one function of tokens and positions.
 
-from collections.abc import Callable, Iterator
+A step draws one token, or, in a model of any order, the tokens of several cells. Each of these
+depends on all cells of earlier steps, and not on the others of its own step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,16 +22,21 @@ SPAN = 64  # the visible positions of compiled steps are multiples of this numbe
 
 
 def next_logits(
-    transformer: GPT, cache: CacheView, tokens: Tensor, prompt: Prompt | None = None
+    transformer: GPT,
+    cache: CacheView,
+    tokens: Tensor,
+    num_queries: int,
+    cells: Tensor | None = None,
+    prompt: Prompt | None = None,
 ) -> Tensor:
-    """Returns the logits `(b v)` of what follows tokens `(b n)`.
+    """Returns the logits `(b k v)` of the k tokens that follow tokens `(b n)`.
 
     The first call for a sequence has a prompt. The positions in the cache's view then cover prefix
-    and tokens.
+    and tokens. For `cells` see `GPT.features`.
     """
     prefix, context = (None, None) if prompt is None else prompt
-    features = transformer.features(prefix, tokens, context, cache=cache)
-    return transformer.head(features[:, -1])
+    features = transformer.features(prefix, tokens, context, cells=cells, cache=cache)
+    return transformer.head(features[:, -num_queries:])
 
 
 def next_tokens(
@@ -36,16 +45,22 @@ def next_tokens(
     choose: TokenChoice,
     num_prefix: int,
     latest: Tensor,
-    position: Tensor,
+    positions: Tensor,
     visible: int | Tensor,
+    cells: Tensor | None = None,
 ) -> Tensor:
-    """Returns the tokens `(b,)` that follow the latest tokens `(b 1)`.
+    """Returns the k tokens `(b k)` that follow the latest n tokens `(b n)`.
 
-    The latest tokens are at a position `(1,)`; for `visible` see `CacheView`.
+    Their positions are `(n+k-1,)`: k - 1 copies of the latest token follow the n tokens. For
+    `visible` see `CacheView`. For the cells `(b n+k)` of a model of any order see `GPT.features`.
     """
-    tokens = latest if choose.num_sequences == 1 else torch.cat([latest, latest])
-    view = CacheView(cache, position, visible, stop=len(tokens))
-    return choose(next_logits(transformer, view, tokens), position - num_prefix + 1)
+    num_queries = len(positions) - latest.shape[1] + 1
+    if choose.num_sequences == 2:
+        latest = torch.cat([latest, latest])
+        cells = None if cells is None else torch.cat([cells, cells])
+    view = CacheView(cache, positions, visible, stop=len(latest), num_queries=num_queries)
+    logits = next_logits(transformer, view, latest, num_queries, cells)
+    return choose(logits, positions[-num_queries:] - num_prefix + 1)
 
 
 class Decoder:
@@ -57,7 +72,7 @@ class Decoder:
 
     Args:
         transformer: in evaluation mode.
-        choose: chooses a token from its logits.
+        choose: chooses tokens from their logits.
         prompt: as many sequences as will be decoded, of the same length.
         num_tokens: length of the longest sequence of tokens.
     """
@@ -78,66 +93,106 @@ class Decoder:
 
     @torch.no_grad()
     def decode(
-        self, prompt: Prompt, given_tokens: Tensor, num_tokens: int, guided: range = range(0)
+        self,
+        prompt: Prompt,
+        tokens: Tensor,
+        num_known: int,
+        ends: Sequence[int],
+        guided: range = range(0),
+        cells: Tensor | None = None,
+        is_known: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """Continues `given_tokens` `(b m)` until there are `num_tokens`.
+        """Draws the tokens after the first `num_known`, in place.
 
-        The prefill computes the prefix and the given tokens at once. Then each step computes one
-        token, with the keys and values of the earlier ones from the cache.
+        The prefill computes the prefix and the known tokens at once. Then each step computes the
+        next tokens, with the keys and values of the earlier ones from the cache.
+
+        Args:
+            prompt: as in the constructor.
+            tokens: `(b n)`, of which the first `num_known` are given.
+            num_known: number of first tokens that all images know.
+            ends: numbers of tokens after each step, ascending. Steps up to `num_known` are skipped.
+            guided: from the first to the last guided token.
+            cells: `(b n)`, the tokens' cells, for a model of any order.
+            is_known: `(b n)`, where an image keeps the token it has; None for nowhere.
 
         Yields:
-            each new token, `(b,)`. The next token may overwrite its memory.
+            the tokens of each step, `(b k)`. The next step may overwrite their memory.
         """
-        batch_size, num_given = given_tokens.shape
-        if num_given == num_tokens:
-            return
-        tokens = given_tokens.new_empty(batch_size, num_tokens)
-        tokens[:, :num_given] = given_tokens
-        is_guided = num_given in guided
-        rows = slice(None) if is_guided else self.with_condition
-        logits = self.prefill(prompt, given_tokens, rows)
-        if logits.isnan().any():
-            raise UserError(
-                "the transformer's logits are not numbers (NaN): its training diverged or its "
-                "weights are damaged. Use an earlier checkpoint."
-            )
-        latest = self.choices[is_guided](logits, self.positions[num_given : num_given + 1])  # (b)
-        tokens[:, num_given] = latest
-        yield latest
-        for number in range(num_given + 1, num_tokens):
-            if number == guided.start:
-                self.prefill(prompt, tokens[:, : number - 1], self.without)
-            # not a slice of `tokens`: its strides differ by window, and each would be compiled
-            latest = self.step(latest[:, None], number, number in guided)
-            tokens[:, number] = latest
+        start, latest, caught_up = num_known, tokens[:, :num_known], False
+        for end in ends:
+            if end <= start:
+                continue
+            is_guided = start < guided.stop and end > guided.start
+            next_cells = None if cells is None else cells[:, start - latest.shape[1] : end]
+            if start == num_known:
+                rows = slice(None) if is_guided else self.with_condition
+                logits = self.prefill(prompt, latest, end, rows, next_cells)
+                if logits.isnan().any():
+                    raise UserError(
+                        "the transformer's logits are not numbers (NaN): its training diverged or "
+                        "its weights are damaged. Use an earlier checkpoint."
+                    )
+                latest = self.choices[is_guided](logits, self.positions[start:end])  # (b k)
+            else:
+                if is_guided and not caught_up:
+                    done = start - latest.shape[1]
+                    earlier = None if cells is None else cells[:, : done + 1]
+                    self.prefill(prompt, tokens[:, :done], done + 1, self.without, earlier)
+                latest = self.step(latest, start, end, is_guided, next_cells)
+            caught_up |= is_guided
+            if is_known is not None:
+                latest = torch.where(is_known[:, start:end], tokens[:, start:end], latest)
+            tokens[:, start:end] = latest
             yield latest
+            start = end
 
     @without_cudnn_attention()
-    def prefill(self, prompt: Prompt, tokens: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Returns the logits of what follows the prompts in these rows and tokens `(b n)`."""
+    def prefill(
+        self,
+        prompt: Prompt,
+        tokens: Tensor,
+        end: int,
+        rows: slice = slice(None),
+        cells: Tensor | None = None,
+    ) -> Tensor:
+        """Returns the logits of what follows the prompts in these rows and tokens `(b n)`.
+
+        They are `(b k v)`, for the tokens up to number `end`.
+        """
         prompt = prompt.rows(rows)
-        tokens = tokens.repeat(len(prompt.prefix) // len(tokens), 1)
-        positions = self.positions[: self.num_prefix + tokens.shape[1]]
-        view = CacheView(self.cache, positions, len(positions), rows.start, rows.stop)
-        return next_logits(self.transformer, view, tokens, prompt)
+        num_queries = end - tokens.shape[1]
+        copies = len(prompt.prefix) // len(tokens), 1
+        positions = self.positions[: self.num_prefix + end - 1]
+        view = CacheView(
+            self.cache, positions, len(positions), rows.start, rows.stop, num_queries=num_queries
+        )
+        cells = None if cells is None else cells.repeat(copies)
+        return next_logits(
+            self.transformer, view, tokens.repeat(copies), num_queries, cells, prompt
+        )
 
     @without_cudnn_attention()
-    def step(self, latest: Tensor, number: int, guided: bool) -> Tensor:
-        """Returns token `number` (at least 1) of each image, `(b,)`, from the token before it."""
-        end = self.num_prefix + number
-        return self.run(next_tokens, guided, latest, self.positions[end - 1 : end], end)
+    def step(
+        self, latest: Tensor, start: int, end: int, guided: bool, cells: Tensor | None
+    ) -> Tensor:
+        """Returns the tokens from number `start` (at least 1) to `end`, from those before them."""
+        first = self.num_prefix + start - latest.shape[1]
+        visible = self.num_prefix + end - 1
+        return self.run(next_tokens, guided, latest, self.positions[first:visible], visible, cells)
 
     def run(
         self,
         function: Callable[..., Tensor],
         guided: bool,
         latest: Tensor,
-        position: Tensor,
+        positions: Tensor,
         visible: int | Tensor,
+        cells: Tensor | None = None,
     ) -> Tensor:
         """Calls `next_tokens`, or its compiled form."""
         shared = self.transformer, self.cache, self.choices[guided], self.num_prefix
-        return function(*shared, latest, position, visible)
+        return function(*shared, latest, positions, visible, cells)
 
 
 def round_up(length: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge
 from pydantic import TypeAdapter
 from torch import Tensor
@@ -24,7 +25,7 @@ from taming.runtime.hardware import device_name
 from taming.serialization import SavedModel, load_saved_model, rebuilding
 from taming.tokenizer import VQGAN, CellClasses, Tokenizer, height_and_width
 from taming.transformer import GPT
-from taming.transformer.orders import to_indices, to_tokens
+from taming.transformer.orders import to_tokens
 
 __all__ = ["ImageGenerator", "check_keep_rows", "load_condition_tokenizer", "load_model"]
 
@@ -120,14 +121,16 @@ class ImageGenerator(ConditionalTransformer):
             guidance_scale: the `scale` of a constant `Guidance`.
             greedy: see `SamplingOptions`.
             seed: see `SamplingOptions`.
-            given_tokens: `(b m)` integers, fixed first tokens, which the result includes.
+            given_tokens: `(b m)` integers, fixed first tokens, which the result includes. In a
+                model of any order, -1 marks a token to draw.
             options: all settings of sampling, in place of the six arguments from `temperature` to
                 `seed`.
             progress: whether to show a progress bar.
             first_image: number of the first image, to draw a long series in several calls.
 
         Returns:
-            `(b n)` int64 on the model's device.
+            `(b n)` int64 on the model's device, in the model's order; of a model of any order in
+            raster order.
 
         Raises:
             UserError: if an argument is out of range or the model was not trained for it.
@@ -153,19 +156,27 @@ class ImageGenerator(ConditionalTransformer):
 
         Yields:
             `(b m)` int64 on the model's device: the tokens so far, as whole rows. The rows within
-            `given_tokens` come first.
+            `given_tokens` come first. A model of any order yields `(b n)`, with -1 for tokens that
+            are still to draw, whenever it has drawn as many as a row has.
         """
         options, condition, given_tokens = resolve(
             self, options, num_images, condition, given_tokens
         )
         _, width = options.grid_size or self.grid_size
-        if num_given := given_tokens.shape[1] // width * width:
+        num_given = 0 if self.any_order else given_tokens.shape[1] // width * width
+        if num_given:
             yield given_tokens[:, :num_given]
+        numbers, num_new = range(num_images), given_tokens.shape[1] % width
+        tokens = given_tokens
         with evaluation_mode(self.transformer):
-            numbers = range(num_images)
-            for tokens in self._sampler.draw(self, condition, given_tokens, numbers, options):
-                if tokens.shape[1] % width == 0:
+            draw = self._sampler.draw(self, condition, given_tokens, numbers, options)
+            for tokens, count in draw:
+                num_new += count // num_images
+                if num_new >= width:
+                    num_new = 0
                     yield tokens
+        if num_new or tokens is given_tokens:
+            yield tokens
 
     @same_arguments(sample_tokens)
     def sample(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -218,11 +229,108 @@ class ImageGenerator(ConditionalTransformer):
             first_image=first_image,
         )
 
+    def inpaint(
+        self,
+        images: Tensor,
+        mask: Tensor,
+        condition: Condition = None,
+        *,
+        paste: bool = True,
+        progress: bool = False,
+        first_image: int = 0,
+        **settings: Any,
+    ) -> Tensor:
+        """Paints a region of images and keeps the rest, with a model of any order.
+
+        To let images grow, pad them and mask the border. Images larger than the trained size are
+        painted through a sliding window.
+
+        Args:
+            images: `(b c H W)` in [-1, 1].
+            mask: boolean `(b H W)`, or `(H W)` for all: True where to paint. A code is drawn if its
+                cell has a masked pixel.
+            condition: see `sample_tokens`.
+            paste: whether to put the given pixels around the painted cells back, with a seam as
+                wide as a cell. Otherwise the decoder makes all pixels.
+            progress: see `sample_tokens`.
+            first_image: see `sample_tokens`.
+            **settings: `options`, or `temperature`, `top_k`, `top_p`, `guidance_scale`, `greedy`
+                and `seed`; see `sample_tokens`.
+
+        Returns:
+            `(b c H W)` in [-1, 1]; with a tokenizer of label maps, logits of the classes.
+
+        Raises:
+            UserError: if the model has a fixed order, or the mask does not fit the images.
+        """
+        options = SamplingOptions.of(**settings)
+        tokenizer = self.require_tokenizer()
+        given_tokens = self.known_tokens(images, mask, batch_size=options.images_at_once)
+        samples = self.sample(
+            len(images),
+            condition,
+            given_tokens=given_tokens,
+            options=replace(options, grid_size=tokenizer.grid_size_for(images.shape[2:])),
+            progress=progress,
+            first_image=first_image,
+        )
+        return self.paste(samples, images, mask) if paste and not tokenizer.label_maps else samples
+
+    @torch.no_grad()
+    def known_tokens(self, images: Tensor, mask: Tensor, *, batch_size: int = 64) -> Tensor:
+        """Returns the tokens `(b n)` of images, with -1 where a cell has a masked pixel."""
+        self.require_any_order()
+        masked = self._masked_cells(images, mask)  # (b h w)
+        encode = self.require_tokenizer().encode
+        indices = torch.cat([encode(x.to(self.device)) for x in images.split(batch_size)])
+        return to_tokens(indices.masked_fill(masked, -1))
+
+    def require_any_order(self) -> None:
+        """Raises a `UserError` unless the model draws cells in any order."""
+        if not self.any_order:
+            raise UserError(
+                f"this model draws tokens in {self.transformer.config.order} order, so it can only "
+                "complete an image below its first rows (keep_rows). To paint any region, train a "
+                "transformer with order=random, or with order=annealed and "
+                "training.annealing.final_share=0.5."
+            )
+
+    def paste(self, samples: Tensor, images: Tensor, mask: Tensor) -> Tensor:
+        """Puts the pixels of images around the painted cells into samples; see `inpaint`.
+
+        The painted cells are the sample's. Outside of them the sample fades into the image, over
+        the width of a cell.
+        """
+        width = self.require_tokenizer().downsample_factor // 2
+        cells = self._masked_cells(images, mask)  # (b h w)
+        painted = F.interpolate(cells[:, None].float(), images.shape[2:])  # (b 1 H W)
+        size, padding = 2 * width + 1, width
+        grown = F.max_pool2d(painted, size, stride=1, padding=padding)
+        share = F.avg_pool2d(grown, size, stride=1, padding=padding, count_include_pad=False)
+        return torch.lerp(images.to(samples), samples, share.to(samples))
+
+    def _masked_cells(self, images: Tensor, mask: Tensor) -> Tensor:
+        """Returns the cells with a masked pixel, boolean `(b h w)` on the model's device."""
+        mask = mask.expand(len(images), -1, -1) if mask.ndim == 2 else mask
+        if mask.dtype != torch.bool or mask.shape != (len(images), *images.shape[2:]):
+            raise UserError(
+                f"the mask is {mask.dtype} of shape {tuple(mask.shape)}. Give a boolean mask of "
+                f"{images.shape[2]}×{images.shape[3]} pixels, one for all images or one for each."
+            )
+        factor = self.require_tokenizer().downsample_factor
+        pixels = mask.to(self.device, torch.float32)[:, None]  # (b 1 H W)
+        return F.max_pool2d(pixels, factor).squeeze(1) > 0
+
     @torch.no_grad()
     def first_tokens(self, images: Tensor, keep_rows: int) -> Tensor:
         """Returns the tokens `(b m)` of the first rows of images `(b c H W)` in [-1, 1]."""
         indices = self.require_tokenizer().encode(images.to(self.device))  # (b h w)
         check_keep_rows(keep_rows, indices.shape[1])
+        if (order := self.transformer.config.order) not in ("raster", "any"):
+            raise UserError(
+                f"this model draws tokens in {order} order, so it cannot keep the first rows of an "
+                "image. Train one with order=random or order=annealed to complete images."
+            )
         return to_tokens(indices[:, :keep_rows])
 
     @torch.no_grad()
@@ -251,7 +359,9 @@ class ImageGenerator(ConditionalTransformer):
         pixels = height * width * tokenizer.downsample_factor**2
         batches = tokens.split(max(1, PIXELS_AT_ONCE // pixels))
         with evaluation_mode(tokenizer):
-            decoded = [tokenizer.decode(to_indices(batch, (height, width))) for batch in batches]
+            decoded = [
+                tokenizer.decode(self.to_indices(batch, (height, width))) for batch in batches
+            ]
         images = torch.cat(decoded)
         if not images.isfinite().all():
             raise UserError(

@@ -1,4 +1,4 @@
-"""The inputs of sampling: classes, condition images, images to complete."""
+"""The inputs of sampling: classes, condition images, images to complete or to paint in."""
 
 import logging
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from taming.conditioning import ClassLabel, ImageCondition
@@ -23,7 +24,7 @@ from taming.generation.generator import ImageGenerator, check_keep_rows
 from taming.runtime.errors import UserError, join_names
 from taming.tokenizer import Tokenizer
 
-__all__ = ["ImagesToComplete", "InputImages", "SampleInputs", "find_inputs"]
+__all__ = ["ImagesToComplete", "InputImages", "Painting", "SampleInputs", "find_inputs"]
 
 log = logging.getLogger("taming")
 
@@ -46,11 +47,29 @@ class InputImages:
     unlabelled_class: int | Literal["auto"] | None = "auto"
 
 
+Sides = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True)
 class ImagesToComplete(InputImages):
-    """Where images to complete are, and how many rows of their codes to keep."""
+    """Where images to complete are, and what to keep of them.
 
-    keep_rows: int | None = None  # None: half of the rows
+    A model of any order paints in the union of `mask`, `region` and what the images `grow` by.
+    """
+
+    keep_rows: int | None = (
+        None  # rows of codes; None: half of the rows, unless a region is painted
+    )
+    # a picture, or a folder or .zip file with one of the same name for each image; white: paint
+    mask: str | Path | None = None
+    region: Sides | None = None  # to paint: (top, left, bottom, right) in pixels
+    grow: Sides | None = None  # pixels to add at (top, left, bottom, right)
+    paste: bool = True  # put the given pixels around the painted region back
+
+    @property
+    def paints(self) -> bool:
+        """Whether there is a region to paint, so that not just the first rows are kept."""
+        return (self.mask, self.region, self.grow) != (None, None, None)
 
 
 @dataclass
@@ -60,8 +79,9 @@ class SampleInputs:
     num_images: int
     labels: Tensor | None = None  # (num_images,) int64; None: no class is requested
     conditions: ImageDataset | None = None
-    complete: ImageDataset | None = None  # images whose first rows are kept
-    keep_rows: int = 0  # rows of codes
+    complete: ImageDataset | None = None  # images to complete
+    keep_rows: int = 0  # rows of codes; 0 if a region is painted
+    painting: "Painting | None" = None  # where to paint; None: below the rows to keep
     note: str | None = None  # for the user
 
     def condition(self, numbers: range) -> Tensor | None:
@@ -71,13 +91,66 @@ class SampleInputs:
         return None if self.labels is None else self.labels[numbers.start : numbers.stop]
 
     def to_complete(self, numbers: range) -> Tensor | None:
-        """Returns `(b c H W)`; None without images to complete."""
-        return None if self.complete is None else _batch(self.complete, numbers)
+        """Returns `(b c H W)`, as large as the samples; None without images to complete."""
+        if self.complete is None:
+            return None
+        images = _batch(self.complete, numbers)
+        return images if self.painting is None else self.painting.grown(images)
+
+    def mask(self, numbers: range) -> Tensor | None:
+        """Returns `(b H W)`, True where to paint; None unless a region is painted."""
+        if self.complete is None or self.painting is None:
+            return None
+        names = [self.complete.name(number % len(self.complete)) for number in numbers]
+        return self.painting.mask(names, self.complete.transform.size)
 
     def name(self, number: int) -> str | None:
         """Returns the file name of an image's condition, or else of the image to complete."""
         source = self.complete if self.conditions is None else self.conditions
         return None if source is None else source.name(number % len(source))
+
+
+@dataclass(frozen=True)
+class Painting:
+    """Where to paint in each image."""
+
+    masks: ImageDataset | None  # one for all, or one of the same name for each image
+    region: Sides | None
+    grow: Sides  # (top, left, bottom, right) in pixels
+
+    def grown(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """Pads `(… H W)` by the pixels that the images grow by."""
+        top, left, bottom, right = self.grow
+        return F.pad(values, (left, right, top, bottom), value=fill)
+
+    def mask(self, names: Sequence[str], size: tuple[int, int]) -> Tensor:
+        """Returns `(b H W)` for images of these names; `size` is theirs before they grow."""
+        mask = torch.zeros(len(names), *size)
+        if self.masks is not None:
+            pictures = [self.masks[number]["images"] for number in self.numbers(names)]
+            mask = (torch.cat(pictures) > 0).float()  # (b H W)
+        if self.region is not None:
+            top, left, bottom, right = self.region
+            mask[:, top:bottom, left:right] = 1
+        return self.grown(mask, 1.0) > 0
+
+    def numbers(self, names: Sequence[str]) -> list[int]:
+        """Returns the number of each image's mask.
+
+        Raises:
+            UserError: if an image has none.
+        """
+        assert self.masks is not None
+        if len(self.masks) == 1:
+            return [0] * len(names)
+        stems = [PurePosixPath(self.masks.name(i)).stem for i in range(len(self.masks))]
+        own = [PurePosixPath(name).stem for name in names]
+        if missing := sorted(set(own) - set(stems)):
+            raise UserError(
+                f"complete.mask: no mask for {join_names(missing)}. Give one mask for all images, "
+                "or a folder with a mask of the same name for each."
+            )
+        return [stems.index(stem) for stem in own]
 
 
 def _batch(images: ImageDataset, numbers: range) -> Tensor:
@@ -108,10 +181,13 @@ def find_inputs(
         0, conditions=_open_conditions(generator, conditions, grid_size, num_images)
     )
     if complete.path is not None:
-        height = grid_size[0]
-        inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
-        check_keep_rows(inputs.keep_rows, height)
         inputs.complete = _open(complete, tokenizer, grid_size, num_images)
+        if complete.paints:
+            inputs.painting = _open_painting(generator, complete, inputs.complete)
+        else:
+            height = grid_size[0]
+            inputs.keep_rows = height // 2 if complete.keep_rows is None else complete.keep_rows
+            check_keep_rows(inputs.keep_rows, height)
     if inputs.conditions is not None and inputs.complete is not None:
         inputs.conditions, inputs.complete = _pair(inputs.conditions, inputs.complete)
     datasets = [images for images in (inputs.conditions, inputs.complete) if images is not None]
@@ -146,6 +222,40 @@ def _open(
     size = grid_size[0] * factor, grid_size[1] * factor
     transform = ImageTransform(resolution=size, resize="shorter_side", crop="center")
     return ImageDataset(Part(source), transform, seed=0)
+
+
+def _open_painting(
+    generator: ImageGenerator, complete: ImagesToComplete, images: ImageDataset
+) -> Painting:
+    """Checks where to paint, and opens the masks."""
+    generator.require_any_order()
+    if complete.keep_rows is not None:
+        raise UserError(
+            "give complete.keep_rows, or a mask, region or grow. They exclude each other."
+        )
+    (height, width), factor = images.transform.size, generator.require_tokenizer().downsample_factor
+    if complete.region is not None:
+        top, left, bottom, right = complete.region
+        if not (0 <= top < bottom <= height and 0 <= left < right <= width):
+            raise UserError(
+                f"complete.region is {list(complete.region)}. Give [top, left, bottom, right] in "
+                f"pixels within {height}×{width}, the size of the images for this model."
+            )
+    grow = complete.grow or (0, 0, 0, 0)
+    if min(grow) < 0 or any(side % factor for side in grow):
+        raise UserError(
+            f"complete.grow is {list(grow)}. Give the pixels to add at [top, left, bottom, right], "
+            f"multiples of {factor}."
+        )
+    masks = None
+    if complete.mask is not None:
+        source = ImageFolder(complete.mask, PictureReader(1))
+        source.drop_broken("full")
+        masks = ImageDataset(Part(source), images.transform, seed=0)
+    painting = Painting(masks, complete.region, grow)
+    if masks is not None:
+        painting.numbers([images.name(number) for number in range(len(images))])
+    return painting
 
 
 def _open_conditions(

@@ -112,6 +112,12 @@ class SamplingOptions:
     # one number for a square; None: the trained size
     grid_size: GridSize | None = None
     stride: int | None = None  # of the sliding window, see `plan_windows`
+    # only for models of any order: raster, a random one for each image, or halton, which spreads
+    # the cells evenly; None: raster, with num_steps halton
+    order: Literal["raster", "random", "halton"] | None = None
+    # only for models of any order: steps for an image, which each draw several tokens, see
+    # `step_ends`; None: one step for each token
+    num_steps: Count | None = None
     # compile the step: slow to start, then faster, with the same tokens except for rounding. It is
     # compiled for the batch size, so the last batch is padded. auto: compile if that saves time,
     # for the number of images in this call; a program that makes many small calls decides better

@@ -98,6 +98,12 @@ def sample_images(
         _check_classifier(classifier, generator, inputs)
     rows, columns = grid_size
     notes = options.guidance.notes(rows * columns, inputs.keep_rows * columns)
+    paste = complete is not None and complete.paste
+    if inputs.painting is not None:
+        top, left, bottom, right = inputs.painting.grow
+        factor = generator.require_tokenizer().downsample_factor
+        grown = rows + (top + bottom) // factor, columns + (left + right) // factor
+        options = replace(options, grid_size=grown)
     notes += [] if inputs.note is None else [inputs.note]
     share = largest_share(inputs.num_images)
     num_drawn = share if classifier is None else share * candidates
@@ -106,7 +112,7 @@ def sample_images(
     options = generator.prepare_sampling(options, dtype, num_drawn)
     with writing(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
-        samples = _draw(generator, options, inputs, classifier, candidates)
+        samples = _draw(generator, options, inputs, classifier, candidates, paste)
         if samples is None:
             return notes, []
         if len(samples.probabilities):
@@ -138,6 +144,7 @@ def _draw(
     inputs: SampleInputs,
     classifier: Classifier | None,
     candidates: int,
+    paste: bool,
 ) -> Samples | None:
     """Draws batch after batch, each process its share. Only the first process gets the samples."""
     if options.compile:
@@ -152,11 +159,15 @@ def _draw(
 
     def draw(numbers: range) -> Samples:
         condition, images = inputs.condition(numbers), inputs.to_complete(numbers)
+        mask = inputs.mask(numbers)
         settings: dict[str, Any] = {
             "options": options, "progress": single, "first_image": numbers.start,
         }  # fmt: skip
         columns, probabilities = [], np.empty(0)
-        if images is not None:
+        if images is not None and mask is not None:
+            settings["given_tokens"] = generator.known_tokens(images, mask)
+            columns.append(to_uint8(images.where(~mask[:, None], 0), palette))
+        elif images is not None:
             settings["given_tokens"] = generator.first_tokens(images, inputs.keep_rows)
             columns.append(to_uint8(images, palette))
         if classifier is None:
@@ -167,6 +178,8 @@ def _draw(
                 generator, classifier, len(numbers), condition, candidates, **settings
             )
             samples, probabilities = best.images, best.probabilities.cpu().numpy()
+        if paste and has_pictures and images is not None and mask is not None:
+            samples = generator.paste(samples, images, mask)
         pixels = to_uint8(samples, palette)
         columns.append(pixels)
         if not has_pictures:

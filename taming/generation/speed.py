@@ -89,6 +89,8 @@ def decide_compilation(
     """Replaces `compile="auto"` by the better choice for this number of images."""
     if options.compile != "auto":
         return options
+    if options.num_steps is not None:  # each step of another size would be compiled
+        return replace(options, compile=False)
     height, width = options.grid_size or grid_size
     batch_size = min(options.images_at_once, num_images)
     num_steps = math.ceil(num_images / batch_size) * height * width

@@ -7,9 +7,11 @@ paragraph on high-resolution images.)
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from taming.runtime.errors import UserError
 
-__all__ = ["WindowRun", "plan_windows"]
+__all__ = ["WindowRun", "check_windows", "next_window", "plan_windows"]
 
 
 @dataclass(frozen=True)
@@ -60,24 +62,9 @@ def plan_windows(
             stride is out of range.
     """
     (grid_height, grid_width), (height, width), (row_step, column_step) = grid_size, window, step
-    if grid_height < height or grid_width < width:
-        raise UserError(
-            f"a grid of {grid_height} × {grid_width} codes is smaller than the "
-            f"{height} × {width} codes of training: grid_size must be at least as large."
-        )
-    if grid_height % row_step or grid_width % column_step:
-        raise UserError(
-            f"a grid of {grid_height} × {grid_width} codes cuts through cells of the condition "
-            f"image: grid_size must be a multiple of {row_step} in height and of {column_step} in "
-            "width."
-        )
+    check_windows(grid_size, window, stride, step)
     if stride is None:
         stride = max(column_step, width // 4 // column_step * column_step)
-    if not 1 <= stride <= width or stride % column_step:
-        raise UserError(
-            f"stride is {stride}, but must be 1 to {width}, the width of the trained grid, and a "
-            f"multiple of {column_step}."
-        )
     runs: list[WindowRun] = []
     for number in range(num_given, grid_height * grid_width):
         i, j = divmod(number, grid_width)
@@ -95,3 +82,72 @@ def _origin(ideal: int, step: int, largest: int) -> int:
     """Returns the multiple of the step nearest to `ideal`, at least 0 and at most `largest`."""
     nearest = (ideal + step // 2) // step * step
     return min(max(nearest, 0), largest)
+
+
+def check_windows(
+    grid_size: tuple[int, int],
+    window: tuple[int, int],
+    stride: int | None = None,
+    step: tuple[int, int] = (1, 1),
+) -> None:
+    """Checks the arguments of `plan_windows` and `next_window`.
+
+    Raises:
+        UserError: see `plan_windows`.
+    """
+    (grid_height, grid_width), (height, width), (row_step, column_step) = grid_size, window, step
+    if grid_height < height or grid_width < width:
+        raise UserError(
+            f"a grid of {grid_height} × {grid_width} codes is smaller than the "
+            f"{height} × {width} codes of training: grid_size must be at least as large."
+        )
+    if grid_height % row_step or grid_width % column_step:
+        raise UserError(
+            f"a grid of {grid_height} × {grid_width} codes cuts through cells of the condition "
+            f"image: grid_size must be a multiple of {row_step} in height and of {column_step} in "
+            "width."
+        )
+    if stride is not None and (not 1 <= stride <= width or stride % column_step):
+        raise UserError(
+            f"stride is {stride}, but must be 1 to {width}, the width of the trained grid, and a "
+            f"multiple of {column_step}."
+        )
+
+
+def next_window(
+    is_known: Tensor,
+    window: tuple[int, int],
+    stride: int | None = None,
+    step: tuple[int, int] = (1, 1),
+) -> tuple[int, int] | None:
+    """Returns the (row, column) of the window to fill next with a model of any order.
+
+    It is the first of those with the most known cells that are not full. So an image grows from
+    what it has.
+
+    Args:
+        is_known: boolean `(b h w)`, the known cells of the grid of each image.
+        window: see `plan_windows`.
+        stride: rows and columns between windows; None: half a window.
+        step: see `plan_windows`.
+
+    Returns:
+        None if all cells are known.
+    """
+    (height, width), (rows, columns) = is_known.shape[1:], window
+    strides = [
+        max(each_step, (size // 2 if stride is None else stride) // each_step * each_step)
+        for size, each_step in zip(window, step, strict=True)
+    ]
+    known_share = is_known.float().mean(0)  # (h w)
+    best, place = -1.0, None
+    for row in _origins(height - rows, strides[0]):
+        for column in _origins(width - columns, strides[1]):
+            share = known_share[row : row + rows, column : column + columns].mean().item()
+            if best < share < 1:
+                best, place = share, (row, column)
+    return place
+
+
+def _origins(largest: int, stride: int) -> list[int]:
+    return [*range(0, largest, stride), largest]

@@ -14,6 +14,7 @@ from taming.runtime.errors import UserError
 from taming.serialization import SavedModel
 from taming.serialization.foreign import printable_name, printable_names
 from taming.transformer import GPT, GPTConfig
+from taming.transformer.orders import FixedOrder, order_cells
 
 __all__ = ["PUBLISHED", "convert"]
 
@@ -31,6 +32,15 @@ LAYERS = {  # of a block
     "feed_forward_norm": ["ln2"],
     "feed_forward.expand": ["mlp.0"],
     "feed_forward.contract": ["mlp.2"],
+}
+PERMUTERS: dict[str, FixedOrder] = {
+    "Identity": "raster",
+    "SpiralOut": "spiral_out",
+    "SpiralIn": "spiral_in",
+    "ZCurve": "z_curve",
+    "Subsample": "subsample",
+    "AlternateParsing": "alternate_scan",
+    "Random": "fixed_random",
 }
 TRANSFORMER_DEFAULTS: dict[str, Any] = {"n_layer": 12, "n_head": 8, "n_embd": 256,
     "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0, "n_unmasked": 0}  # fmt: skip
@@ -101,17 +111,20 @@ def convert(content: Any, config: Mapping[str, Any], num_classes: int | None = N
             f"the config describes {target_of(model)}, but this source imports Net2NetTransformer."
         )
     arguments = _transformer_arguments(params["transformer_config"])
-    _drop_permuter(params, weights)
     first = _import_stage("first stage", params["first_stage_config"], weights, FIRST_STAGE)
     condition = _condition(params, arguments["vocab_size"], first, weights, num_classes)
-    gpt = _gpt(arguments, first.model.config["quantizer"]["codebook_size"], condition)
+    grid_size = _grid_size(first.model)
+    order = _take_order(params, weights, grid_size)
+    gpt = _gpt(
+        arguments, first.model.config["quantizer"]["codebook_size"], condition, order, grid_size
+    )
     _drop_masks(weights, arguments)
     transformer, notes = _transformer(weights, gpt, arguments["vocab_size"], condition.ids)
     parts = {"transformer": transformer, "tokenizer": first.model}
     if condition.stage is not None:
         parts["condition_tokenizer"] = condition.stage
     generator_config = {
-        "grid_size": list(_grid_size(first.model)),
+        "grid_size": list(grid_size),
         "conditioning": condition.conditioning.config(),
     }
     notes = [*weights.finish(), *notes, *first.notes, *condition.notes]
@@ -203,7 +216,13 @@ def _class_condition(
     return Condition(ClassLabel(num_classes), range(num_classes), notes=notes)
 
 
-def _gpt(arguments: Mapping[str, Any], codebook_size: int, condition: Condition) -> GPT:
+def _gpt(
+    arguments: Mapping[str, Any],
+    codebook_size: int,
+    condition: Condition,
+    order: FixedOrder,
+    grid_size: tuple[int, int],
+) -> GPT:
     """Returns the GPT on the meta device."""
     vocab_size, num_unmasked = arguments["vocab_size"], arguments["n_unmasked"]
     prefix_length = condition.conditioning.prefix_length
@@ -225,6 +244,8 @@ def _gpt(arguments: Mapping[str, Any], codebook_size: int, condition: Condition)
                 prefix_length=prefix_length,
                 bidirectional_prefix=num_unmasked > 0,
                 context_length=arguments["block_size"],
+                order=order,
+                grid_size=None if order == "raster" else grid_size,
                 num_layers=arguments["n_layer"],
                 num_heads=arguments["n_head"],
                 embed_dim=arguments["n_embd"],
@@ -264,18 +285,30 @@ def _transformer(
     return weights.fill(gpt, names, computed), notes
 
 
-def _drop_permuter(params: Mapping[str, Any], weights: ForeignWeights) -> None:
-    """Drops the permuter of an identity order, and refuses any other."""
-    order = weights.peek("permuter.forward_shuffle_idx")
-    target = target_of(params.get("permuter_config"))
-    if (order is None and target not in ("", "Identity")) or (
-        order is not None and not torch.equal(order, torch.arange(len(order)))
+def _take_order(
+    params: Mapping[str, Any], weights: ForeignWeights, grid_size: tuple[int, int]
+) -> FixedOrder:
+    """Returns the order of the permuter, and drops its tables, which must be equal to ours.
+
+    The condition is not permuted, there as here.
+    """
+    permuter = target_of(params.get("permuter_config")) or "Identity"
+    table = weights.peek("permuter.forward_shuffle_idx")
+    if permuter == "Identity" and table is not None:  # a config without a permuter
+        tables = {order: order_cells(order, grid_size) for order in PERMUTERS.values()}
+        orders = [order for order, cells in tables.items() if torch.equal(table, cells)]
+    else:
+        orders = [PERMUTERS[permuter]] if permuter in PERMUTERS else []
+    if not orders or (
+        table is not None and not torch.equal(table, order_cells(orders[0], grid_size))
     ):
         raise UserError(
-            f"the model generates codes in the order of the permuter {printable_name(target)}. "
-            "Only row-by-row order can be imported."
+            f"the model generates codes in the order of the permuter {printable_name(permuter)}, "
+            f"which is not supported for {grid_size[0]} × {grid_size[1]} codes. Supported are "
+            f"{', '.join(PERMUTERS)}."
         )
-    weights.drop("permuter.", "the order is row by row")
+    weights.drop("permuter.", f"the order is {orders[0]}")
+    return orders[0]
 
 
 def _drop_masks(weights: ForeignWeights, arguments: Mapping[str, Any]) -> None:

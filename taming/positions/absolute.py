@@ -59,7 +59,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", scale * sinusoidal_encoding(length, dim), persistent=False)
 
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """Adds to `(b n dim)` at positions `(n,)` int64; see `length`."""
+        """Adds to `(b n dim)` at positions `(n,)` or `(b n)` int64; see `length`."""
         if positions.device.type == "cpu" and not torch.compiler.is_compiling():
             end = int(positions.max()) + 1
             if end > len(self.table):
@@ -80,7 +80,7 @@ class LearnedPositions(nn.Module):
         self.embedding = nn.Embedding(max_length, dim)
 
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """Adds to `(b n dim)` at positions `(n,)` int64 less than `max_length`."""
+        """Adds to `(b n dim)` at positions `(n,)` or `(b n)` int64 less than `max_length`."""
         return embeddings + self.embedding(positions)  # (b n dim)
 
 
@@ -130,5 +130,5 @@ class SinusoidalPositions2D(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, embeddings: Tensor, positions: Tensor) -> Tensor:
-        """Adds to `(b n dim)` at positions `(n,)` int64 less than L."""
+        """Adds to `(b n dim)` at positions `(n,)` or `(b n)` int64 less than L."""
         return embeddings + self.table[positions].to(embeddings.dtype)  # (b n dim)

@@ -58,13 +58,17 @@ class RotaryPositions2D(nn.Module):
         self.register_buffer("table", table.view(torch.int32), persistent=False)
 
     def rotation(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
-        """Returns the function that rotates queries or keys at positions `(n,)` int64, less than L.
+        """Returns the function that rotates queries or keys at positions less than L.
 
         All layers can share it. It maps `(b heads n head_dim)` to the same shape and dtype. In half
         precision its error is about two roundings. Computing in float32 would save one of them and
         double the memory traffic.
+
+        Args:
+            positions: `(n,)` int64, or `(b n)` for each sequence.
         """
-        return partial(_rotate, table=self.table[positions].view(torch.float32))
+        table = self.table[positions].view(torch.float32)  # (n pairs 2) or (b n pairs 2)
+        return partial(_rotate, table=table if positions.ndim == 1 else table[:, None])
 
 
 def _rotate(x: Tensor, table: Tensor) -> Tensor:

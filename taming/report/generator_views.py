@@ -67,11 +67,15 @@ def samples_by_class(subject: Subject, samples: Images) -> Iterator[Part]:
 
 def attention(subject: Subject, images: Images) -> Iterator[Part]:
     """Shows where each layer and head looks when it predicts some of the tokens."""
-    generator, tokens = _generator(subject), to_tokens(encoded(subject, images.images))
+    generator = _generator(subject)
+    tokens = generator.to_tokens(encoded(subject, images.images))
     height, width = generator.grid_size
     centres = {row * width + width // 2 for row in (height // 3, 2 * height // 3)}
     positions = sorted({*centres, height * width - 1})
-    maps = attention_maps(generator, tokens, subject.condition(images), positions).cpu()
+    cells = generator.to_tokens(torch.arange(height * width).view(1, height, width))[0]
+    queries = [int((cells == position).nonzero()) for position in positions]  # in the sequence
+    maps = attention_maps(generator, tokens, subject.condition(images), queries).cpu()
+    maps = generator.to_indices(maps.movedim(-1, 1)).flatten(1, 2).movedim(1, -1)  # by cell
     pixels = subject.pixels(images.images)
     layers = evenly_spaced(maps.shape[1], MAX_LAYERS)
     heads = evenly_spaced(maps.shape[2], MAX_HEADS)
@@ -183,13 +187,13 @@ def neighbours(subject: Subject, samples: Images) -> Iterator[Part]:
 
 
 def _bits(subject: Subject, images: Images) -> Tensor:
-    """Returns the surprise `(b n)` of the images' tokens, on the CPU."""
+    """Returns the surprise `(b n)` of the images' cells in raster order, on the CPU."""
     generator, bits = _generator(subject), []
-    tokens = to_tokens(encoded(subject, images.images))
+    tokens = generator.to_tokens(encoded(subject, images.images))
     for indices in torch.arange(len(tokens)).split(BATCH_SIZE):
         condition = subject.condition(images.select(indices))
         bits.append(token_surprise(generator, tokens[indices], condition).cpu())
-    return torch.cat(bits)
+    return to_tokens(generator.to_indices(torch.cat(bits)))
 
 
 def _compared(images: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from taming.generation import ImageGenerator, SamplingOptions
 from taming.pictures import palette_of, pixel_grid, to_uint8
+from taming.transformer.orders import to_indices
 
-__all__ = ["Drawing", "draw_rows", "num_columns", "to_picture", "together"]
+__all__ = ["Drawing", "draw_rows", "is_finished", "num_columns", "to_picture", "together"]
 
 UNDRAWN = 200  # grey
 
@@ -21,8 +22,8 @@ UNDRAWN = 200  # grey
 class Drawing:
     """Images, complete or not, on the CPU."""
 
-    tokens: Tensor  # (b n) int64, whole rows
-    pixels: np.ndarray  # uint8 (b H W 3), with missing rows in grey
+    tokens: Tensor  # (b n) int64, whole rows; -1 for tokens still to draw
+    pixels: np.ndarray  # uint8 (b H W 3), with missing codes in grey
     condition: Tensor | None = None  # see `draw_rows`
 
     def one(self, number: int) -> "Drawing":
@@ -51,7 +52,7 @@ def draw_rows(
     for tokens in generator.sample_rows(num_images, condition, given_tokens, options=options):
         middle = perf_counter()
         sampling_time += middle - start
-        if decoding_time <= sampling_time or tokens.shape[1] == generator.num_tokens:
+        if decoding_time <= sampling_time or is_finished(tokens, generator.num_tokens):
             yield _decode(generator, tokens, condition)
         start = perf_counter()
         decoding_time += start - middle
@@ -59,12 +60,20 @@ def draw_rows(
 
 def _decode(generator: ImageGenerator, tokens: Tensor, condition: Tensor | None) -> Drawing:
     height, width = generator.grid_size
-    num_rows = tokens.shape[1] // width
-    images = generator.decode(tokens, (num_rows, width))
+    num_rows, factor = tokens.shape[1] // width, generator.require_tokenizer().downsample_factor
+    images = generator.decode(tokens.clamp(min=0), (num_rows, width))
     pixels = to_uint8(images, palette_of(generator.tokenizer))
-    missing = (height - num_rows) * generator.require_tokenizer().downsample_factor
+    missing = (height - num_rows) * factor
     below = (0, 0), (0, missing), (0, 0), (0, 0)
-    return Drawing(tokens.cpu(), np.pad(pixels, below, constant_values=UNDRAWN), condition)
+    pixels = np.pad(pixels, below, constant_values=UNDRAWN)
+    undrawn = (to_indices(tokens, (num_rows, width)) < 0).cpu().numpy()  # (b rows columns)
+    pixels[:, : num_rows * factor][undrawn.repeat(factor, 1).repeat(factor, 2)] = UNDRAWN
+    return Drawing(tokens.cpu(), pixels, condition)
+
+
+def is_finished(tokens: Tensor, num_tokens: int) -> bool:
+    """Whether these are all tokens of images."""
+    return tokens.shape[1] == num_tokens and int(tokens.min()) >= 0
 
 
 def together(*drawings: Iterable[Drawing]) -> Iterator[tuple[Drawing, ...]]:

@@ -13,7 +13,7 @@ from taming.pictures import to_uint8
 from taming.runtime.errors import UserError
 from taming.studio.components import in_range, show_picture, show_pictures, upload_picture
 from taming.studio.controls import ConditionControls, SamplingControls
-from taming.studio.drawing import Drawing, draw_rows, num_columns
+from taming.studio.drawing import Drawing, draw_rows, is_finished, num_columns
 from taming.studio.events import errors_in_page, on_device, reveal
 from taming.studio.maps import (
     attention_picture,
@@ -162,7 +162,7 @@ class LookPage:
         """Makes a click on an image of a grid open the image here."""
 
         def open_image(event: gr.SelectData, picture: Image.Image, images: Drawing | None) -> Any:
-            if images is None or images.tokens.shape[1] < self._num_tokens:
+            if images is None or not is_finished(images.tokens, self._num_tokens):
                 raise UserError("this image is not finished: wait until it is.")
             count = len(images.tokens)
             across = num_columns(count)

@@ -12,6 +12,7 @@ from torch import Tensor
 from taming.data.dataset import naming
 from taming.generation import ImageGenerator, SamplingDtype, SamplingOptions, load_model
 from taming.pictures import palette_of
+from taming.runtime.errors import UserError
 from taming.studio.uploads import to_images
 from taming.tokenizer import VQGAN
 
@@ -34,6 +35,11 @@ class StudioModel:
         tokenizer, generator = load_model(path)
         with naming(str(path)):
             tokenizer.require_pictures(or_label_maps=True)
+        if generator is not None and generator.transformer.config.order not in ("raster", "any"):
+            raise UserError(
+                f"{path} draws codes in {generator.transformer.config.order} order. The studio "
+                "shows models of raster order and of any order. Use sample.py for this model."
+            )
         (generator or tokenizer).to(device)
         if generator is not None:
             generator.prepare_sampling(SamplingOptions(), dtype, num_images=1)

@@ -14,6 +14,7 @@ from taming.training.health import HealthWatch, OverfittingWatch
 from taming.training.metrics_file import MetricsFile
 from taming.training.module import TrainingModule
 from taming.training.optimizer import OptimizerConfig
+from taming.training.orders import Annealing, TrainingOrder, model_order
 from taming.training.progress import StepProgress
 from taming.training.run import TrainingResult, check_links, check_resume, finished_steps, train
 from taming.training.stopping import Clock, EndAfterStep
@@ -23,10 +24,11 @@ from taming.training.transformer import TransformerTraining, build_conditioning
 from taming.training.vqgan import VQGANTraining
 
 __all__ = [
-    "Adversary", "Clock", "EndAfterStep", "HealthWatch", "IntervalCheckpoint", "LastCheckpoint",
-    "MetricsFile", "OptimizerConfig", "OverfittingWatch", "ReconstructionGrids", "SampleGrids",
-    "SavingShare", "StepProgress", "TrainingModule", "TrainingResult", "TransformerTraining",
-    "VQGANTraining", "WarmEMA", "WholeFileCheckpointIO", "average_weights", "build_conditioning",
+    "Adversary", "Annealing", "Clock", "EndAfterStep", "HealthWatch", "IntervalCheckpoint",
+    "LastCheckpoint", "MetricsFile", "OptimizerConfig", "OverfittingWatch", "ReconstructionGrids",
+    "SampleGrids", "SavingShare", "StepProgress", "TrainingModule", "TrainingOrder",
+    "TrainingResult", "TransformerTraining", "VQGANTraining",
+    "WarmEMA", "WholeFileCheckpointIO", "average_weights", "build_conditioning",
     "check_links", "check_resume", "data_parallel", "finetuned_adversary", "finetuned_vqgan",
-    "finished_steps", "train", "wandb_logger",
+    "finished_steps", "model_order", "train", "wandb_logger",
 ]  # fmt: skip

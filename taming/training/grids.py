@@ -16,7 +16,6 @@ from taming.generation import ImageGenerator
 from taming.pictures import palette_of, pixel_grid, side_by_side, to_uint8
 from taming.training.transformer import TransformerTraining
 from taming.training.vqgan import VQGANTraining
-from taming.transformer.orders import to_tokens
 
 __all__ = ["ReconstructionGrids", "SampleGrids"]
 
@@ -104,7 +103,7 @@ class SampleGrids(_Grids):
         """Returns each condition with its sample and the real image."""
         encoder = generator.require_condition_tokenizer()
         codes = batch["condition_indices"][: self.num_images]
-        images = generator.decode(to_tokens(batch["indices"][: self.num_images]))
+        images = generator.decode(generator.to_tokens(batch["indices"][: self.num_images]))
         samples = generator.sample(len(codes), codes, seed=0)
         image_palette = palette_of(generator.tokenizer)
         columns = [to_uint8(samples, image_palette), to_uint8(images, image_palette)]

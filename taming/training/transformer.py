@@ -18,6 +18,13 @@ from taming.serialization import SavedModel
 from taming.tokenizer import VQGAN, CellClasses, Tokenizer
 from taming.training.module import Switch, TrainedNetwork, TrainingModule, submodule_state
 from taming.training.optimizer import OptimizerConfig
+from taming.training.orders import (
+    ALWAYS_RANDOM,
+    Annealing,
+    TrainingOrder,
+    model_order,
+    validation_orders,
+)
 from taming.transformer.orders import to_tokens
 
 __all__ = ["TransformerTraining", "build_conditioning", "find_condition_tokenizer"]
@@ -33,6 +40,9 @@ class TransformerTraining(TrainingModule):
         optimizer: settings of the transformer's optimizer.
         pkeep: probability of keeping each input token. Random tokens replace the others, as if
             sampling had made mistakes there (the code of Esser et al. 2021).
+        order: the order of the tokens. `"random"` and `"annealed"` need a transformer of any order;
+            each image then trains in an order of its own.
+        annealing: how `"annealed"` turns into raster order; None: the default of `Annealing`.
         compile: whether to compile the transformer with `torch.compile`, which starts more slowly
             and then trains faster. `choose_execution` replaces `"auto"`.
         checkpointing: whether to recompute the transformer's activations in the backward pass,
@@ -47,6 +57,8 @@ class TransformerTraining(TrainingModule):
         *,
         optimizer: OptimizerConfig,
         pkeep: Annotated[float, Gt(0), Le(1)] = 1.0,
+        order: TrainingOrder = "raster",
+        annealing: Annealing | None = None,
         compile: Switch = False,
         checkpointing: bool = False,
     ) -> None:
@@ -59,11 +71,16 @@ class TransformerTraining(TrainingModule):
         self._generator = [generator]  # in a list, because its parts are registered above
         self.optimizer = optimizer
         self.pkeep = pkeep
+        assert model_order(order) == self.transformer.config.order, "the model has another order"
+        self.annealing = ALWAYS_RANDOM if order == "random" else annealing or Annealing()
         self.transformer.checkpointing = checkpointing
         self._token_losses = self.transformer.token_losses
         self.compiled = compile
         self.likelihood = TokenLikelihood()
-        metrics = ("val/loss", "val/bits_per_token", "val/perplexity", "val/gap")
+        self.random_likelihood = TokenLikelihood()
+        metrics = ["val/loss", "val/bits_per_token", "val/perplexity", "val/gap"]
+        if self.generator.any_order:
+            metrics.append("val/random_bits_per_token")
         self.val_modes = dict.fromkeys(metrics, "min")
 
     def compile_networks(self) -> None:
@@ -83,20 +100,37 @@ class TransformerTraining(TrainingModule):
         A batch has `indices` `(b h w)` and, if the condition needs them, `labels` `(b,)` or
         `condition_indices` `(b h' w')`.
         """
-        tokens, prompt = self._tokens_and_prompt(batch)  # (b n)
+        cells = self._training_cells(batch["indices"])  # (b n) in a model of any order
+        tokens, prompt = self._tokens_and_prompt(batch, cells)  # (b n)
         prompt, inputs = self.conditioning.drop(prompt), tokens
         if self.pkeep < 1:
             is_kept = torch.rand(tokens.shape, device=tokens.device) < self.pkeep  # (b n)
             random_tokens = torch.randint_like(tokens, high=self.transformer.config.codebook_size)
             inputs = torch.where(is_kept, tokens, random_tokens)
-        losses = self._token_losses(prompt.prefix, inputs, prompt.context, targets=tokens)  # (b n)
+        losses = self._token_losses(
+            prompt.prefix, inputs, prompt.context, cells=cells, targets=tokens
+        )  # (b n)
         loss = losses.mean()
         self.remember({"loss": loss})
         return {"loss": loss}
 
-    def _tokens_and_prompt(self, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, Prompt]:
+    def _training_cells(self, indices: torch.Tensor) -> torch.Tensor | None:
+        """Draws an order for each image, `(b n)`; None if the model has a fixed order."""
+        if not self.generator.any_order:
+            return None
+        batch_size, num_tokens = len(indices), self.generator.num_tokens
+        share = self.annealing.share(self.global_step / self.trainer.max_steps)
+        random_orders = torch.rand(batch_size, num_tokens, device=indices.device).argsort(dim=1)
+        is_random = torch.rand(batch_size, 1, device=indices.device) < share
+        raster = torch.arange(num_tokens, device=indices.device)
+        return torch.where(is_random, random_orders, raster)
+
+    def _tokens_and_prompt(
+        self, batch: dict[str, torch.Tensor], cells: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Prompt]:
         """Returns the tokens `(b n)` of a batch, and the prompt for the condition in it."""
-        tokens, condition = to_tokens(batch["indices"]), None
+        indices, condition = batch["indices"], None
+        tokens = self.generator.to_tokens(indices) if cells is None else to_tokens(indices, cells)
         if self.conditioning.takes_images:
             condition = to_tokens(batch["condition_indices"])  # (b p)
         elif self.conditioning.num_classes is not None:
@@ -106,16 +140,31 @@ class TransformerTraining(TrainingModule):
     # --- validation -----------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        # a new one, because Lightning's FSDP has converted the sums of the first to float32
+        # new ones, because Lightning's FSDP has converted the sums of the first to float32
         self.likelihood = TokenLikelihood().to(self.device)
+        self.random_likelihood = TokenLikelihood().to(self.device)
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         tokens, prompt = self._tokens_and_prompt(batch)
         self.likelihood.update(self.transformer.token_losses(prompt.prefix, tokens, prompt.context))
+        if self.generator.any_order:
+            cells = validation_orders(tokens)
+            losses = self.transformer.token_losses(
+                prompt.prefix, tokens.gather(1, cells), prompt.context, cells=cells
+            )
+            self.random_likelihood.update(losses)
 
     def on_validation_epoch_end(self) -> None:
+        """Logs the numbers of raster order or the model's fixed order, and of random orders.
+
+        `val/loss` mixes the two as the training does at its end.
+        """
         metrics = {name: float(value) for name, value in self.likelihood.compute().items()}
         loss = metrics.pop("nats_per_token")
+        if self.generator.any_order:
+            random = self.random_likelihood.compute()
+            metrics["random_bits_per_token"] = float(random["bits_per_token"])
+            loss += self.annealing.final_share * (float(random["nats_per_token"]) - loss)
         self.log_validation({"loss": loss, **metrics, "gap": loss - self.recent_mean("loss")})
 
     # --- checkpoints ----------------------------------------------------------------------------

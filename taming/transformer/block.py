@@ -102,7 +102,7 @@ class TransformerBlock(nn.Module):
         *,
         mask: Tensor | None = None,
         update_cache: CacheUpdate | None = None,
-        rotate: Rotation | None = None,
+        rotations: tuple[Rotation | None, Rotation | None] = (None, None),
     ) -> Tensor:
         """Maps `(b n d)` to `(b n d)`.
 
@@ -111,21 +111,22 @@ class TransformerBlock(nn.Module):
             context: the context's keys and values `(b heads c d_k)`, which every token attends to.
             mask: boolean `(n n_k)`, instead of the causal mask.
             update_cache: see `MultiHeadAttention.forward`.
-            rotate: rotates queries and keys by their positions.
+            rotations: rotate queries, and keys, by their positions.
         """
+        rotate_queries, rotate_keys = rotations
         attended = self.attention(
             self.attention_norm(x),
             mask=mask,
             causal=mask is None,
             update_cache=update_cache,
-            rotate_queries=rotate,
-            rotate_keys=rotate,
+            rotate_queries=rotate_queries,
+            rotate_keys=rotate_keys,
         )  # (b n d)
         x = x + self.dropout(attended)
         if self.context_attention is not None:
             assert context is not None
             attended = self.context_attention.attend(
-                self.context_norm(x), *context, rotate_queries=rotate
+                self.context_norm(x), *context, rotate_queries=rotate_queries
             )  # (b n d)
             x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))

@@ -6,6 +6,8 @@ from annotated_types import Ge, Lt
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from taming.transformer.orders import FixedOrder
+
 __all__ = ["GPTConfig"]
 
 Count = Annotated[int, Ge(1)]
@@ -28,7 +30,11 @@ class GPTConfig:
     embed_dim: Count  # width d
     # sinusoidal, learned: by position in the sequence; sinusoidal_2d, rotary_2d: by row and column
     positions: Literal["sinusoidal", "learned", "sinusoidal_2d", "rotary_2d"] = "sinusoidal"
-    grid_size: tuple[int, int] | None = None  # (height, width) of the code grid, for *_2d
+    # the order of the tokens; any: each image may have its own, because each input of the model
+    # says which cell it is and which cell to predict next, see `AnyOrderPositions`
+    order: FixedOrder | Literal["any"] = "raster"
+    # (height, width) of the code grid, for *_2d and for orders other than raster
+    grid_size: tuple[int, int] | None = None
     prefix_length: int = 1  # ids in front of the tokens
     # (height, width) of a prefix that is an image: its cells get the coordinates of the image's
     # cells under them; other prefixes have no row and column

@@ -1,7 +1,8 @@
 """GPT: a decoder-only transformer that predicts each codebook token from the previous ones.
 
 Esser et al. 2021, section 3.2: p(s) = ∏ᵢ p(sᵢ | s₀ … sᵢ₋₁, c). The condition c is a prefix of the
-sequence, or a context that every layer attends to.
+sequence, or a context that every layer attends to. The tokens come in a fixed order, or in a
+model of any order, each image in its own.
 """
 
 import math
@@ -26,12 +27,14 @@ from taming.serialization import PretrainedModel, SavedModel
 from taming.transformer.block import TransformerBlock, build_norm
 from taming.transformer.config import GPTConfig
 from taming.transformer.loss import token_losses
-from taming.transformer.orders import to_tokens
+from taming.transformer.orders import FixedOrder, order_cells, to_tokens
+from taming.transformer.target_positions import TargetPositions
 
 __all__ = ["GPT"]
 
 SINUSOID_SCALE = 0.05
 Positions = SinusoidalPositions | LearnedPositions | SinusoidalPositions2D | RotaryPositions2D
+Rotations = tuple[Rotation | None, Rotation | None]  # of queries, of keys
 Contexts = Sequence[tuple[Tensor, Tensor] | None]  # each layer's keys and values of the context
 
 
@@ -61,6 +64,10 @@ class GPT(PretrainedModel):
         self.prefix_embedding = nn.Embedding(config.num_prefix_ids, config.embed_dim)
         self.token_embedding = nn.Embedding(config.codebook_size, config.embed_dim)
         self.positions = build_positions(config)
+        self.targets: TargetPositions | None = None
+        if config.order == "any":
+            assert config.grid_size is not None
+            self.targets = TargetPositions(config.grid_size, config.embed_dim, scale=SINUSOID_SCALE)
         self.context_positions: SinusoidalPositions2D | RotaryPositions2D
         if config.num_context_ids > 0:
             self.context_embedding = nn.Embedding(config.num_context_ids, config.embed_dim)
@@ -107,6 +114,8 @@ class GPT(PretrainedModel):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
+        if self.targets is not None:
+            self.targets.init_weights()
 
     def forward(self, prefix: Tensor, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Returns the logits `(b p+n codebook_size)` of what follows each token; see `features`."""
@@ -118,6 +127,7 @@ class GPT(PretrainedModel):
         tokens: Tensor,
         context: Tensor | None = None,
         *,
+        cells: Tensor | None = None,
         cache: CacheView | None = None,
     ) -> Tensor:
         """Returns the features before the head.
@@ -127,37 +137,83 @@ class GPT(PretrainedModel):
             tokens: `(b n)` int64 image tokens; n may be 0.
             context: `(b c)` int64 context ids, for a model that attends to a context; None where
                 the cache has its keys and values.
+            cells: for a model of any order, `(b n+k)` or `(1 n+k)` int64 numbers of cells: those of
+                the tokens, and then the k cells to predict next, k at least 1. The last k features
+                predict these, independently of each other. None: raster order.
             cache: the positions of prefix and tokens, and keys and values of earlier positions.
                 None: the positions are 0, 1, 2, ….
 
         Returns:
-            `(b p+n d)`.
+            `(b p+n d)`; for k cells to predict `(b p+n+k-1 d)`.
         """
         num_prefix = 0 if prefix is None else prefix.shape[1]
         length = num_prefix + tokens.shape[1]
         assert length <= self.config.context_length, "longer than the context"
-        if cache is None:
-            positions, mask = torch.arange(length, device=tokens.device), None  # (p+n)
-        else:
-            positions, mask = cache.positions, cache.mask
+        mask = None if cache is None else cache.mask
         if self.config.bidirectional_prefix and num_prefix > 1:
-            mask = prefix_causal_mask(length, num_prefix, device=tokens.device)
+            # the last id also says which cell to predict, which the others must not depend on
+            num_both_ways = num_prefix if self.targets is None else num_prefix - 1
+            mask = prefix_causal_mask(length, num_both_ways, device=tokens.device, mask=mask)
         x = self.token_embedding(tokens)  # (b n d)
         if prefix is not None:
             x = torch.cat([self.prefix_embedding(prefix), x], dim=1)  # (b p+n d)
-        x, rotate = apply_positions(x, self.positions, positions)
+        if self.targets is None:
+            positions = torch.arange(length, device=x.device) if cache is None else cache.positions
+            x, rotate = apply_positions(x, self.positions, positions)
+            rotations: Rotations = rotate, rotate
+        else:
+            x, rotations = self._apply_cells(x, num_prefix, cells)
         x = self.embedding_dropout(x)
         contexts = self._contexts(context, cache)
         for layer, block in enumerate(self.blocks):
             update = None if cache is None else partial(cache.update, layer)
-            run = partial(block, mask=mask, update_cache=update, rotate=rotate)
+            run = partial(block, mask=mask, update_cache=update, rotations=rotations)
             if self.checkpointing and self.training:
                 x = checkpoint(run, x, contexts[layer], use_reentrant=False)
             else:
                 x = run(x, contexts[layer])  # (b p+n d)
         return self.norm(x)
 
-    def token_logits(self, prefix: Tensor, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+    def _apply_cells(
+        self, x: Tensor, num_prefix: int, cells: Tensor | None
+    ) -> tuple[Tensor, Rotations]:
+        """Adds to each input its own cell and the cell to predict, see `features`.
+
+        The last input is repeated for each further cell to predict. With rotary positions, keys
+        rotate by their own cell and queries by the cell to predict, so a score depends on the
+        distance between the two.
+        """
+        assert self.targets is not None
+        num_tokens = x.shape[1] - num_prefix
+        if cells is None:
+            cells = torch.arange(num_tokens + 1, device=x.device)[None]
+        num_copies = cells.shape[1] - num_tokens - 1
+        first = self.config.prefix_length  # position of cell 0
+        own = first + cells[:, :num_tokens]  # (b n)
+        targets = cells[:, 1:]  # (b n+k-1)
+        if num_prefix:
+            prefix = torch.arange(num_prefix, device=x.device).expand(len(cells), -1)  # (b p)
+            own = torch.cat([prefix, own], dim=1)  # (b p+n)
+            nothing = torch.full_like(prefix[:, 1:], self.targets.no_target)
+            targets = torch.cat([nothing, cells], dim=1)  # (b p+n+k-1)
+        if num_copies:
+            x = torch.cat([x, x[:, -1:].expand(-1, num_copies, -1)], dim=1)  # (b p+n+k-1 d)
+            own = torch.cat([own, own[:, -1:].expand(-1, num_copies)], dim=1)
+        x, rotate_keys = apply_positions(x, self.positions, own)
+        rotate_queries = rotate_keys
+        if isinstance(self.positions, RotaryPositions2D):
+            has_target = targets < self.targets.no_target
+            rotate_queries = self.positions.rotation(torch.where(has_target, first + targets, own))
+        return self.targets(x, targets), (rotate_queries, rotate_keys)
+
+    def token_logits(
+        self,
+        prefix: Tensor,
+        tokens: Tensor,
+        context: Tensor | None = None,
+        *,
+        cells: Tensor | None = None,
+    ) -> Tensor:
         """Returns logits aligned with the tokens: `logits[:, i]` predicts `tokens[:, i]`.
 
         The last token is only predicted and never an input. Prefix and tokens together may
@@ -167,11 +223,13 @@ class GPT(PretrainedModel):
             prefix: `(b p)`, p at least 1: its last id predicts the first token.
             tokens: `(b n)`.
             context: `(b c)`, for a model that attends to a context.
+            cells: for a model of any order, the cells of the tokens, `(b n)` or `(1 n)` int64;
+                None: raster order.
 
         Returns:
             `(b n codebook_size)`.
         """
-        return self.head(self._features_before(prefix, tokens, context))
+        return self.head(self._features_before(prefix, tokens, context, cells))
 
     def token_losses(
         self,
@@ -179,6 +237,7 @@ class GPT(PretrainedModel):
         tokens: Tensor,
         context: Tensor | None = None,
         *,
+        cells: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Tensor:
         """Returns −log p of each token in nats, `(b n)`, without storing all logits at once.
@@ -186,15 +245,17 @@ class GPT(PretrainedModel):
         Takes the arguments of `token_logits`, and `targets` `(b n)` to predict tokens
         other than the input.
         """
-        features = self._features_before(prefix, tokens, context)
+        features = self._features_before(prefix, tokens, context, cells)
         targets = tokens if targets is None else targets
         return token_losses(self.head, features, targets, self.config.codebook_size)
 
-    def _features_before(self, prefix: Tensor, tokens: Tensor, context: Tensor | None) -> Tensor:
+    def _features_before(
+        self, prefix: Tensor, tokens: Tensor, context: Tensor | None, cells: Tensor | None
+    ) -> Tensor:
         """Returns the features `(b n d)` that predict each token."""
         num_prefix = prefix.shape[1]
         assert num_prefix > 0, "the first token has nothing to be predicted from"
-        features = self.features(prefix, tokens[:, :-1], context)  # (b p+n-1 d)
+        features = self.features(prefix, tokens[:, :-1], context, cells=cells)  # (b p+n-1 d)
         return features[:, num_prefix - 1 : num_prefix - 1 + tokens.shape[1]]
 
     def _contexts(self, context: Tensor | None, cache: CacheView | None) -> Contexts:
@@ -217,7 +278,10 @@ class GPT(PretrainedModel):
 
     def to_saved(self) -> SavedModel:
         """Returns the model as plain data; the tensors share memory with the model."""
-        return SavedModel(self.kind, asdict(self.config), dict(self.state_dict()))
+        config = asdict(self.config)
+        if config["order"] == "raster":
+            del config["order"]  # so that earlier versions read the file
+        return SavedModel(self.kind, config, dict(self.state_dict()))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -226,13 +290,17 @@ class GPT(PretrainedModel):
 
 
 def build_positions(config: GPTConfig) -> Positions:
-    """Builds the positions of prefix and tokens."""
+    """Builds the positions of prefix and tokens, or in a model of any order of prefix and cells."""
+    length = config.context_length
+    if config.order == "any":
+        length += 1  # any cell may be an input, the last one too
     if config.positions == "sinusoidal":
-        return SinusoidalPositions(config.embed_dim, config.context_length, scale=SINUSOID_SCALE)
+        return SinusoidalPositions(config.embed_dim, length, scale=SINUSOID_SCALE)
     if config.positions == "learned":
-        return LearnedPositions(config.context_length, config.embed_dim)
+        return LearnedPositions(length, config.embed_dim)
     assert config.grid_size is not None
-    coordinates = sequence_coordinates(config.grid_size)  # (n 2)
+    order: FixedOrder = "raster" if config.order == "any" else config.order
+    coordinates = sequence_coordinates(config.grid_size)[order_cells(order, config.grid_size)]
     if config.prefix_grid_size is None:
         prefix = coordinates.new_full((config.prefix_length, 2), math.nan)  # (p 2)
     else:

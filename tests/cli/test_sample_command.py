@@ -55,12 +55,13 @@ def test_every_setting_reaches_the_generator(
         "temperature=0.9", "top_k=4", "top_p=0.8", "greedy=true", "seed=7", "compile=true",
         "guidance_scale=2.5", "guidance_schedule=linear", "guidance_power=1.5",
         "guidance_interval=[0.25,0.75]", "grid_size=[4,3]", "stride=2", "batch_size=3",
+        "order=random", "num_steps=2",
     )  # fmt: skip
     samples(run, "checkpoint=of_classes", "num_images=3", *overrides)
     options = SamplingOptions(
         temperature=0.9, top_k=4, top_p=0.8, greedy=True, seed=7, compile=True,
         guidance=Guidance(2.5, "linear", 1.5, (0.25, 0.75)), grid_size=(4, 3), stride=2,
-        batch_size=3,
+        batch_size=3, order="random", num_steps=2,
     )  # fmt: skip
     fields = {name for name in vars(options) if name not in ("guidance",)}
     assert all(getattr(options, name) != getattr(SamplingOptions(), name) for name in fields)
@@ -69,6 +70,48 @@ def test_every_setting_reaches_the_generator(
     }  # fmt: skip
     samples(run, "checkpoint=of_classes", "grid_size=4", "num_images=1", "classes=dogs")
     assert (calls["options"].grid_size, calls["condition"]) == ((4, 4), [1])
+
+
+def test_regions_masks_and_growth(run: Run, tmp_path: Path) -> None:
+    """What is not painted stays, pixel for pixel, away from the seam."""
+    conditioning = ClassLabel(2, dropout=0.1, class_names=["cats", "dogs"])
+    model = tiny_generator(conditioning, (6, 6), order="any")
+    model.save_pretrained(tmp_path / "any")
+    write_images(tmp_path / "photos" / "cats", 3, side=12)
+    pixels = np.full((12, 12), 0, np.uint8)
+    pixels[8:, 8:] = 255
+    (tmp_path / "masks").mkdir()
+    files = sorted((tmp_path / "photos" / "cats").iterdir())
+    for number, file in enumerate(files):
+        mask = np.full_like(pixels, 255) if number == 1 else pixels
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{file.stem}.png")
+    originals = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
+    settings = ("checkpoint=any", "complete.path=photos", "dtype=float32")
+    pictures, _ = samples(run, *settings, "complete.region=[8,8,12,12]")
+    interior = np.s_[:, :6, :6]
+    assert np.array_equal(pictures[interior], originals[interior])
+    assert not np.array_equal(pictures[:, 8:, 8:], originals[:, 8:, 8:])
+    decoded, _ = samples(
+        run, *settings, "complete.region=[8,8,12,12]", "complete.paste=false", "output_dir=raw"
+    )
+    with np.load("raw/samples.npz") as arrays:
+        decoded = arrays["arr_0"]
+    assert not np.array_equal(decoded[interior], originals[interior])
+    masked, _ = samples(run, *settings, "complete.mask=masks", "num_steps=4")
+    assert np.array_equal(masked[::2, :6, :6], originals[::2, :6, :6])
+    assert not np.array_equal(masked[1, :6, :6], originals[1, :6, :6])
+    grown, _ = samples(run, *settings, "complete.grow=[2,4,0,4]", "order=random")
+    assert grown.shape == (3, 14, 20, 3)
+    assert np.array_equal(grown[:, 4:, 6:14], originals[:, 2:, 2:10])
+    (tmp_path / "masks" / f"{files[0].stem}.png").unlink()
+    for overrides, message in (
+        (["complete.mask=masks"], f"no mask for {files[0].stem}"),
+        (["complete.region=[0,0,13,4]"], "within 12×12"),
+        (["complete.grow=[1,0,0,0]"], "multiples of 2"),
+        (["complete.grow=[2,0,0,0]", "complete.keep_rows=1"], "exclude each other"),
+    ):
+        fails(run("sample", "output_dir=other", "device=cpu", *settings, *overrides), message)
+        assert not Path("other").exists()
 
 
 @pytest.mark.parametrize(

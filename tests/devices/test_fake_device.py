@@ -174,13 +174,13 @@ def test_a_step_can_be_recorded_as_a_graph(conditioning: Conditioning, dtype: to
         choose = TokenChoice(uniforms, scales, range(4), top_k=3, top_p=0.9)
         prompt = conditioning.prompt(None, 4, DEVICE)
         steps = CompiledDecoder(transformer, choose, prompt, 4)
-        steps.prefill(prompt, torch.zeros(2, 0, dtype=torch.int64, device=DEVICE))
+        steps.prefill(prompt, torch.zeros(2, 0, dtype=torch.int64, device=DEVICE), 1)
         visible = torch.arange(5, device=DEVICE)
         latest = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)
         position = torch.ones(1, dtype=torch.int64, device=DEVICE)
         device.forget()
         tokens = steps.run(next_tokens, True, latest, position, visible)
-        assert tokens.shape == (2,) and everywhere_fake(tokens)
+        assert tokens.shape == (2, 1) and everywhere_fake(tokens)
         assert not device.reads and not device.uploads and not device.scalars
 
 

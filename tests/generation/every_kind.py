@@ -38,6 +38,13 @@ KINDS: dict[str, tuple[Conditioning, dict[str, Any]]] = {
     "context learned": (CONTEXT, {"positions": "learned", **MODERN}),
     "context sinusoidal_2d": (CONTEXT, {"positions": "sinusoidal_2d"}),
     "context rotary_2d": (CONTEXT, {"positions": "rotary_2d"}),
+    "unconditional any order": (Unconditional(), {"order": "any"}),
+    "class any order learned": (CLASS, {"order": "any", "positions": "learned"}),
+    "image any order sinusoidal_2d both ways": (
+        IMAGE,
+        {"order": "any", "positions": "sinusoidal_2d", **BOTH_WAYS},
+    ),
+    "context any order rotary_2d": (CONTEXT, {"order": "any", "positions": "rotary_2d"}),
 }
 
 

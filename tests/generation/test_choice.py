@@ -163,7 +163,7 @@ def test_a_choice_among_k_is_that_among_all_with_the_others_ruled_out(
         for number in torch.arange(50).split(1):
             everything = filtered(logits.float(), 0.8, top_k, top_p)
             expected = sample_by_inverse_cdf(everything, uniforms[:, int(number)])
-            assert torch.equal(choose(logits, number), expected)
+            assert torch.equal(choose(logits[:, None], number), expected[:, None])
 
 
 def test_behind_top_k_nothing_is_as_wide_as_the_codebook() -> None:
@@ -171,7 +171,7 @@ def test_behind_top_k_nothing_is_as_wide_as_the_codebook() -> None:
     logits, uniforms = torch.randn(2, 4096), random_numbers(0, range(2), 3)
     choose = TokenChoice(uniforms, top_k=50, top_p=0.9)
     with Widths() as widths:
-        choose(logits, torch.zeros(1, dtype=torch.int64))
+        choose(logits[:, None], torch.zeros(1, dtype=torch.int64))
     assert widths.wide_double == 0 and widths.wide <= 8  # top-k and its ties
 
 

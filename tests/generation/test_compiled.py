@@ -73,6 +73,8 @@ def replays(model: ImageGenerator) -> list[int]:
         "image sinusoidal_2d",
         "context learned",
         "context rotary_2d",
+        "class any order learned",
+        "context any order rotary_2d",
     ],
 )
 def test_a_graph_draws_every_batch_and_window(name: str, device: str) -> None:

@@ -33,8 +33,8 @@ def test_cached_decoding_equals_uncached(name: str) -> None:
     assert len(tokens.unique()) > 5  # or it would say little
     choose = TokenChoice(random_numbers(6, range(3), model.num_tokens))
     for place in range(model.num_tokens):
-        logits = model.logits(tokens[:, : place + 1], labels)[:, -1]  # without a cache
-        assert torch.equal(choose(logits, torch.tensor([place])), tokens[:, place])
+        logits = model.logits(tokens[:, : place + 1], labels)[:, -1:]  # without a cache
+        assert torch.equal(choose(logits, torch.tensor([place])), tokens[:, place : place + 1])
     greedy = model.sample_tokens(3, labels, greedy=True)
     assert torch.equal(model.logits(greedy, labels).argmax(-1), greedy)
 
@@ -164,7 +164,7 @@ def test_checkpointing_keeps_fewer_activations_and_changes_no_gradient(name: str
 
 @pytest.mark.parametrize(
     ("name", "stride"),
-    [(name, 2) for name in KINDS]
+    [(name, 2) for name in KINDS if "any order" not in name]
     + [(name, None) for name in ("class", "image rotary_2d", "context")],  # a cell, of a class 1
 )
 def test_every_token_of_a_larger_grid_is_drawn_within_its_window(

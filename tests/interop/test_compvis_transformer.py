@@ -13,10 +13,11 @@ from reference_check import check, compvis_content, on_meta, reference
 
 from taming.generation import ImageGenerator
 from taming.interop import SOURCES, Imported
+from taming.interop.compvis_transformer import PERMUTERS
 from taming.runtime.errors import UserError
 from taming.tokenizer import VQGAN
 from taming.transformer import GPT
-from taming.transformer.orders import to_indices
+from taming.transformer.orders import order_cells, to_indices
 
 convert = SOURCES["compvis_transformer"].convert
 Weights = dict[str, torch.Tensor]
@@ -188,17 +189,41 @@ def test_masks_and_unmasked_conditions(shared: Path) -> None:
     assert imported.model.parts["transformer"].config["bidirectional_prefix"] is False
 
 
-def test_another_order_of_the_codes_is_refused(shared: Path) -> None:
+TABLES = ("permuter.forward_shuffle_idx", "permuter.backward_shuffle_idx")
+
+
+@pytest.mark.parametrize("name", PERMUTERS)
+def test_each_permuter_becomes_an_order(shared: Path, name: str) -> None:
+    """The model is the same in another order: its logits do not change, its pictures do."""
     content, params = content_and_config(shared, "unconditional")
-    spiral = {"target": "taming.modules.transformer.permuter.SpiralOut", "params": {"H": 8, "W": 8}}
-    with pytest.raises(UserError, match="order of the permuter SpiralOut"):
-        convert(content, {**params, "permuter_config": spiral})
-    names = ("permuter.forward_shuffle_idx", "permuter.backward_shuffle_idx")
-    content["state_dict"] |= dict.fromkeys(names, torch.arange(64).flip(0))
-    with pytest.raises(UserError, match="Only row-by-row order"):
-        convert(content, params)
-    content["state_dict"] |= dict.fromkeys(names, torch.arange(64))
-    assert "dropped permuter.* (2): the order is row by row" in convert(content, params).notes
+    raster = ImageGenerator.from_saved(convert(content, params).model)
+    content, params = content_and_config(shared, "unconditional")
+    cells = order_cells(PERMUTERS[name], raster.grid_size)
+    content["state_dict"] |= dict(zip(TABLES, (cells, cells.argsort()), strict=True))
+    permuter = {"target": f"taming.modules.transformer.permuter.{name}", "params": {}}
+    imported = convert(content, {**params, "permuter_config": permuter})
+    assert f"dropped permuter.* (2): the order is {PERMUTERS[name]}" in imported.notes
+    model = ImageGenerator.from_saved(imported.model)
+    tokens = raster.sample_tokens(1, seed=0)
+    with torch.no_grad():
+        assert torch.equal(model.logits(tokens), raster.logits(tokens))
+    grid = model.to_indices(tokens)
+    assert torch.equal(grid.flatten(1)[:, cells], tokens)
+    assert model.tokenizer is not None
+    torch.testing.assert_close(model.decode(tokens), model.tokenizer.decode(grid).clamp(-1, 1))
+
+
+def test_an_order_that_is_not_known_is_refused(shared: Path) -> None:
+    content, params = content_and_config(shared, "unconditional")
+    hilbert = {"target": "my_permuters.Hilbert", "params": {}}
+    with pytest.raises(UserError, match="order of the permuter Hilbert, which is not supported"):
+        convert(content, {**params, "permuter_config": hilbert})
+    content["state_dict"] |= dict.fromkeys(TABLES, torch.arange(64).flip(0))
+    for config in (params, {**params, "permuter_config": {"target": "permuter.SpiralOut"}}):
+        with pytest.raises(
+            UserError, match=r"not supported for 8 × 8 codes\. Supported are Identity"
+        ):
+            convert(content, config)
 
 
 # (vocabulary, block, layers, width), parameters of their transformer, rows of our condition table

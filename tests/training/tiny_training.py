@@ -37,6 +37,7 @@ from taming.training import (
     WholeFileCheckpointIO,
     average_weights,
     check_resume,
+    model_order,
     train,
 )
 from taming.transformer import GPT, GPTConfig
@@ -174,6 +175,7 @@ def transformer_training(
         embed_dim=8,
         positions=positions,
         dropout=0.2,
+        order=model_order(changes.get("order", "raster")),
     )
     cells = CellClasses(4, 2, 16) if condition.takes_images else None
     generator = ImageGenerator(tiny_vqgan().eval(), GPT(config), condition, (8, 8), cells)
