@@ -52,7 +52,7 @@ def test_a_full_disk_only_loses_its_rows(
         if mode == "a":
             with really_open(self, mode) as half:
                 half.write("2,0.2")
-        if mode in "aw":
+        if mode in "awx":
             raise OSError(28, "No space left on device")
         return really_open(self, mode, **settings)
 
