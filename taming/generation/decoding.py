@@ -109,7 +109,7 @@ class Decoder:
 
         Args:
             prompt: as in the constructor.
-            tokens: `(b n)`, of which the first `num_known` are given.
+            tokens: `(b n)`. The first `num_known` are given.
             num_known: number of first tokens that all images know.
             ends: numbers of tokens after each step, ascending. Steps up to `num_known` are skipped.
             guided: from the first to the last guided token.

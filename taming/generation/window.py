@@ -122,8 +122,8 @@ def next_window(
 ) -> tuple[int, int] | None:
     """Returns the (row, column) of the window to fill next with a model of any order.
 
-    It is the first of those with the most known cells that are not full. So an image grows from
-    what it has.
+    Among the windows that are not full, it is the first one with the most known cells. An image
+    therefore grows from its known cells.
 
     Args:
         is_known: boolean `(b h w)`, the known cells of the grid of each image.

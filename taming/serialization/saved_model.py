@@ -117,7 +117,7 @@ def replace_model(model: SavedModel, directory: Path) -> Path:
 
 
 def _move(new: Path, target: Path) -> None:
-    """Moves a model's files over those of an earlier model, and removes parts that are gone."""
+    """Moves a model's files over an earlier model's files, and removes missing parts."""
     if target.is_symlink():  # a part that is elsewhere
         target.unlink()
     target.mkdir(exist_ok=True)

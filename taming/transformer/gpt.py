@@ -137,9 +137,9 @@ class GPT(PretrainedModel):
             tokens: `(b n)` int64 image tokens; n may be 0.
             context: `(b c)` int64 context ids, for a model that attends to a context; None where
                 the cache has its keys and values.
-            cells: for a model of any order, `(b n+k)` or `(1 n+k)` int64 numbers of cells: those of
-                the tokens, and then the k cells to predict next, k at least 1. The last k features
-                predict these, independently of each other. None: raster order.
+            cells: for a model of any order, `(b n+k)` or `(1 n+k)` int64 numbers of cells: first
+                the cells of the tokens, then the k cells to predict next, k at least 1. The last k
+                features predict these, independently of each other. None: raster order.
             cache: the positions of prefix and tokens, and keys and values of earlier positions.
                 None: the positions are 0, 1, 2, ….
 

@@ -29,7 +29,7 @@ class TargetPositions(nn.Module):
 
     def __init__(self, grid_size: tuple[int, int], dim: int, *, scale: float = 1.0) -> None:
         super().__init__()
-        self.no_target = grid_size[0] * grid_size[1]  # stands in for the cell where there is none
+        self.no_target = grid_size[0] * grid_size[1]  # the number that means "no cell"
         cells = grid_coordinates(grid_size).flatten(0, 1)  # (n 2)
         nothing = cells.new_full((1, 2), math.nan)
         self.encoding = SinusoidalPositions2D(dim, torch.cat([cells, nothing]), scale=scale)
